@@ -1,0 +1,31 @@
+"""ReplicaAnnouncement: what a connector says about itself, so that a router can speak its namespace.
+
+Published at start, on a generation change and at a steady beat, and kept as the last message per replica, so a restarted router knows every
+replica at once. It is evidence of life only together with Dynamo's discovery: a replica that discovery does not list is dead.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynamo_semkv.contracts.namespace import CacheNamespace
+
+ANNOUNCEMENT_VERSION = "1.0"
+
+
+class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    stable_routing_id: str
+    dp_rank: int
+    generation: str
+    model: str
+    """The name under which the engine serves: what a request's `model` says."""
+    namespace: CacheNamespace
+    """Without a request in it: tenant, adapter and media are `None`."""
+    materialization: str
+    """`off`, `exact` or `experimental`."""
+    request_local_kv: bool = False
+    """The engine can hold approximate KV for one request without entering it into exact reuse."""
+    slab_blocks: int = 0
+    resident_blocks: int = 0
+    connector_version: str = ""

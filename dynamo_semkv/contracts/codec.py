@@ -1,0 +1,215 @@
+"""Bytes <-> type for everything that crosses a process boundary, in one place, with size caps.
+
+Donor events and hints are JSON for compatibility and msgpack between our own parts (NATS header `content-type`); reports,
+announcements and hint deliveries are msgpack. Version rule: donor events and hint envelopes must match exactly; our own messages must match in
+the major number, and fields that a newer minor adds are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from dynamo_semkv.contracts import donor_events, hints
+from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
+from dynamo_semkv.contracts.donor_events import DonorEvent, DonorRegistered
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.hints import DonorHint, FetchHint, HintDelivery, KvHintAction, KvHintsEnvelope
+from dynamo_semkv.contracts.identity import DP_RANK_MAX, check_donor_id, check_stable_routing_id, check_u64
+from dynamo_semkv.contracts.keys import KEY_BYTES
+from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+MAX_REPORT_BYTES = 16 * 1024
+MAX_ANNOUNCEMENT_BYTES = 32 * 1024
+
+T = TypeVar("T")
+
+
+class UnsupportedVersion(ContractError):
+    """A well-formed message of a version that we do not speak: dropped and counted apart from malformed ones."""
+
+
+def _size(field: str, raw: bytes, cap: int) -> None:
+    if len(raw) > cap:
+        raise ContractError(f"{field}.bytes", len(raw), f"at most {cap}")
+
+
+def _decode(field: str, raw: bytes, content_type: str, kind: type[T]) -> T:
+    try:
+        if content_type == MSGPACK:
+            return msgspec.msgpack.decode(raw, type=kind)
+        if content_type == JSON:
+            return msgspec.json.decode(raw, type=kind)
+    except ContractError:
+        raise
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        inner = error.__cause__
+        if isinstance(inner, ContractError):
+            raise inner from error
+        raise ContractError(field, str(error), f"a valid {kind.__name__}") from error
+    raise ContractError(f"{field}.content_type", content_type, f"{JSON} or {MSGPACK}")
+
+
+class _Versioned(msgspec.Struct):
+    version: str = ""
+
+
+def _major(field: str, raw: bytes, ours: str) -> None:
+    """Checked before the whole is parsed, so that a newer major reads as a version and not as a broken message."""
+    version = _decode(field, raw, MSGPACK, _Versioned).version
+    if version.partition(".")[0] != ours.partition(".")[0]:
+        raise UnsupportedVersion(f"{field}.version", version, f"{ours.partition('.')[0]}.x")
+
+
+class _SchemaVersion(msgspec.Struct):
+    schema_version: int
+
+
+def encode_donor_event(event: DonorEvent, content_type: str = JSON) -> bytes:
+    if content_type == JSON and isinstance(event.data, DonorRegistered):
+        segments = [
+            msgspec.structs.replace(s, provider_metadata=list(s.provider_metadata))
+            if isinstance(s.provider_metadata, bytes)
+            else s
+            for s in event.data.segments
+        ]
+        event = msgspec.structs.replace(event, data=msgspec.structs.replace(event.data, segments=segments))
+    raw = msgspec.json.encode(event) if content_type == JSON else msgspec.msgpack.encode(event)
+    _size("donor_event", raw, donor_events.MAX_EVENT_BYTES)
+    return raw
+
+
+def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
+    _size("donor_event", raw, donor_events.MAX_EVENT_BYTES)
+    version = _decode("donor_event", raw, content_type, _SchemaVersion).schema_version
+    if version != donor_events.SCHEMA_VERSION:
+        raise UnsupportedVersion("donor_event.schema_version", version, str(donor_events.SCHEMA_VERSION))
+    event = _decode("donor_event", raw, content_type, DonorEvent)
+    check_u64("donor_event.event_id", event.event_id)
+    check_u64("donor_event.worker_id", event.worker_id)
+    if not 0 <= event.dp_rank <= DP_RANK_MAX:
+        raise ContractError("donor_event.dp_rank", event.dp_rank, f"0 to {DP_RANK_MAX}")
+    if isinstance(event.data, DonorRegistered):
+        return msgspec.structs.replace(event, data=_check_registered(event.data))
+    return event
+
+
+def _check_registered(data: DonorRegistered) -> DonorRegistered:
+    check_donor_id(data.donor_id)
+    if not 1 <= data.token_count <= 2**31:
+        raise ContractError("donor_registered.token_count", data.token_count, "1 to 2^31")
+    if not 1 <= len(data.segments) <= donor_events.MAX_SEGMENTS:
+        raise ContractError("donor_registered.segments", len(data.segments), f"1 to {donor_events.MAX_SEGMENTS}")
+    segments = []
+    for segment in data.segments:
+        start, end = segment.token_range
+        if not 0 <= start < end <= data.token_count:
+            raise ContractError("segment.token_range", segment.token_range, f"0 <= start < end <= {data.token_count}")
+        metadata = segment.provider_metadata
+        if isinstance(metadata, list):
+            try:
+                segment = msgspec.structs.replace(segment, provider_metadata=bytes(metadata))
+            except ValueError as error:
+                raise ContractError("segment.provider_metadata", "out of range", "integers in [0, 255]") from error
+        segments.append(segment)
+    return msgspec.structs.replace(data, segments=segments)
+
+
+def encode_report(report: MaterializationReport) -> bytes:
+    return msgspec.msgpack.encode(report)
+
+
+def decode_report(raw: bytes) -> MaterializationReport:
+    _size("report", raw, MAX_REPORT_BYTES)
+    _major("report", raw, REPORT_VERSION)
+    report = _decode("report", raw, MSGPACK, MaterializationReport)
+    check_stable_routing_id(report.stable_routing_id)
+    _check_key("report.prompt_key", report.prompt_key)
+    return report
+
+
+def encode_announcement(announcement: ReplicaAnnouncement) -> bytes:
+    return msgspec.msgpack.encode(announcement)
+
+
+def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
+    _size("announcement", raw, MAX_ANNOUNCEMENT_BYTES)
+    _major("announcement", raw, ANNOUNCEMENT_VERSION)
+    announcement = _decode("announcement", raw, MSGPACK, ReplicaAnnouncement)
+    check_stable_routing_id(announcement.stable_routing_id)
+    return announcement
+
+
+def encode_hint_delivery(delivery: HintDelivery) -> bytes:
+    raw = msgspec.msgpack.encode(delivery)
+    _size("hint_delivery", raw, hints.MAX_HINT_BYTES)
+    return raw
+
+
+def decode_hint_delivery(raw: bytes) -> HintDelivery:
+    _size("hint_delivery", raw, hints.MAX_HINT_BYTES)
+    _major("hint_delivery", raw, hints.HINT_DELIVERY_VERSION)
+    delivery = _decode("hint_delivery", raw, MSGPACK, HintDelivery)
+    check_stable_routing_id(delivery.stable_routing_id)
+    _check_key("hint_delivery.prompt_key", delivery.prompt_key)
+    check_envelope(delivery.envelope)
+    return delivery
+
+
+def _check_key(field: str, key: bytes) -> None:
+    if len(key) != KEY_BYTES:
+        raise ContractError(field, len(key), f"{KEY_BYTES} bytes")
+
+
+def envelope_to_plain(envelope: KvHintsEnvelope) -> dict[str, Any]:
+    """The envelope as JSON-able dict, for a request's `extra_args` and for native envelope types."""
+    plain: dict[str, Any] = msgspec.to_builtins(envelope)
+    return plain
+
+
+def envelope_from_plain(value: object) -> KvHintsEnvelope:
+    """From a dict, or from any object with the attributes of the RFC's dataclasses (native types of an engine)."""
+    try:
+        envelope = msgspec.convert(value, KvHintsEnvelope, from_attributes=True)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ContractError("kv_hints", str(error), "a KvHintsEnvelope") from error
+    check_envelope(envelope)
+    return envelope
+
+
+def check_envelope(envelope: KvHintsEnvelope) -> None:
+    if envelope.protocol_version != hints.PROTOCOL_VERSION:
+        raise UnsupportedVersion("kv_hints.protocol_version", envelope.protocol_version, hints.PROTOCOL_VERSION)
+    if len(envelope.actions) > hints.MAX_ACTIONS:
+        raise ContractError("kv_hints.actions", len(envelope.actions), f"at most {hints.MAX_ACTIONS}")
+
+
+def donor_action(action_id: str, hint: DonorHint) -> KvHintAction:
+    return KvHintAction(
+        action_id=action_id,
+        action_type=hints.DONOR_ACTION,
+        action_version=hints.DONOR_VERSION,
+        payload=msgspec.to_builtins(hint),
+    )
+
+
+def parse_donor_payload(action: KvHintAction) -> DonorHint:
+    """Raises ContractError for a bad payload; the caller skips that action and goes on with the others."""
+    return _payload(action, DonorHint)
+
+
+def parse_fetch_payload(action: KvHintAction) -> FetchHint:
+    hint = _payload(action, FetchHint)
+    if len(hint.block_hashes) > hints.MAX_BLOCK_HASHES:
+        raise ContractError("kv.fetch.block_hashes", len(hint.block_hashes), f"at most {hints.MAX_BLOCK_HASHES}")
+    return hint
+
+
+def _payload(action: KvHintAction, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(action.payload, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ContractError(f"{action.action_type}@{action.action_version}", str(error), f"a {kind.__name__}") from error

@@ -1,0 +1,85 @@
+"""Keys over tokens: the block key chain and the prompt key.
+
+A key only proposes. The stored tokens are compared before a block is offered, so a collision costs a miss and never a wrong byte.
+Token ids are hashed as little-endian u32. Everything here is a pure function of (namespace digest, tokens).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamo_semkv.contracts.errors import ContractError
+
+BlockKey = NewType("BlockKey", bytes)
+"""16 bytes: blake2b-128 over (parent key, tokens of the full block); the root's parent is derived from the namespace digest."""
+
+PromptKey = NewType("PromptKey", bytes)
+"""16 bytes over (namespace digest, all prompt tokens): joins a route to a report where no route id reaches the engine."""
+
+KEY_BYTES = 16
+TOKEN_ID_MAX = 2**32 - 1
+
+TokenArray = npt.NDArray[np.uint32]
+
+
+def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
+    """Shape [n], u32. Refuses negative, too large or non-integer ids instead of wrapping them, and bytes (which would be read
+    as one token a byte)."""
+    if isinstance(tokens, (bytes, bytearray, memoryview, str)):
+        raise ContractError("tokens", type(tokens).__name__, "a sequence of integers")
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32 and tokens.ndim == 1:
+        return tokens
+    if len(tokens) == 0:
+        return np.empty(0, dtype=np.uint32)
+    try:
+        array = np.asarray(tokens)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise ContractError("tokens", type(tokens).__name__, "a flat sequence of integers") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ContractError("tokens", f"{array.dtype}, {array.ndim}-d", "a flat sequence of integers")
+    if int(array.min()) < 0 or int(array.max()) > TOKEN_ID_MAX:
+        raise ContractError("tokens", "out of range", f"ids in [0, {TOKEN_ID_MAX}]", secret=True)
+    return array.astype(np.uint32)
+
+
+def root_key(namespace_digest: bytes) -> BlockKey:
+    return BlockKey(hashlib.blake2b(namespace_digest, digest_size=KEY_BYTES, person=b"semkv-root").digest())
+
+
+def child_key(parent: BlockKey, block_tokens: bytes) -> BlockKey:
+    """`block_tokens`: the full block's ids as little-endian u32, 4 * tokens_per_block bytes."""
+    return BlockKey(hashlib.blake2b(parent + block_tokens, digest_size=KEY_BYTES, person=b"semkv-block").digest())
+
+
+def block_keys(
+    namespace_digest: bytes, tokens: Sequence[int] | TokenArray, tokens_per_block: int, *, limit: int | None = None
+) -> list[BlockKey]:
+    """Keys of the full blocks of a prompt, in order; a partial last block has none. At most `limit` keys."""
+    if tokens_per_block < 1:
+        raise ContractError("tokens_per_block", tokens_per_block, "at least 1")
+    array = as_tokens(tokens)
+    count = len(array) // tokens_per_block
+    if limit is not None:
+        count = min(count, limit)
+    raw = array[: count * tokens_per_block].astype("<u4", copy=False).tobytes()
+    step = 4 * tokens_per_block
+    keys: list[BlockKey] = []
+    parent = root_key(namespace_digest)
+    for start in range(0, count * step, step):
+        parent = child_key(parent, raw[start : start + step])
+        keys.append(parent)
+    return keys
+
+
+def prompt_key(namespace_digest: bytes, tokens: Sequence[int] | TokenArray) -> PromptKey:
+    array = as_tokens(tokens)
+    h = hashlib.blake2b(digest_size=KEY_BYTES, person=b"semkv-prompt")
+    h.update(namespace_digest)
+    h.update(len(array).to_bytes(8, "little"))
+    h.update(array.astype("<u4", copy=False).tobytes())
+    return PromptKey(h.digest())

@@ -1,0 +1,36 @@
+"""Bus subjects and streams, once. Segments that come from outside are escaped, so no id can add a token or a wildcard."""
+
+from __future__ import annotations
+
+from dynamo_semkv.contracts.identity import StableReplica, check_stable_routing_id
+
+DONOR_EVENTS = "semantic-kv-events"
+"""The subject SemBlend's emitter uses; ours publish on `semantic-kv-events.<replica>`, both are in one stream."""
+REPORTS = "semkv.reports"
+ANNOUNCEMENTS = "semkv.announcements"
+HINTS = "semkv.hints"
+
+DONOR_STREAM = "SEMKV_DONORS"
+REPORT_STREAM = "SEMKV_REPORTS"
+ANNOUNCEMENT_STREAM = "SEMKV_ANNOUNCEMENTS"
+
+
+def _replica(replica: StableReplica) -> str:
+    escaped = check_stable_routing_id(replica.stable_routing_id).replace("_", "__").replace(".", "_d").replace(":", "_c")
+    return f"{escaped}.{replica.dp_rank}"
+
+
+def donor_events(replica: StableReplica) -> str:
+    return f"{DONOR_EVENTS}.{_replica(replica)}"
+
+
+def reports(replica: StableReplica) -> str:
+    return f"{REPORTS}.{_replica(replica)}"
+
+
+def announcements(replica: StableReplica) -> str:
+    return f"{ANNOUNCEMENTS}.{_replica(replica)}"
+
+
+def hints(replica: StableReplica) -> str:
+    return f"{HINTS}.{_replica(replica)}"
