@@ -16,9 +16,16 @@ from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnn
 from dynamo_semkv.contracts.donor_events import DonorEvent, DonorRegistered
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import DonorHint, FetchHint, HintDelivery, KvHintAction, KvHintsEnvelope
-from dynamo_semkv.contracts.identity import DP_RANK_MAX, check_donor_id, check_stable_routing_id, check_u64
+from dynamo_semkv.contracts.identity import (
+    DP_RANK_MAX,
+    check_donor_id,
+    check_route_id,
+    check_stable_routing_id,
+    check_u64,
+)
 from dynamo_semkv.contracts.keys import KEY_BYTES
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport
+from dynamo_semkv.contracts.route_events import ROUTE_EVENT_VERSION, RouteEvent, RouteOpened
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -131,6 +138,20 @@ def decode_report(raw: bytes) -> MaterializationReport:
     return report
 
 
+def encode_route_event(event: RouteEvent) -> bytes:
+    return msgspec.msgpack.encode(event)
+
+
+def decode_route_event(raw: bytes) -> RouteEvent:
+    _size("route_event", raw, MAX_REPORT_BYTES)
+    _major("route_event", raw, ROUTE_EVENT_VERSION)
+    event: RouteEvent = _decode("route_event", raw, MSGPACK, RouteEvent)  # type: ignore[arg-type]
+    check_route_id(event.route_id)
+    if isinstance(event, RouteOpened):
+        _check_key("route_opened.prompt_key", event.prompt_key)
+    return event
+
+
 def encode_announcement(announcement: ReplicaAnnouncement) -> bytes:
     return msgspec.msgpack.encode(announcement)
 
@@ -212,4 +233,6 @@ def _payload(action: KvHintAction, kind: type[T]) -> T:
     try:
         return msgspec.convert(action.payload, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ContractError(f"{action.action_type}@{action.action_version}", str(error), f"a {kind.__name__}") from error
+        raise ContractError(
+            f"{action.action_type}@{action.action_version}", str(error), f"a {kind.__name__}"
+        ) from error

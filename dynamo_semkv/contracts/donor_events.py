@@ -57,7 +57,9 @@ class DonorRegistered(msgspec.Struct, frozen=True, tag_field="kind", tag="donor_
     provider_generation: int | str
 
 
-class DonorEvicted(msgspec.Struct, frozen=True, tag_field="kind", tag="donor_evicted", omit_defaults=True, kw_only=True):
+class DonorEvicted(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="donor_evicted", omit_defaults=True, kw_only=True
+):
     donor_id: str
     provider_generation: int | str
     segments: list[int | str] | None = None

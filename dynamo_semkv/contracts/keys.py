@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NewType
+from typing import NewType, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
     if isinstance(tokens, (bytes, bytearray, memoryview, str)):
         raise ContractError("tokens", type(tokens).__name__, "a sequence of integers")
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32 and tokens.ndim == 1:
-        return tokens
+        return cast(TokenArray, tokens)
     if len(tokens) == 0:
         return np.empty(0, dtype=np.uint32)
     try:

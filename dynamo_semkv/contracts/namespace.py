@@ -160,5 +160,7 @@ def semblend_tenant_key(salt: str | None) -> str:
     if salt is None:
         return "semblend:tenant:v1:none"
     if salt == "" or salt != salt.strip():
-        raise ContractError("cache_salt", salt, "no leading or trailing blanks where SemBlend donors are read", secret=True)
+        raise ContractError(
+            "cache_salt", salt, "no leading or trailing blanks where SemBlend donors are read", secret=True
+        )
     return "semblend:tenant:v1:" + hashlib.sha256(salt.encode()).hexdigest()[:32]

@@ -3,10 +3,9 @@
 The connector computes it off the hot path and ships it in `provider_metadata`; the router's fingerprint provider indexes it and
 computes the same for a prompt. Both sides must agree to the bit, so the algorithm is part of the contract and has golden vectors.
 
-Algorithm `ngram8-m32-1`: every window of 8 tokens gets a 64-bit polynomial hash with odd multiplier (wrapping u64), is finalised
-with splitmix64, xor-ed with a 64-bit key derived from the namespace digest before that, and is kept when its low 5 bits
-are zero (1 in 32, by content, so an insertion shifts nothing). Kept: (fingerprint u64, position u32). Because the namespace digest is in the
-hash, equal text under two tenants has unrelated fingerprints.
+Algorithm `ng8m32-1`: every window of 8 tokens is hashed in wrapping u64, `h = key; h = (h * M) ^ (token + i + 1)` for i in 0..7, finalised
+as splitmix64 does, and kept when its low 5 bits are zero (1 in 32, by content, so an insertion shifts nothing). Kept: (fingerprint u64,
+position u32). The key comes from the namespace digest, so equal text under two tenants has unrelated fingerprints.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dynamo_semkv.contracts.keys import KEY_BYTES, BlockKey, TokenArray
 ALGORITHM = b"ng8m32-1"
 NGRAM = 8
 SAMPLING = 32
-MAX_SAMPLES = 8_192
+MAX_SAMPLES = 4_096
 MAX_CHECKPOINTS = 40
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HEADER = struct.Struct("<8sIHI")
@@ -106,7 +105,9 @@ class DonorSketch:
             raise ContractError("sketch.algorithm", raw[:8], ALGORITHM.decode())
         _, token_count, checkpoint_count, samples = _HEADER.unpack_from(raw)
         if checkpoint_count > MAX_CHECKPOINTS or samples > MAX_SAMPLES:
-            raise ContractError("sketch.counts", (checkpoint_count, samples), f"{MAX_CHECKPOINTS}, {MAX_SAMPLES} at most")
+            raise ContractError(
+                "sketch.counts", (checkpoint_count, samples), f"{MAX_CHECKPOINTS}, {MAX_SAMPLES} at most"
+            )
         stride = 4 + KEY_BYTES
         expected = _HEADER.size + checkpoint_count * stride + samples * 12
         if len(raw) != expected:
@@ -119,6 +120,10 @@ class DonorSketch:
             at += stride
         fingerprints = np.frombuffer(raw, "<u8", samples, at).astype(np.uint64)
         positions = np.frombuffer(raw, "<u4", samples, at + 8 * samples).astype(np.uint32)
-        if samples and (int(positions[-1]) + NGRAM > token_count or bool(np.any(np.diff(positions.astype(np.int64)) <= 0))):
-            raise ContractError("sketch.positions", "unordered or out of range", "ascending window starts inside the donor")
+        if samples and (
+            int(positions[-1]) + NGRAM > token_count or bool(np.any(np.diff(positions.astype(np.int64)) <= 0))
+        ):
+            raise ContractError(
+                "sketch.positions", "unordered or out of range", "ascending window starts inside the donor"
+            )
         return cls(token_count, fingerprints, positions, tuple(checkpoints))

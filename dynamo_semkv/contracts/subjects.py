@@ -9,15 +9,21 @@ DONOR_EVENTS = "semantic-kv-events"
 REPORTS = "semkv.reports"
 ANNOUNCEMENTS = "semkv.announcements"
 HINTS = "semkv.hints"
+ROUTES = "semkv.routes"
+"""Route events of all routers; each appends its own name: `semkv.routes.<router>`."""
 
 DONOR_STREAM = "SEMKV_DONORS"
 REPORT_STREAM = "SEMKV_REPORTS"
 ANNOUNCEMENT_STREAM = "SEMKV_ANNOUNCEMENTS"
+ROUTE_STREAM = "SEMKV_ROUTES"
+
+
+def _escape(name: str) -> str:
+    return check_stable_routing_id(name).replace("_", "__").replace(".", "_d").replace(":", "_c")
 
 
 def _replica(replica: StableReplica) -> str:
-    escaped = check_stable_routing_id(replica.stable_routing_id).replace("_", "__").replace(".", "_d").replace(":", "_c")
-    return f"{escaped}.{replica.dp_rank}"
+    return f"{_escape(replica.stable_routing_id)}.{replica.dp_rank}"
 
 
 def donor_events(replica: StableReplica) -> str:
@@ -34,3 +40,7 @@ def announcements(replica: StableReplica) -> str:
 
 def hints(replica: StableReplica) -> str:
     return f"{HINTS}.{_replica(replica)}"
+
+
+def routes(router_name: str) -> str:
+    return f"{ROUTES}.{_escape(router_name)}"

@@ -1,0 +1,78 @@
+"""Route events: what a router decided and what it saw, so that outcomes outlive the router that made them.
+
+Every router publishes its own and reads all. The join of a route with its report is a pure function of these events and the reports, so
+each router, and one that starts again, arrives at the same outcomes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynamo_semkv.contracts.evidence import Bucket, MatchType
+from dynamo_semkv.contracts.location import Tier
+
+ROUTE_EVENT_VERSION = "1.0"
+
+
+class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", kw_only=True):
+    """Published before the request is dispatched. Token counts share one denominator, `input_tokens`."""
+
+    version: str = ROUTE_EVENT_VERSION
+    route_id: str
+    router: str
+    attempt: int
+    """0 for the first dispatch of a request, 1 after its first migration, ..."""
+    model: str
+    mode: str
+    """`off`, `shadow`, `canary`, `enforce`: the mode this request really had (a canary request outside the share is `shadow`)."""
+    opened_at: float
+    """Unix seconds of the router; for display and for the time-to-live only."""
+    prompt_key: bytes
+    input_tokens: int
+    exact_device_tokens: int = 0
+    """Dynamo's best device overlap on the replica that was chosen, or on the best one where the choice was left to Dynamo."""
+    exact_host_tokens: int = 0
+    """What the host tier adds beyond that."""
+    evidence_tokens: int = 0
+    placed_tokens: int = 0
+    hinted_tokens: int = 0
+    lookup: str = "skipped"
+    """`hit`, `miss`, `timeout`, `error`, `skipped`: closed set LookupStatus of the evidence stage."""
+    lookup_seconds: float = 0.0
+    decision_reason: str = "none"
+    stable_routing_id: str | None = None
+    """The replica that the request was pinned to; `None` when Dynamo chose."""
+    dp_rank: int | None = None
+    worker_id: str | None = None
+    """Decimal string: instance ids exceed 2^53."""
+    donor_id: str | None = None
+    donor_generation: str | None = None
+    match_type: MatchType | None = None
+    overlap: Bucket = Bucket.NONE
+    tier: Tier | None = None
+    provider: str | None = None
+    shadow_choice: str | None = None
+    """`stable_routing_id/dp_rank` that we would have chosen, when we did not act on it."""
+    config_hash: str = ""
+    traceparent: str | None = None
+
+
+class RouteObserved(msgspec.Struct, frozen=True, tag_field="kind", tag="observed", kw_only=True):
+    """Published when the token stream has ended, whatever the end."""
+
+    version: str = ROUTE_EVENT_VERSION
+    route_id: str
+    observed_at: float
+    end: str
+    """`complete`, `cancelled`, `worker_lost`, `error`."""
+    served_stable_routing_id: str | None = None
+    served_dp_rank: int | None = None
+    served_worker_id: str | None = None
+    ttft_seconds: float | None = None
+    """From arrival at the router to the first chunk."""
+    output_tokens: int = 0
+    engine_cached_tokens: int | None = None
+    """The engine's own count from the last chunk: the cross-check of the connector's report."""
+
+
+RouteEvent = RouteOpened | RouteObserved
