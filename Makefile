@@ -1,0 +1,36 @@
+# `make help` lists the verbs. Every verb makes the environment first (.venv, once; see scripts/setup_env.py).
+#   PYTHON=python3.12   the interpreter for the environment (3.10 to 3.13)
+#   TORCH=cpu           refuse any torch but the CPU build
+#   PYTEST_ARGS="..."   more arguments for pytest: files, -k, -x
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV_PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup test lint format typecheck clean
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## make the environment, or do nothing if it is current
+	@$(PYTHON) scripts/setup_env.py
+
+test: lint typecheck ## lint, formatting, types, import rules and all tests
+	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff: rules and formatting
+	$(VENV_PYTHON) -m ruff check
+	$(VENV_PYTHON) -m ruff format --check
+
+format: setup ## ruff: rewrite to the format, fix what can be fixed safely
+	$(VENV_PYTHON) -m ruff format
+	$(VENV_PYTHON) -m ruff check --fix
+
+typecheck: setup ## mypy, strict
+	$(VENV_PYTHON) -m mypy
+
+clean: ## remove what builds, tests and runs leave (the environment too)
+	rm -rf .venv .venv.lock build dist .run .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
