@@ -1,8 +1,8 @@
 """Bytes <-> type for everything that crosses a process boundary, in one place, with size caps.
 
 Donor events and hints are JSON for compatibility and msgpack between our own parts (NATS header `content-type`); reports,
-announcements and hint deliveries are msgpack. Version rule: donor events and hint envelopes must match exactly; our own messages must match in
-the major number, and fields that a newer minor adds are ignored.
+announcements, route events and hint deliveries are msgpack. Version rule: donor events and hint envelopes must match exactly; our own
+messages must match in the major number, and fields that a newer minor adds are ignored.
 """
 
 from __future__ import annotations

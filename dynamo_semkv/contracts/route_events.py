@@ -19,6 +19,8 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
 
     version: str = ROUTE_EVENT_VERSION
     route_id: str
+    request_id: str | None = None
+    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about. Shared by the attempts of a request."""
     router: str
     attempt: int
     """0 for the first dispatch of a request, 1 after its first migration, ..."""
