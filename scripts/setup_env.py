@@ -36,7 +36,7 @@ TORCH = REQUIREMENTS / "torch.txt"
 PYPROJECT = ROOT / "pyproject.toml"
 
 SUPPORTED = ((3, 10), (3, 13))
-PROBE = "import dynamo.llm, dynamo.runtime, msgspec, nats, nats_server, tokenizers, torch; print(torch.__version__)"
+PROBE = "import dynamo.llm, dynamo.runtime, dynamo.frontend, gguf, nats, tokenizers, torch"
 
 CUDA_NOTICE = """\
 NOTE: pip finds no CPU build of {pin} ({cpu}), so the plain one is installed. On x86-64 Linux that may be
@@ -99,14 +99,14 @@ def require_supported_interpreter() -> None:
     )
 
 
-def run(*command: str, quiet: bool = False) -> None:
-    completed = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL if quiet else None)
+def run(*command: str) -> None:
+    completed = subprocess.run(command, cwd=ROOT, check=False)
     if completed.returncode != 0:
         raise SetupError(f"this command failed with status {completed.returncode}: {' '.join(command)}")
 
 
 def pip_install(*arguments: str) -> list[str]:
-    verbosity = [] if sys.stdout.isatty() else ["--quiet", "--progress-bar", "off"]
+    verbosity = [] if sys.stdout.isatty() else ["--quiet", "--quiet", "--progress-bar", "off"]
     return [str(VENV_PYTHON), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *verbosity, *arguments]
 
 
@@ -162,14 +162,14 @@ def build_environment(torch_policy: str) -> None:
     say("3/4 torch")
     install_torch(torch_policy)
     say("4/4 checking that it imports")
-    run(str(VENV_PYTHON), "-c", PROBE, quiet=True)
+    run(str(VENV_PYTHON), "-c", PROBE)
     write_stamp(ENVIRONMENT_STAMP, environment_key())
     say(f"environment ready after {time.monotonic() - started:.0f} s")
 
 
 def register_project() -> None:
     say("registering this checkout in it (editable)")
-    run(*pip_install("--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)))
+    run(*pip_install("--no-deps", "--no-build-isolation", "--editable", str(ROOT)))
     write_stamp(PROJECT_STAMP, project_key())
 
 
