@@ -1,0 +1,1 @@
+"""Workloads built from real text, and what measures with them."""
