@@ -1,0 +1,271 @@
+"""Every toggle of both packages, with its default and its range.
+
+A field is declared once, with its limits in the annotation. They are checked when a file is read and when a struct is built by hand
+(tests, embedding programs), and both name the full path. Nothing else in the project reads a policy from the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from dynamo_semkv.config.limits import check_limits
+from dynamo_semkv.contracts.errors import ContractError
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+"""A Dynamo namespace, component or endpoint name."""
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, Meta(ge=0, le=2**31)]
+Seconds = Annotated[float, Meta(ge=0.01, le=30 * 86_400.0)]
+
+
+class PlacementMode(str, Enum):
+    OFF = "off"
+    """Requests pass through; no lookup, no decision."""
+    SHADOW = "shadow"
+    """Decide and record; Dynamo's own choice is dispatched."""
+    CANARY = "canary"
+    """`enforce` for `canary_percent` of the requests, `shadow` for the rest."""
+    ENFORCE = "enforce"
+
+
+class Materialization(str, Enum):
+    OFF = "off"
+    EXACT = "exact"
+    EXPERIMENTAL = "experimental"
+    """Approximate KV for one request. Refused by every engine that does not advertise request-local KV."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One mapping of the file. Raises ContractError with the full path for a value outside its limits."""
+
+    PATH: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_limits(self.PATH, self)
+
+
+class ModelConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "model"
+
+    name: Text | None = None
+    """Name that clients put in `model`. None: the name on the workers' model card."""
+    path: Text | None = None
+    """Model directory with tokenizer and chat template for the public card. None: what the workers' card names."""
+
+
+class DynamoConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "dynamo"
+
+    namespace: Name = "dynamo"
+    worker_component: Name = "backend"
+    worker_endpoint: Name = "generate"
+    router_component: Name = "semkv"
+    router_endpoint: Name = "generate"
+    wait_for_workers_seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 0.0
+    """How long `serve` waits for the first worker before it gives up. 0: for ever."""
+    poll_seconds: Annotated[float, Meta(ge=0.05, le=60.0)] = 0.5
+    """How often live instances and their model cards are read."""
+    drain_seconds: Annotated[float, Meta(ge=0.0, le=3_600.0)] = 30.0
+    """How long a stopping router lets running streams end."""
+    push_egress: bool = True
+    """Push response chunks instead of yielding them: less cost a chunk."""
+
+
+class BusConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "bus"
+
+    url: Text = "nats://127.0.0.1:4222"
+    """NATS server, or several separated by commas."""
+    credentials_file: Text | None = None
+    """NATS `.creds` file."""
+    tls_ca: Text | None = None
+    """PEM file of the certificate authority; with it, TLS is required."""
+    max_buffered_messages: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    """Kept while the broker is away; more are dropped, counted and, for donor events, made good by a generation reset."""
+    max_buffered_bytes: Annotated[int, Meta(ge=1024, le=16 * GIB)] = 64 * MIB
+    stream_max_age_seconds: Seconds = 6 * 3_600.0
+    """How long JetStream keeps donor events, reports and route events."""
+    stream_max_bytes: Annotated[int, Meta(ge=MIB, le=1024 * GIB)] = 256 * MIB
+    """Per stream."""
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """JetStream replicas per stream; more than 1 needs a NATS cluster."""
+
+
+class SecurityConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "security"
+
+    salt_key_file: Text | None = None
+    """File with the 1 to 64 byte key under which cache salts are digested; the same on routers and engines.
+    None: tenants are kept apart, but who guesses a salt can recognise its digest."""
+
+
+class FingerprintConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "evidence.fingerprint"
+
+    enabled: bool = True
+    max_donors: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    max_donors_per_namespace: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    min_shared_samples: Annotated[int, Meta(ge=1, le=1_000)] = 2
+    """Shared sampled n-grams below which a donor is not looked at."""
+    max_postings: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    """Donors kept under one n-gram; boilerplate that everybody shares says nothing about anybody."""
+
+
+class EvidenceConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "evidence"
+
+    deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 5.0
+    """Hard deadline over all providers together; later is a miss."""
+    exact_deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 5.0
+    """Hard deadline for asking Dynamo for exact overlap and load."""
+    skip_when_exact_covers: Share = 0.9
+    """Share of the prompt that the best exact device overlap must cover for the lookup to be skipped."""
+    max_matches: Annotated[int, Meta(ge=1, le=256)] = 8
+    min_overlap_tokens: Count = 64
+    """Matches with fewer reusable tokens are not evidence."""
+    fingerprint: FingerprintConfig = FingerprintConfig()
+
+
+class MatchPriors(Section, frozen=True):
+    """Expected share of a donor's tokens that the backend will confirm, before anything was observed."""
+
+    PATH: ClassVar[str] = "scoring.prior"
+
+    exact_equivalent: Share = 0.9
+    semantic_candidate: Share = 0.1
+
+
+class TierCredit(Section, frozen=True):
+    """Share of the prefill time that a token saves when it comes from this tier."""
+
+    PATH: ClassVar[str] = "scoring.tier_credit"
+
+    device: Share = 1.0
+    host_pinned: Share = 0.75
+    disk: Share = 0.5
+    external: Share = 0.25
+
+
+class ScoringConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "scoring"
+
+    load_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    """Tokens of credit that one queued prefill token on a replica costs it."""
+    prior: MatchPriors = MatchPriors()
+    tier_credit: TierCredit = TierCredit()
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Spreads ties; the same seed and request give the same choice."""
+
+
+class PlacementConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "placement"
+
+    mode: PlacementMode = PlacementMode.SHADOW
+    canary_percent: Annotated[float, Meta(ge=0.0, le=100.0)] = 5.0
+    """Share of requests that `canary` acts on; the same request id is always on the same side."""
+    min_tokens: Count = 256
+    """Expected prefill tokens saved below which the choice is left to Dynamo."""
+    margin_tokens: Count = 128
+    """By how much our choice must beat the best replica without donor evidence."""
+    max_load_gap_tokens: Count = 32_768
+    """A replica with this many more queued prefill tokens than the idlest one is never pinned to."""
+
+
+class OutcomeConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "outcome"
+
+    report_ttl_seconds: Seconds = 30.0
+    """How long after its end a route waits for its report; then it closes as `unconfirmed`."""
+    history_size: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    max_open_routes: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+
+
+class HintsConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "hints"
+
+    enabled: bool = True
+    """Send `semkv.donor` hints with a placed request, in the request and over the bus."""
+
+
+class DashboardConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "dashboard"
+
+    enabled: bool = True
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    """0: chosen by the system and logged."""
+    token_file: Text | None = None
+    """File with a bearer token; needed when `host` is not a loopback address."""
+
+
+class ConnectorConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "connector"
+
+    materialization: Materialization = Materialization.EXACT
+    slab_bytes: Annotated[int, Meta(ge=MIB, le=64 * 1024 * GIB)] = GIB
+    """Host memory per rank in which full blocks are kept."""
+    min_offer_tokens: Count = 32
+    """Offers below this are declined: the copy would cost more than it saves."""
+    max_leases: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_096
+    hint_ttl_seconds: Seconds = 10.0
+    max_hints: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    announce_interval_seconds: Seconds = 10.0
+    report_buffer: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    min_donor_tokens: Count = 64
+    """Prompts shorter than this are not registered as donors."""
+    max_donors: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+
+
+class Config(Section, frozen=True):
+    """The whole file. Every section and every field may be left out."""
+
+    model: ModelConfig = ModelConfig()
+    dynamo: DynamoConfig = DynamoConfig()
+    bus: BusConfig = BusConfig()
+    security: SecurityConfig = SecurityConfig()
+    evidence: EvidenceConfig = EvidenceConfig()
+    scoring: ScoringConfig = ScoringConfig()
+    placement: PlacementConfig = PlacementConfig()
+    outcome: OutcomeConfig = OutcomeConfig()
+    hints: HintsConfig = HintsConfig()
+    dashboard: DashboardConfig = DashboardConfig()
+    connector: ConnectorConfig = ConnectorConfig()
+
+    def __post_init__(self) -> None:
+        check_limits(self.PATH, self)
+        if not _loopback(self.dashboard.host) and self.dashboard.enabled and self.dashboard.token_file is None:
+            raise ContractError(
+                "dashboard.host", self.dashboard.host, "127.0.0.1, ::1 or localhost, unless dashboard.token_file is set"
+            )
+
+
+def _loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def plain(config: Section) -> Mapping[str, Any]:
+    """JSON-able dict of a config or section, every field present."""
+    value: dict[str, Any] = msgspec.to_builtins(config)
+    return value
+
+
+def require_request_local_kv(config: Config, *, advertised: bool) -> None:
+    """Refuses `connector.materialization: experimental` on an engine that does not advertise request-local KV (ContractError).
+
+    Without that capability approximate KV would enter exact reuse and be served to later requests as if it were exact.
+    """
+    if config.connector.materialization is Materialization.EXPERIMENTAL and not advertised:
+        raise ContractError(
+            "connector.materialization",
+            Materialization.EXPERIMENTAL.value,
+            "off or exact: the engine does not advertise request-local KV, so approximate KV could enter exact reuse",
+        )
