@@ -37,11 +37,14 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with the booleans and floats (`1e9`) of YAML 1.2, and without duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            line = f"config line {key_node.start_mark.line + 1}"
+            if not isinstance(key, str):
+                raise ContractError(line, key, "a word as key")
             if key in seen:
-                raise ContractError(f"config line {key_node.start_mark.line + 1}", key, "each key once")
+                raise ContractError(line, key, "each key once")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
