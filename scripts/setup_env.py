@@ -64,7 +64,9 @@ def digest(*parts: bytes) -> str:
 
 def environment_key() -> str:
     """What the installed packages depend on. The place counts, since scripts in an environment name it."""
-    interpreter = f"{platform.python_implementation()} {platform.python_version()} {platform.machine()} {sys.base_prefix}"
+    interpreter = (
+        f"{platform.python_implementation()} {platform.python_version()} {platform.machine()} {sys.base_prefix}"
+    )
     files = (LOCK, NO_DEPS, TORCH, Path(__file__))
     return digest(str(VENV).encode(), interpreter.encode(), *(f.read_bytes() for f in files))
 
@@ -93,7 +95,9 @@ def require_supported_interpreter() -> None:
         return
     names = [f"python{low[0]}.{minor}" for minor in range(high[1], low[1] - 1, -1)]
     found = next((name for name in names if shutil.which(name)), None)
-    advice = f"{found} is on your PATH: run make with PYTHON={found}" if found else "install one and name it with PYTHON="
+    advice = (
+        f"{found} is on your PATH: run make with PYTHON={found}" if found else "install one and name it with PYTHON="
+    )
     raise SetupError(
         f"{sys.executable} is Python {platform.python_version()}, and {low[0]}.{low[1]} to {high[0]}.{high[1]} is needed; {advice}"
     )
@@ -107,7 +111,16 @@ def run(*command: str) -> None:
 
 def pip_install(*arguments: str) -> list[str]:
     verbosity = [] if sys.stdout.isatty() else ["--quiet", "--quiet", "--progress-bar", "off"]
-    return [str(VENV_PYTHON), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *verbosity, *arguments]
+    return [
+        str(VENV_PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        *verbosity,
+        *arguments,
+    ]
 
 
 def clear_environment() -> None:
@@ -145,7 +158,9 @@ def install_torch(policy: str) -> None:
     if "No matching distribution found" not in completed.stderr:
         raise SetupError(f"installing {cpu} failed:\n{completed.stderr.strip()}")
     if policy == "cpu":
-        raise SetupError(f"pip finds no {cpu} for Python {platform.python_version()}, and TORCH=cpu forbids another build")
+        raise SetupError(
+            f"pip finds no {cpu} for Python {platform.python_version()}, and TORCH=cpu forbids another build"
+        )
     print(CUDA_NOTICE.format(pin=pin, cpu=cpu), flush=True)
     run(*pip_install("--constraint", str(LOCK), pin))
 

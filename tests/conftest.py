@@ -1,0 +1,78 @@
+"""What holds for every test: loopback only, nothing fetched from a hub, no process left behind, no skip unseen.
+
+Nothing here knows the packages under test.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Before any test imports these libraries: they read the environment at import.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def leaves_loopback(address: object) -> bool:
+    """True for an internet address other than this host's own; names count as foreign unless they are `localhost`."""
+    if not isinstance(address, tuple) or not isinstance(address[0], str):
+        return False  # AF_UNIX has a path, AF_NETLINK a pair of numbers
+    host = address[0]
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def _refuse_other_hosts(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("socket.connect", "socket.bind") and leaves_loopback(arguments[1]):
+        raise RuntimeError(f"{event} {arguments[1]!r}: tests talk to 127.0.0.1 and ::1 only")
+
+
+sys.addaudithook(_refuse_other_hosts)
+
+
+def living_children() -> list[str]:
+    """`pid command` of each direct child of this process, zombies included, multiprocessing's own tracker left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # "pid (name) state ppid ...": the name may hold spaces and parentheses.
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(parent) == os.getpid() and "multiprocessing.resource_tracker" not in command:
+            found.append(f"{entry.name} {command or '(zombie)'}")
+    return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a skipped test fails the run (what CI uses)")
+
+
+_complaints: list[str] = []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    _complaints.extend(f"a test left a process running: {child}" for child in living_children())
+    if session.config.getoption("--no-skips"):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        skipped = reporter.stats.get("skipped", []) if reporter else []
+        _complaints.extend(f"skipped, and --no-skips is given: {report.nodeid}" for report in skipped)
+    if _complaints and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _complaints:
+        terminalreporter.section("faults of the run as a whole", red=True)
+        for complaint in _complaints:
+            terminalreporter.write_line(complaint)

@@ -1,0 +1,103 @@
+"""The wheel holds what it should, imports by itself, and the lock answers for every requirement."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def requirement_lines(name: str) -> list[Requirement]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared_requirements() -> list[Requirement]:
+    project, groups = PYPROJECT["project"], PYPROJECT["dependency-groups"]
+    texts = [*project["dependencies"]]
+    for group in (*project["optional-dependencies"].values(), *groups.values()):
+        texts.extend(entry for entry in group if isinstance(entry, str))
+    return [r for r in map(Requirement, texts) if canonical(r.name) != project["name"]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_packages_and_their_type_marks(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"dynamo_semkv/py.typed", "worker_connector/py.typed", "graphs/__init__.py"} <= set(names)
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"dynamo_semkv", "worker_connector", "graphs"}
+
+
+def test_wheel_installs_and_imports_by_itself(wheel: Path, tmp_path: Path) -> None:
+    """Installed into a folder of its own and run from elsewhere: this checkout is not on the path (-I, another cwd)."""
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True, text=True)
+    program = (
+        f"import sys; sys.path.insert(0, {str(target)!r})\n"
+        "import dynamo_semkv, worker_connector, graphs\n"
+        "print(*(m.__file__ for m in (dynamo_semkv, worker_connector, graphs)), sep='\\n')"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert len(shown) == 3
+    assert all(Path(line).is_relative_to(target) for line in shown)
+
+
+def test_version_is_said_once() -> None:
+    import dynamo_semkv
+
+    assert dynamo_semkv.__version__ == PYPROJECT["project"]["version"]
+
+
+@pytest.mark.parametrize("python", SUPPORTED_PYTHONS)
+def test_lock_has_one_version_of_everything_declared(python: str) -> None:
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    locked: dict[str, Requirement] = {}
+    for line in requirement_lines("lock.txt"):
+        if line.marker is None or line.marker.evaluate(environment):
+            assert canonical(line.name) not in locked, f"{line.name} is locked twice for Python {python}"
+            locked[canonical(line.name)] = line
+    for pinned in (*requirement_lines("torch.txt"), *requirement_lines("no-deps.txt")):
+        assert canonical(pinned.name) not in locked, f"{pinned.name} is installed apart from the lock"
+        locked[canonical(pinned.name)] = pinned
+
+    for wanted in (*declared_requirements(), *requirement_lines("lock.in")):
+        if wanted.marker is not None and not wanted.marker.evaluate(environment):
+            continue
+        (exact,) = locked[canonical(wanted.name)].specifier
+        assert exact.operator == "=="
+        assert wanted.specifier.contains(exact.version, prereleases=True), f"{wanted} but {exact} is locked"
+
+
+def test_lock_files_name_no_index() -> None:
+    for path in (ROOT / "requirements").iterdir():
+        options = [line for line in path.read_text().splitlines() if line.startswith("-") or "://" in line]
+        assert not options, f"{path.name}: {options}"
