@@ -1,0 +1,272 @@
+"""Which replicas are alive, which engine process each one is, and in which namespace they cache.
+
+Pure: it is fed with what Dynamo's discovery lists and with the engines' announcements, and does no I/O. Discovery alone decides who is
+alive; an announcement only says what a live replica is. A replica that is alive but has not announced itself is routed to by Dynamo as
+ever and gets no advice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, check_stable_routing_id, stable_worker_id
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.router.runtime_types import ReplicaCard
+
+logger = logging.getLogger(__name__)
+
+MAX_ANNOUNCEMENTS = 16_384
+
+
+class Standing(str, Enum):
+    """Why a live replica may, or may not, be advised. Closed: readiness and counters use it as a label."""
+
+    OK = "ok"
+    NO_STABLE_ID = "no_stable_id"
+    """Started without DYN_STABLE_ROUTING_ID: its engine's announcements and reports cannot be told from another's."""
+    UNANNOUNCED = "unannounced"
+    """No connector has spoken for it (yet)."""
+    BLOCK_SIZE_MISMATCH = "block_size_mismatch"
+    """Card and announcement disagree on tokens per block: one of the two counts blocks that do not exist."""
+    MODEL_DIFFERS = "model_differs"
+    """Announced for another model than the one that is asked about."""
+    NAMESPACE_DIFFERS = "namespace_differs"
+    """The replicas of the model do not agree on one namespace."""
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """What is known of one model at one moment: the common namespace and the replicas that may be advised."""
+
+    namespace: CacheNamespace | None
+    """Without a request in it. None: no advice, and `standing` says why."""
+    eligible: frozenset[ReplicaKey]
+    standing: Standing
+    differing_field: str | None = None
+
+
+@dataclass
+class _Known:
+    card: ReplicaCard
+    seen: int
+    """Order of first sight: of two instances with one stable id the later one is the restarted process."""
+
+
+class ReplicaDirectory:
+    """Live replicas by instance and by stable id.
+
+    `on_removed(wire_worker_id, dp_rank)` is called once for every name under which donors of a replica that went may be catalogued: its
+    instance id always, its stable worker id only when no other live instance carries it. A restarted worker that is already listed
+    again therefore keeps its donors until its own generation reset clears them.
+    """
+
+    def __init__(
+        self, on_removed: Callable[[int, int], None] | None = None, *, public_model: str | None = None
+    ) -> None:
+        self._on_removed = on_removed
+        self._public_model = public_model
+        self._live: dict[ReplicaKey, _Known] = {}
+        self._by_wire: dict[tuple[int, int], ReplicaKey] = {}
+        self._announced: OrderedDict[StableReplica, ReplicaAnnouncement] = OrderedDict()
+        self._views: dict[str, ModelView] = {}
+        self._sights = 0
+        self.counts: Counter[str] = Counter()
+        """`removed`, `unresolved`, `announcement_dropped` and one per Standing that kept a replica from advice."""
+
+    def update_live(self, live: Mapping[ReplicaKey, ReplicaCard]) -> None:
+        """Replaces the set of live replicas by what discovery and the model cards list now."""
+        gone = {replica: known.card for replica, known in self._live.items() if replica not in live}
+        changed = bool(gone)
+        for replica in gone:
+            del self._live[replica]
+        for replica, card in live.items():
+            known = self._live.get(replica)
+            if known is None:
+                self._sights += 1
+                self._live[replica] = _Known(card, self._sights)
+                changed = True
+            elif known.card != card:
+                known.card = card
+                changed = True
+        if not changed:
+            return
+        self._by_wire = self._wire_names()
+        self._views.clear()
+        for replica, card in gone.items():
+            self._removed(replica, card)
+
+    def announce(self, announcement: ReplicaAnnouncement) -> None:
+        """The last announcement of a replica stands, whether or not discovery lists it yet."""
+        stable = StableReplica(announcement.stable_routing_id, announcement.dp_rank)
+        if self._announced.get(stable) != announcement:
+            self._views.clear()
+        self._announced[stable] = announcement
+        self._announced.move_to_end(stable)
+        while len(self._announced) > MAX_ANNOUNCEMENTS:
+            self._announced.popitem(last=False)
+            self.counts["announcement_dropped"] += 1
+
+    def resolve(self, worker_id: int, dp_rank: int) -> ReplicaKey | None:
+        """A worker id from the wire -> the live replica: it is either an instance id, or `stable_worker_id` of one.
+
+        None, counted, for a replica that is not alive: a donor there is no evidence (production-stack#1061)."""
+        replica = self._by_wire.get((worker_id, dp_rank))
+        if replica is None:
+            self.counts["unresolved"] += 1
+        return replica
+
+    def stable_of(self, replica: ReplicaKey) -> StableReplica | None:
+        known = self._live.get(replica)
+        if known is None or known.card.stable_routing_id is None:
+            return None
+        return StableReplica(known.card.stable_routing_id, replica.dp_rank)
+
+    def generation_of(self, replica: ReplicaKey) -> str | None:
+        """The generation that the replica's engine announced last."""
+        announcement = self._announcement(replica)
+        return announcement.generation if announcement is not None else None
+
+    def live(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        return {replica: known.card for replica, known in self._live.items()}
+
+    def is_live(self, replica: ReplicaKey) -> bool:
+        return replica in self._live
+
+    def view_of(self, model: str) -> ModelView:
+        """The namespace all advisable replicas of `model` share. Cached until discovery or an announcement changes something."""
+        view = self._views.get(model)
+        if view is None:
+            view = self._view(model)
+            if len(self._views) < 64:
+                self._views[model] = view
+        return view
+
+    def namespace_for(self, model: str) -> CacheNamespace | None:
+        return self.view_of(model).namespace
+
+    def standings(self, model: str | None = None) -> dict[ReplicaKey, Standing]:
+        return {replica: self._standing(replica, model) for replica in self._live}
+
+    def readiness(self) -> dict[str, Any]:
+        """JSON-able: how many replicas live, which of them may be advised, and why the others may not."""
+        standings = self.standings()
+        models = sorted({a.model for r in self._live if (a := self._announcement(r)) is not None})
+        views = {model: self.view_of(model) for model in models}
+        return {
+            "live": len(self._live),
+            "advisable": sum(len(view.eligible) for view in views.values()),
+            "replicas": [self._row(replica, standing) for replica, standing in sorted(standings.items())],
+            "models": {
+                model: {"standing": view.standing.value, "differing_field": view.differing_field}
+                for model, view in views.items()
+            },
+            "duplicate_stable_ids": sorted(self._duplicates()),
+        }
+
+    def _row(self, replica: ReplicaKey, standing: Standing) -> dict[str, Any]:
+        card = self._live[replica].card
+        return {
+            "worker_id": str(replica.worker_id),
+            "dp_rank": replica.dp_rank,
+            "stable_routing_id": card.stable_routing_id,
+            "block_size": card.block_size,
+            "generation": self.generation_of(replica),
+            "standing": standing.value,
+        }
+
+    def _announcement(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
+        stable = self.stable_of(replica)
+        return self._announced.get(stable) if stable is not None else None
+
+    def _standing(self, replica: ReplicaKey, model: str | None) -> Standing:
+        card = self._live[replica].card
+        if card.stable_routing_id is None:
+            return Standing.NO_STABLE_ID
+        announcement = self._announcement(replica)
+        if announcement is None:
+            return Standing.UNANNOUNCED
+        if card.block_size != announcement.namespace.tokens_per_block:
+            return Standing.BLOCK_SIZE_MISMATCH
+        if model is not None and model not in (announcement.model, self._public_model):
+            return Standing.MODEL_DIFFERS
+        return Standing.OK
+
+    def _view(self, model: str) -> ModelView:
+        namespaces: dict[ReplicaKey, CacheNamespace] = {}
+        kept_out: Counter[Standing] = Counter()
+        for replica, standing in sorted(self.standings(model).items()):
+            announcement = self._announcement(replica)
+            if standing is Standing.OK and announcement is not None:
+                namespaces[replica] = announcement.namespace
+            else:
+                kept_out[standing] += 1
+                if standing is not Standing.MODEL_DIFFERS:
+                    self.counts[standing.value] += 1
+        if not namespaces:
+            reason = kept_out.most_common(1)[0][0] if kept_out else Standing.UNANNOUNCED
+            return ModelView(None, frozenset(), reason)
+        first = next(iter(namespaces.values()))
+        for namespace in namespaces.values():
+            field = differing_field(first, namespace)
+            if field is not None:
+                self.counts[Standing.NAMESPACE_DIFFERS.value] += 1
+                logger.warning(
+                    "replicas of model %r announce different namespaces: first differing field %s; no advice for it until "
+                    "they agree",
+                    model,
+                    field,
+                )
+                return ModelView(None, frozenset(), Standing.NAMESPACE_DIFFERS, field)
+        return ModelView(first, frozenset(namespaces), Standing.OK)
+
+    def _wire_names(self) -> dict[tuple[int, int], ReplicaKey]:
+        names: dict[tuple[int, int], ReplicaKey] = {}
+        for replica, known in sorted(self._live.items(), key=lambda item: item[1].seen):
+            if known.card.stable_routing_id is not None:
+                wire = wire_id(known.card.stable_routing_id)
+                if wire is not None:
+                    names[(wire, replica.dp_rank)] = replica
+        # Instance ids last: a real instance is never shadowed by a hash.
+        names.update({(replica.worker_id, replica.dp_rank): replica for replica in self._live})
+        return names
+
+    def _removed(self, replica: ReplicaKey, card: ReplicaCard) -> None:
+        self.counts["removed"] += 1
+        if self._on_removed is None:
+            return
+        names = [replica.worker_id]
+        if card.stable_routing_id is not None and (wire := wire_id(card.stable_routing_id)) is not None:
+            names.append(wire)
+        for name in names:
+            if (name, replica.dp_rank) not in self._by_wire:
+                self._on_removed(name, replica.dp_rank)
+
+    def _duplicates(self) -> set[str]:
+        """Stable ids that more than one live instance carries: a restart for some seconds, a misconfiguration if it stays."""
+        owners: dict[str, set[int]] = {}
+        for replica, known in self._live.items():
+            if known.card.stable_routing_id is not None:
+                owners.setdefault(known.card.stable_routing_id, set()).add(replica.worker_id)
+        return {stable for stable, workers in owners.items() if len(workers) > 1}
+
+
+def wire_id(stable_routing_id: str) -> int | None:
+    """`stable_worker_id`, or None for an id that our own wire types cannot carry (the worker is then reachable by instance only)."""
+    try:
+        return stable_worker_id(check_stable_routing_id(stable_routing_id))
+    except ContractError:
+        return None
+
+
+def differing_field(left: CacheNamespace, right: CacheNamespace) -> str | None:
+    """First field in which two announced namespaces are not the same value. Unlike `first_difference`, unknown equals unknown: tenant,
+    adapter and media are unknown in every announcement, and an unknown field already keeps the engine from materializing."""
+    names: Mapping[str, object] = {name: getattr(left, name) for name in left.__struct_fields__}
+    return next((name for name, value in names.items() if value != getattr(right, name)), None)
