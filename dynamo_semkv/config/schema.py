@@ -62,6 +62,23 @@ class ModelConfig(Section, frozen=True):
     """Model directory with tokenizer and chat template for the public card. None: what the workers' card names."""
 
 
+class KvRouterOptions(Section, frozen=True):
+    """Dynamo's own KvRouter, which makes every choice that we leave to it; the names and defaults are Dynamo's."""
+
+    PATH: ClassVar[str] = "dynamo.kv_router"
+
+    router_temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    overlap_score_credit: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    host_cache_hit_weight: Share = 0.75
+    disk_cache_hit_weight: Share = 0.25
+    router_replica_sync: bool = False
+    """Routers under one name tell each other what they booked."""
+    router_queue_threshold: Annotated[float, Meta(ge=0.0, le=1_000.0)] | None = None
+    session_affinity_ttl_seconds: Annotated[int, Meta(ge=1, le=604_800)] | None = None
+    active_decode_blocks_threshold: Share | None = None
+    """Share of a worker's blocks in use from which Dynamo calls it busy and refuses pins to it. null: never."""
+
+
 class DynamoConfig(Section, frozen=True):
     PATH: ClassVar[str] = "dynamo"
 
@@ -76,8 +93,7 @@ class DynamoConfig(Section, frozen=True):
     """How often live instances and their model cards are read."""
     drain_seconds: Annotated[float, Meta(ge=0.0, le=3_600.0)] = 30.0
     """How long a stopping router lets running streams end."""
-    push_egress: bool = True
-    """Push response chunks instead of yielding them: less cost a chunk."""
+    kv_router: KvRouterOptions = KvRouterOptions()
 
 
 class BusConfig(Section, frozen=True):
