@@ -1,0 +1,125 @@
+"""What one preprocessed request says that matters to advice: tokens, tenant, adapter, media, and whether it is ours to place.
+
+Pure. The field names are those of Dynamo's PreprocessedRequest; text is never looked at, identity comes from Dynamo's token ids alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.router.runtime_types import Request
+
+PIN_FIELDS = (
+    "backend_instance_id",
+    "decode_worker_id",
+    "prefill_worker_id",
+    "dp_rank",
+    "prefill_dp_rank",
+    "allowed_worker_ids",
+    "routing_constraints",
+)
+"""Where a client, or a gateway before us, can say which worker it wants or which it will not have."""
+FLOW_FIELDS = ("prefill_result", "bootstrap_info")
+"""A request that carries these is one half of a disaggregated pair: its place follows from the other half."""
+MEDIA_FIELDS = ("multi_modal_data", "multi_modal_uuids", "mm_routing_info", "prompt_embeds")
+QUERY_ANNOTATION = "query_instance_id"
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    model: str
+    token_ids: Sequence[int]
+    """The prompt as plain integers: Dynamo's queries read packed bytes as one token a byte."""
+    salt: str | None
+    lora_name: str | None
+    multimodal: tuple[str, ...] | None
+    """Content hashes; `()` without media, None where there is media without a hash for each."""
+    client_pinned: bool
+
+    @property
+    def salt_is_empty(self) -> bool:
+        return self.salt == ""
+
+
+def request_facts(request: Request) -> RequestFacts:
+    """Raises ContractError for a request that does not have the shape of Dynamo's PreprocessedRequest."""
+    routing = _mapping(request, "routing")
+    extra_args = _mapping(request, "extra_args")
+    nvext = {**_mapping(request, "nvext"), **_mapping(extra_args, "nvext")}
+    return RequestFacts(
+        model=str(request.get("model") or ""),
+        token_ids=token_list(request.get("token_ids")),
+        salt=_salt(routing, nvext),
+        lora_name=_text("routing.lora_name", routing.get("lora_name")) or None,
+        multimodal=_multimodal(request, extra_args),
+        client_pinned=_client_pinned(request, routing, nvext),
+    )
+
+
+def token_list(token_ids: object) -> list[int]:
+    """A list as it is; packed little-endian i32 unpacked."""
+    if isinstance(token_ids, (bytes, bytearray, memoryview)):
+        raw = bytes(token_ids)
+        if len(raw) % 4:
+            raise ContractError("token_ids.bytes", len(raw), "a multiple of 4")
+        unpacked: list[int] = np.frombuffer(raw, "<i4").tolist()
+        return unpacked
+    if isinstance(token_ids, list):
+        return token_ids
+    if isinstance(token_ids, Sequence) and not isinstance(token_ids, str):
+        return list(token_ids)
+    raise ContractError("token_ids", type(token_ids).__name__, "a list of integers or packed little-endian i32")
+
+
+def _mapping(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = container.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(field: str, value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise ContractError(field, type(value).__name__, "text")
+
+
+def _salt(routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> str | None:
+    """`routing.cache_salt` is what Dynamo routes by; dynamo.trtllm falls back to nvext's. Where both are there and differ, router and
+    engine would see two tenants."""
+    routed = _text("routing.cache_salt", routing.get("cache_salt"))
+    given = _text("nvext.cache_salt", nvext.get("cache_salt"))
+    if routed is not None and given is not None and routed != given:
+        raise ContractError("cache_salt", "two values", "the same in routing and nvext", secret=True)
+    return routed if routed is not None else given
+
+
+def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, ...] | None:
+    if not any(_present(request.get(name)) for name in MEDIA_FIELDS):
+        return ()
+    hashes = extra_args.get("mm_hashes")
+    if not isinstance(hashes, (list, tuple)) or not hashes or not all(isinstance(h, str) and h for h in hashes):
+        return None
+    items = sum(len(part) for part in _mapping(request, "multi_modal_data").values() if isinstance(part, (list, tuple)))
+    return tuple(hashes) if items in (0, len(hashes)) else None
+
+
+def _client_pinned(request: Request, routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> bool:
+    if any(_present(where.get(name)) for where in (routing, nvext, request) for name in PIN_FIELDS):
+        return True
+    if any(_present(request.get(name)) for name in FLOW_FIELDS):
+        return True
+    if _present(_mapping(request, "agent_context").get("session_id")):
+        return True
+    annotations = request.get("annotations")
+    return isinstance(annotations, (list, tuple)) and any(
+        isinstance(item, str) and item.startswith(QUERY_ANNOTATION) for item in annotations
+    )
+
+
+def _present(value: object) -> bool:
+    """Rank 0 and worker 0 are values; None, an empty list and an empty mapping say nothing."""
+    return value is not None and value is not False and not (isinstance(value, (str, list, tuple, dict)) and not value)
