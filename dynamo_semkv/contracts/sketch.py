@@ -3,15 +3,25 @@
 The connector computes it off the hot path and ships it in `provider_metadata`; the router's fingerprint provider indexes it and
 computes the same for a prompt. Both sides must agree to the bit, so the algorithm is part of the contract and has golden vectors.
 
-Algorithm `ng8m32-1`: every window of 8 tokens is hashed in wrapping u64, `h = key; h = (h * M) ^ (token + i + 1)` for i in 0..7, finalised
-as splitmix64 does, and kept when its low 5 bits are zero (1 in 32, by content, so an insertion shifts nothing). Kept: (fingerprint u64,
-position u32). The key comes from the namespace digest, so equal text under two tenants has unrelated fingerprints.
+Algorithm `ng8m32-1`, all in wrapping u64, with R and C odd constants and key from the namespace digest (so equal text under two tenants
+has unrelated samples):
+
+* window hash at i:  `s = C * sum(t[i + k] * R**k for k in 0..7) + key`; the window is a *sample* when `s < 2**59`, 1 in 32, decided by its
+  content alone, so an insertion shifts nothing. Of consecutive samples with one fingerprint only the first is kept (runs of one token).
+* fingerprint: the upper 32 bits of `mix(s)`, mix being splitmix64's finaliser.
+* link of a sample at p whose next sample is at q: the upper 16 bits of `mix((C * sum(t[p + k] * R**k) + key) ^ ((q - p) * C))`, the sum
+  taken over all tokens from its own window to the end of the next one's; 0 means none (last sample), a computed 0 is written as 1.
+
+Two samples with equal fingerprint and equal non-zero link therefore have equal tokens up to the end of the next sample, but for a chance
+of 2**-16: that is what lets a consumer say *where* two prompts are verbatim and where they only resemble each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,107 +33,243 @@ ALGORITHM = b"ng8m32-1"
 NGRAM = 8
 SAMPLING = 32
 MAX_SAMPLES = 4_096
-MAX_CHECKPOINTS = 40
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_HEADER = struct.Struct("<8sIHI")
+MAX_CHECKPOINTS = 64
 
 U64Array = npt.NDArray[np.uint64]
 U32Array = npt.NDArray[np.uint32]
+U16Array = npt.NDArray[np.uint16]
+
+_MASK = 2**64 - 1
+_R = 0x9E3779B97F4A7C15
+_C = 0xD1342543DE82EF95
+_R_INVERSE = pow(_R, -1, 2**64)
+_THRESHOLD = np.uint64(2**64 // SAMPLING)
+_HEADER = struct.Struct("<8sIHI")
+_ORDINAL = struct.Struct("<I")
+_STRIDE = _ORDINAL.size + KEY_BYTES
+_NARROW_TOKENS = 2**16 + NGRAM - 1
+"""Donors up to this length carry u16 positions, longer ones u32."""
+
+
+class Samples(NamedTuple):
+    """Three arrays of shape [m], m about (n - 7) / 32, ordered by position."""
+
+    fingerprints: U32Array
+    positions: U32Array
+    """Window starts, ascending."""
+    links: U16Array
 
 
 def sketch_key(namespace_digest: bytes) -> int:
-    """u64 that keys the hash; a pure function of the namespace (and so of the tenant)."""
+    """u64 that keys the hashes; a pure function of the namespace (and so of the tenant)."""
     return int.from_bytes(hashlib.blake2b(namespace_digest, digest_size=8, person=b"semkv-sketch").digest(), "little")
 
 
-def sample(tokens: TokenArray, key: int) -> tuple[U64Array, U32Array]:
-    """Fingerprints (u64, shape [m]) and their window starts (u32, shape [m], ascending) of a token array of shape [n].
+class _Powers:
+    """R**i and C * R**-i for i < n, grown on demand. Replaced as one tuple, so threads never see two lengths."""
 
-    m is about (n - 7) / 32 and at most MAX_SAMPLES (the first ones); empty for n < 8. Cost: O(n), no Python loop over tokens.
+    def __init__(self) -> None:
+        self._tables = self._make(1 << 14)
+
+    def upto(self, n: int) -> tuple[U64Array, U64Array]:
+        tables = self._tables
+        if len(tables[0]) < n:
+            tables = self._tables = self._make(1 << n.bit_length())
+        return tables
+
+    @staticmethod
+    def _make(size: int) -> tuple[U64Array, U64Array]:
+        up = np.full(size, _R, np.uint64)
+        up[0] = 1
+        down = np.full(size, _R_INVERSE, np.uint64)
+        down[0] = _C
+        return np.cumprod(up, dtype=np.uint64), np.cumprod(down, dtype=np.uint64)
+
+
+_POWERS = _Powers()
+
+
+def _mix(h: U64Array) -> U64Array:
+    h = h ^ (h >> np.uint64(30))
+    h *= np.uint64(0xBF58476D1CE4E5B9)
+    h ^= h >> np.uint64(27)
+    h *= np.uint64(0x94D049BB133111EB)
+    h ^= h >> np.uint64(31)
+    return h
+
+
+_NO_SAMPLES = Samples(np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.uint16))
+
+
+def sample(tokens: TokenArray, key: int) -> Samples:
+    """Samples of a u32 token array of shape [n], at most MAX_SAMPLES (the first ones); none for n < 8.
+
+    Cost: eight passes over n words, no Python loop over tokens (about 25 us for 8k tokens).
     """
     n = len(tokens)
     if n < NGRAM:
-        return np.empty(0, np.uint64), np.empty(0, np.uint32)
-    wide = tokens.astype(np.uint64)
-    width = n - NGRAM + 1
-    with np.errstate(over="ignore"):
-        h = np.full(width, np.uint64(key))
-        for i in range(NGRAM):
-            h *= _MULTIPLIER
-            h ^= wide[i : i + width] + np.uint64(i + 1)
-        h ^= h >> np.uint64(30)
-        h *= np.uint64(0xBF58476D1CE4E5B9)
-        h ^= h >> np.uint64(27)
-        h *= np.uint64(0x94D049BB133111EB)
-        h ^= h >> np.uint64(31)
-    keep = np.flatnonzero((h & np.uint64(SAMPLING - 1)) == 0)[:MAX_SAMPLES]
-    return h[keep], keep.astype(np.uint32)
+        return _NO_SAMPLES
+    up, down = _POWERS.upto(n)
+    prefix = np.zeros(n + 1, np.uint64)
+    np.cumsum(tokens * up[:n], out=prefix[1:])
+    s = prefix[NGRAM:] - prefix[:-NGRAM]
+    s *= down[: n - NGRAM + 1]
+    s += np.uint64(key)
+    at = np.flatnonzero(s < _THRESHOLD)
+    if len(at) == 0:
+        return _NO_SAMPLES
+    fingerprints = (_mix(s[at]) >> np.uint64(32)).astype(np.uint32)
+    repeated = fingerprints[1:] == fingerprints[:-1]
+    if repeated.any():
+        keep = np.concatenate(([True], ~repeated))
+        at, fingerprints = at[keep], fingerprints[keep]
+    return Samples(fingerprints[:MAX_SAMPLES], at[:MAX_SAMPLES].astype(np.uint32), _links(prefix, at, down, key))
+
+
+def _links(prefix: U64Array, at: npt.NDArray[np.intp], down: U64Array, key: int) -> U16Array:
+    m = min(len(at), MAX_SAMPLES)
+    links = np.zeros(m, np.uint16)
+    if m > 1:
+        start, stop = at[: m - 1], at[1:m]
+        # down[i] is C * R**-i: one multiplication makes the sum independent of its position.
+        run = (prefix[stop + NGRAM] - prefix[start]) * down[start]
+        run += np.uint64(key)
+        run ^= (stop - start).astype(np.uint64) * np.uint64(_C)
+        links[:-1] = np.maximum(_mix(run) >> np.uint64(48), np.uint64(1))
+    return links
+
+
+def checkpoint_ordinals(blocks: int) -> list[int]:
+    """Ordinals whose keys a sketch carries: the last block of the first 1, 2, 3, 4, 6, 8, 12, ... blocks, and of all. A common prefix of b
+    blocks is proven for more than two thirds of it, in whole blocks."""
+    counts = {2**i for i in range(32)} | {3 * 2**i for i in range(31)}
+    return sorted({count - 1 for count in counts if count <= blocks} | ({blocks - 1} if blocks else set()))
+
+
+def merged_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Half-open ranges in order, touching and overlapping ones joined: an n-gram may cross the seam of two segments."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 class DonorSketch:
-    """Fingerprints with positions, the donor's length, and a few block keys that prove an exact prefix.
+    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; holds its wire form and nothing else.
 
-    `checkpoints`: (ordinal, key) of the block key chain at ordinals 0, 1, 3, 7, ... and the last full block. If the request's own chain
-    has the same key at a checkpoint, its first `ordinal + 1` blocks are identical to the donor's.
+    `checkpoints`: (ordinal, key) pairs of the donor's block key chain. If the request's own chain has the same key at a checkpoint,
+    its first `ordinal + 1` blocks are identical to the donor's.
     """
 
-    __slots__ = ("checkpoints", "fingerprints", "positions", "token_count")
+    __slots__ = ("_checkpoint_count", "_sample_count", "raw", "token_count")
+    token_count: int
+    _checkpoint_count: int
+    _sample_count: int
 
-    def __init__(
-        self,
-        token_count: int,
-        fingerprints: U64Array,
-        positions: U32Array,
-        checkpoints: tuple[tuple[int, BlockKey], ...],
-    ) -> None:
-        if len(fingerprints) != len(positions) or len(fingerprints) > MAX_SAMPLES:
-            raise ContractError("sketch.samples", len(fingerprints), f"equal lengths, at most {MAX_SAMPLES}")
-        if len(checkpoints) > MAX_CHECKPOINTS:
-            raise ContractError("sketch.checkpoints", len(checkpoints), f"at most {MAX_CHECKPOINTS}")
-        self.token_count = token_count
-        self.fingerprints = fingerprints
-        self.positions = positions
-        self.checkpoints = checkpoints
-
-    @classmethod
-    def of(cls, tokens: TokenArray, namespace_digest: bytes, chain: list[BlockKey]) -> DonorSketch:
-        """`chain`: the block keys of the donor's resident full blocks, in order."""
-        fingerprints, positions = sample(tokens, sketch_key(namespace_digest))
-        ordinals = sorted({2**i - 1 for i in range(32) if 2**i <= len(chain)} | ({len(chain) - 1} if chain else set()))
-        return cls(len(tokens), fingerprints, positions, tuple((o, chain[o]) for o in ordinals))
-
-    def to_bytes(self) -> bytes:
-        parts = [_HEADER.pack(ALGORITHM, self.token_count, len(self.checkpoints), len(self.fingerprints))]
-        parts += [struct.pack("<I", ordinal) + key for ordinal, key in self.checkpoints]
-        parts += [self.fingerprints.astype("<u8").tobytes(), self.positions.astype("<u4").tobytes()]
-        return b"".join(parts)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> DonorSketch:
+    def __init__(self, raw: bytes) -> None:
         """Raises ContractError for another algorithm, a wrong length or positions that are not ascending within the donor."""
         if len(raw) < _HEADER.size or raw[:8] != ALGORITHM:
             raise ContractError("sketch.algorithm", raw[:8], ALGORITHM.decode())
-        _, token_count, checkpoint_count, samples = _HEADER.unpack_from(raw)
-        if checkpoint_count > MAX_CHECKPOINTS or samples > MAX_SAMPLES:
-            raise ContractError(
-                "sketch.counts", (checkpoint_count, samples), f"{MAX_CHECKPOINTS}, {MAX_SAMPLES} at most"
-            )
-        stride = 4 + KEY_BYTES
-        expected = _HEADER.size + checkpoint_count * stride + samples * 12
+        _, self.token_count, self._checkpoint_count, self._sample_count = _HEADER.unpack_from(raw)
+        if self._checkpoint_count > MAX_CHECKPOINTS or self._sample_count > MAX_SAMPLES:
+            counts = (self._checkpoint_count, self._sample_count)
+            raise ContractError("sketch.counts", counts, f"at most {MAX_CHECKPOINTS}, {MAX_SAMPLES}")
+        expected = self._samples_at() + self._sample_count * (6 + self._position_size())
         if len(raw) != expected:
             raise ContractError("sketch.length", len(raw), f"{expected} bytes")
-        at = _HEADER.size
-        checkpoints = []
-        for _ in range(checkpoint_count):
-            (ordinal,) = struct.unpack_from("<I", raw, at)
-            checkpoints.append((ordinal, BlockKey(raw[at + 4 : at + stride])))
-            at += stride
-        fingerprints = np.frombuffer(raw, "<u8", samples, at).astype(np.uint64)
-        positions = np.frombuffer(raw, "<u4", samples, at + 8 * samples).astype(np.uint32)
-        if samples and (
-            int(positions[-1]) + NGRAM > token_count or bool(np.any(np.diff(positions.astype(np.int64)) <= 0))
-        ):
-            raise ContractError(
-                "sketch.positions", "unordered or out of range", "ascending window starts inside the donor"
-            )
-        return cls(token_count, fingerprints, positions, tuple(checkpoints))
+        self.raw = bytes(raw)
+        self._check_order()
+
+    @classmethod
+    def of(cls, tokens: TokenArray, namespace_digest: bytes, chain: Sequence[BlockKey]) -> DonorSketch:
+        """`chain`: the block keys of the donor's resident full blocks, in order."""
+        samples = sample(tokens, sketch_key(namespace_digest))
+        return cls.pack(len(tokens), samples, [(o, chain[o]) for o in checkpoint_ordinals(len(chain))])
+
+    @classmethod
+    def pack(cls, token_count: int, samples: Samples, checkpoints: Sequence[tuple[int, BlockKey]]) -> DonorSketch:
+        parts = [_HEADER.pack(ALGORITHM, token_count, len(checkpoints), len(samples.fingerprints))]
+        parts += [_ORDINAL.pack(ordinal) + key for ordinal, key in checkpoints]
+        width = "<u2" if token_count <= _NARROW_TOKENS else "<u4"
+        parts += [
+            samples.fingerprints.astype("<u4").tobytes(),
+            samples.positions.astype(width).tobytes(),
+            samples.links.astype("<u2").tobytes(),
+        ]
+        return cls(b"".join(parts))
+
+    def to_bytes(self) -> bytes:
+        return self.raw
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> DonorSketch:
+        return cls(raw)
+
+    @property
+    def sample_count(self) -> int:
+        return self._sample_count
+
+    @property
+    def fingerprints(self) -> U32Array:
+        """A view: no copy."""
+        return np.frombuffer(self.raw, "<u4", self._sample_count, self._samples_at())
+
+    @property
+    def positions(self) -> npt.NDArray[np.uint16] | U32Array:
+        """u16 or u32, a view."""
+        width = self._position_size()
+        return np.frombuffer(self.raw, f"<u{width}", self._sample_count, self._samples_at() + 4 * self._sample_count)
+
+    @property
+    def links(self) -> U16Array:
+        at = self._samples_at() + (4 + self._position_size()) * self._sample_count
+        return np.frombuffer(self.raw, "<u2", self._sample_count, at)
+
+    @property
+    def checkpoints(self) -> list[tuple[int, BlockKey]]:
+        raw, end = self.raw, self._samples_at()
+        return [
+            (_ORDINAL.unpack_from(raw, at)[0], BlockKey(raw[at + _ORDINAL.size : at + _STRIDE]))
+            for at in range(_HEADER.size, end, _STRIDE)
+        ]
+
+    def proven_blocks(self, chain: Sequence[BlockKey]) -> int:
+        """How many leading blocks of `chain` (the request's) are proven equal to this donor's."""
+        for ordinal, key in reversed(self.checkpoints):
+            if ordinal < len(chain) and chain[ordinal] == key:
+                return ordinal + 1
+        return 0
+
+    def within(self, ranges: Sequence[tuple[int, int]], tokens_per_block: int) -> DonorSketch:
+        """What is left of the donor when only these half-open token ranges are still there: samples whose window lies inside them,
+        links that stay inside, and checkpoints up to the first token that is missing."""
+        positions = self.positions.astype(np.int64)
+        room = np.full(len(positions), -1, np.int64)
+        merged = merged_ranges(ranges)
+        for start, end in merged:
+            room[(positions >= start) & (positions + NGRAM <= end)] = end
+        keep = room >= 0
+        links = self.links.copy()
+        broken = np.ones(len(positions), np.bool_)
+        broken[:-1] = positions[1:] + NGRAM > room[:-1]
+        links[broken] = 0
+        prefix = merged[0][1] if merged and merged[0][0] == 0 else 0
+        samples = Samples(self.fingerprints[keep], positions[keep].astype(np.uint32), links[keep])
+        kept = [(o, key) for o, key in self.checkpoints if (o + 1) * tokens_per_block <= prefix]
+        return DonorSketch.pack(self.token_count, samples, kept)
+
+    def _samples_at(self) -> int:
+        return _HEADER.size + self._checkpoint_count * _STRIDE
+
+    def _position_size(self) -> int:
+        return 2 if self.token_count <= _NARROW_TOKENS else 4
+
+    def _check_order(self) -> None:
+        if self._sample_count == 0:
+            return
+        positions = self.positions
+        if int(positions[-1]) + NGRAM > self.token_count or not bool(np.all(positions[1:] > positions[:-1])):
+            raise ContractError("sketch.positions", "unordered or out of range", "ascending window starts in the donor")

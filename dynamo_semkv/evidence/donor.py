@@ -1,0 +1,55 @@
+"""CatalogDonor: one registered donor, and the life that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dynamo_semkv.contracts.location import Location
+from dynamo_semkv.contracts.sketch import DonorSketch
+
+
+class StreamKey(NamedTuple):
+    """An emitter's event stream: the worker id as the wire gives it, and the data-parallel rank."""
+
+    worker_id: int
+    dp_rank: int
+
+
+class Life:
+    """One generation of one stream, shared by all its donors: purging, quarantining or fencing off any number of donors is one
+    assignment, seen at once by every thread that holds one of them."""
+
+    __slots__ = ("creditable", "generation")
+
+    def __init__(self, generation: str) -> None:
+        self.generation = generation
+        self.creditable = True
+        """False: quarantined after a gap, absent with its worker, or over for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogDonor:
+    donor_id: str
+    namespace_digest_hex: str
+    """Hex digest of the full CacheNamespace; `wire:...` for donors of other emitters, which no request's digest can equal."""
+    location: Location
+    token_count: int
+    sketch: DonorSketch | None
+    """None for donors of other emitters: they give no fingerprint evidence."""
+    stream: StreamKey
+    life: Life = field(repr=False)
+    segment_ids: tuple[int | str, ...] = ()
+    """Ids of the segments that are still there, in order."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Their half-open token ranges; `sketch` covers no more than these."""
+    tokens_per_block: int = 1
+
+    @property
+    def generation(self) -> str:
+        return self.life.generation
+
+    @property
+    def creditable(self) -> bool:
+        """Read it last, right before a match is handed out: it may turn False at any moment."""
+        return self.life.creditable

@@ -1,0 +1,56 @@
+"""The provider protocol: from a prompt to related donors. One method, plus small optional capabilities.
+
+A provider runs in a thread of its own under a deadline that it does not know. It is handed token ids only: no stage may tell identity
+from text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.contracts.keys import BlockKey, TokenArray
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.evidence.donor import CatalogDonor
+
+
+@dataclass(frozen=True, slots=True)
+class LookupQuery:
+    tokens: TokenArray
+    """Shape [n], u32: the prompt as Dynamo's preprocessor made it."""
+    namespace: CacheNamespace
+    """With the request's tenant, adapter and media in it."""
+    digest: bytes
+    """`namespace.digest()`, 32 bytes: the partition to search, and the only one."""
+    chain: Sequence[BlockKey]
+    """Block keys of the prompt's full blocks."""
+
+
+class EvidenceProvider(Protocol):
+    """Raises what it likes: an error is a miss with a reason. Results need no order."""
+
+    @property
+    def name(self) -> str: ...
+
+    def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]: ...
+
+
+@runtime_checkable
+class DonorListener(Protocol):
+    """Told by the catalog, in its thread, what to index. Adding an id again replaces it.
+
+    `donor_removed` may be late for donors whose life is over: a listener checks `CatalogDonor.creditable` before it hands out a match.
+    """
+
+    def donor_added(self, donor: CatalogDonor) -> None: ...
+
+    def donor_removed(self, donor_id: str) -> None: ...
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """Bounded, JSON-able state for the page and for operators; no prompts, no digests of salts."""
+
+    def snapshot(self) -> dict[str, Any]: ...
