@@ -1,0 +1,32 @@
+"""A CPU engine with TensorRT-LLM's connector lifecycle: real attention over real paged KV, without a GPU.
+
+Import the public names from here.
+"""
+
+from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, ReferenceLlmArgs
+from worker_connector.reference_engine.engine import Engine, EngineDeadError, Generation, RequestHandle
+from worker_connector.reference_engine.model_config import TINY, LlamaConfig
+from worker_connector.reference_engine.model_directory import write_model_directory
+from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
+from worker_connector.reference_engine.outcome import OnOutput, RankStats, RequestStats
+from worker_connector.reference_engine.sampling import SamplingParams
+
+__all__ = [
+    "SMOLLM2_NAME",
+    "TINY",
+    "TINY_NAME",
+    "ConnectorSpec",
+    "Engine",
+    "EngineConfig",
+    "EngineDeadError",
+    "Generation",
+    "LlamaConfig",
+    "ModelSource",
+    "OnOutput",
+    "RankStats",
+    "ReferenceLlmArgs",
+    "RequestHandle",
+    "RequestStats",
+    "SamplingParams",
+    "write_model_directory",
+]

@@ -1,0 +1,215 @@
+"""The runtime's side of one rank's connector: bookkeeping between the executor and the public ABC.
+
+Behaves like TensorRT-LLM's `KvCacheConnectorManager` for a single rank, or an attention data-parallel owner: who is
+reported as new or cached with which deltas, who is parked for an async load or save, which ids `get_finished` may name.
+Exceptions of the connector pass through; what they do to the engine is the executor's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker_connector.engine import (
+    KvCacheConnectorScheduler,
+    KvCacheConnectorWorker,
+    RequestData,
+    SchedulerOutput,
+)
+from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, ReferenceLlmArgs
+from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.request import LlmRequest, RequestState
+
+
+@dataclass
+class Batch:
+    """The requests of one iteration."""
+
+    context: list[LlmRequest] = field(default_factory=list)
+    generation: list[LlmRequest] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[LlmRequest]:
+        return self.context + self.generation
+
+    def __bool__(self) -> bool:
+        return bool(self.context or self.generation)
+
+
+@dataclass
+class _Transfers:
+    saving: dict[int, LlmRequest] = field(default_factory=dict)
+    loading: dict[int, LlmRequest] = field(default_factory=dict)
+
+
+@dataclass
+class _Reported:
+    """How much of a request the connector has been told."""
+
+    num_tokens: int = 0
+    num_blocks: int = 0
+
+
+def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: EngineConfig) -> ConnectorManager:
+    """Construct the connector of one rank and give it the pool.
+
+    Scheduler and worker are constructed concurrently, so neither can rely on the other having been first.
+    NotImplementedError for a combination that TensorRT-LLM refuses too.
+    """
+    if args.enable_attention_dp:
+        for cls in (spec.worker, spec.scheduler):
+            if getattr(cls, "supports_attention_dp", False) is not True:
+                raise NotImplementedError(
+                    f"{cls.__name__}.supports_attention_dp is not True, and data_parallel_size is "
+                    f"{config.data_parallel_size}; declare it if request state and transfers are owner-local"
+                )
+    if not config.enable_block_reuse:
+        raise NotImplementedError("enable_block_reuse is False; a connector's prefix is never honoured without it")
+    with ThreadPoolExecutor(2, thread_name_prefix="connector-bring-up") as constructors:
+        worker_future = constructors.submit(spec.worker, args)
+        scheduler_future = constructors.submit(spec.scheduler, args)
+        worker, scheduler = worker_future.result(), scheduler_future.result()
+    if config.kv_cache_manager == "v2":
+        worker.register_kv_cache_layout(pool.layout())
+    else:
+        worker.register_kv_caches(pool.tensor)
+    manager = ConnectorManager(scheduler, worker, args)
+    scheduler.wait_for_initialization()
+    return manager
+
+
+class ConnectorManager:
+    """State between one executor and its connector pair."""
+
+    def __init__(
+        self, scheduler: KvCacheConnectorScheduler, worker: KvCacheConnectorWorker, args: ReferenceLlmArgs
+    ) -> None:
+        self.scheduler = scheduler
+        self.worker = worker
+        self._grouped = args.kv_cache_config.use_kv_cache_manager_v2
+        self._dp_rank = args.attention_dp_rank if args.enable_attention_dp else None
+        self._reported: dict[int, _Reported] = {}
+        #: Served tokens of requests whose query was answered in this iteration.
+        self._external: dict[int, int] = {}
+        #: Begun in this iteration, not yet named to `get_finished`.
+        self._new = _Transfers()
+        #: Named to `get_finished`, not yet named by it.
+        self._pending = _Transfers()
+        #: Requests whose async load is done: their prefix is served and they are not asked again.
+        self._loaded: set[int] = set()
+
+    def query(self, request: LlmRequest, num_computed_tokens: int) -> tuple[int, bool]:
+        """Ask for the connector's offer; no side effect here. RuntimeError for `(0, True)` or a negative count."""
+        num_tokens, load_async = self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        if num_tokens == 0 and load_async:
+            raise RuntimeError("get_num_new_matched_tokens answered (0, True): an async load of nothing")
+        if num_tokens < 0:
+            raise RuntimeError(f"get_num_new_matched_tokens answered {num_tokens} tokens")
+        return num_tokens, load_async
+
+    def commit(self, request: LlmRequest, honoured: int, load_async: bool) -> None:
+        """Record what of the offer is consumed.
+
+        An async load is parked even if nothing is honoured: the connector has started it already, and must not write
+        the pages while the forward pass does.
+        """
+        if load_async:
+            self._new.loading[request.request_id] = request
+        self._external[request.request_id] = honoured
+        request.py_num_connector_matched_tokens = honoured
+
+    def should_ask(self, request: LlmRequest) -> bool:
+        return request.request_id not in self._loaded
+
+    def update_state_after_alloc(self, request: LlmRequest, slots: Sequence[int]) -> None:
+        if self._grouped:
+            self.scheduler.update_state_after_alloc_by_layer_group(request, [list(slots)])
+        else:
+            self.scheduler.update_state_after_alloc(request, list(slots))
+
+    def report(self, batch: Batch) -> None:
+        """Build the scheduler output, have the metadata made from it and bind it to the worker."""
+        output = SchedulerOutput(attention_dp_rank=self._dp_rank)
+        for request in batch.context:
+            if request.request_id in self._new.loading:
+                continue
+            is_new = request.request_id not in self._reported
+            data = self._request_data(request)
+            data.computed_position -= self._external.get(request.request_id, 0)
+            (output.new_requests if is_new else output.cached_requests).append(data)
+        output.cached_requests.extend(self._request_data(request) for request in batch.generation)
+        self._external.clear()
+        self.worker.bind_connector_meta(self.scheduler.build_connector_meta(output))
+
+    def park_loading(self, batch: Batch) -> None:
+        """Take the requests with an async load out of the batch."""
+        for request in batch.context:
+            if request.request_id in self._new.loading:
+                request.state = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
+        batch.context = [request for request in batch.context if request.request_id not in self._new.loading]
+
+    def request_finished(self, request: LlmRequest, slots: Sequence[int]) -> bool:
+        """True: the request is parked until its save ends."""
+        self._loaded.discard(request.request_id)
+        if self._grouped:
+            saving = self.scheduler.request_finished_by_layer_group(request, [list(slots)])
+        else:
+            saving = self.scheduler.request_finished(request, list(slots))
+        if saving:
+            self._new.saving[request.request_id] = request
+            request.state = RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS
+        return saving
+
+    def get_finished(self) -> tuple[list[LlmRequest], list[LlmRequest]]:
+        """Poll the worker: `(requests whose save ended, requests whose load ended)`.
+
+        KeyError if the worker names an id that is not pending.
+        """
+        new, self._new = self._new, _Transfers()
+        self._pending.saving |= new.saving
+        self._pending.loading |= new.loading
+        saved_ids, loaded_ids = self.worker.get_finished(list(new.saving), list(new.loading))
+        saved = [self._pending.saving.pop(request_id) for request_id in saved_ids]
+        loaded = [self._pending.loading.pop(request_id) for request_id in loaded_ids]
+        for request in loaded:
+            if request.blocks is not None:  # else it was terminated in the meantime
+                request.state = RequestState.CONTEXT_INIT
+                self._loaded.add(request.request_id)
+        return saved, loaded
+
+    def has_pending_transfers(self, request: LlmRequest | None = None) -> bool:
+        """Of one request, or any at all."""
+        stages = (self._new.saving, self._new.loading, self._pending.saving, self._pending.loading)
+        if request is None:
+            return any(stages)
+        return any(request.request_id in stage for stage in stages)
+
+    def forget(self, request: LlmRequest) -> None:
+        """The request is terminated and its pages are gone. The connector is not told; its transfers may go on."""
+        self._reported.pop(request.request_id, None)
+        self._external.pop(request.request_id, None)
+        self._loaded.discard(request.request_id)
+
+    def _request_data(self, request: LlmRequest) -> RequestData:
+        assert request.blocks is not None
+        seen = self._reported.setdefault(request.request_id, _Reported())
+        tokens, slots = request.tokens, request.blocks.slots
+        new_tokens, new_slots = tokens[seen.num_tokens :], slots[seen.num_blocks :]
+        seen.num_tokens, seen.num_blocks = len(tokens), len(slots)
+        if request.state is RequestState.CONTEXT_INIT:
+            position = request.context_current_position
+            scheduled = min(request.context_remaining_length, request.context_chunk_size)
+        else:
+            position, scheduled = len(tokens) - 1, 1
+        extra: dict[str, Any] = {"new_block_ids_by_layer_group": [list(new_slots)]} if self._grouped else {}
+        return RequestData(
+            request.request_id,
+            new_tokens,
+            new_slots,
+            position,
+            scheduled,
+            cache_salt=request.cache_salt,
+            **extra,
+        )

@@ -1,0 +1,119 @@
+"""KV cache events of one rank, in the dict shape of TensorRT-LLM's `KVCacheEventSerializer`.
+
+    {event_id, data, window_size, attention_dp_rank}
+    data: created | stored | removed | updated
+
+Ids count up from 0 per rank and are given before a full buffer drops its oldest events, so a gap shows the loss.
+Removals are batched: they are emitted as one event before the next event of another kind, or at `flush`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: TensorRT-LLM's default retention priority.
+DEFAULT_PRIORITY = 35
+
+_DEVICE_LEVEL = 0
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block as a stored event reports it. Unset salt and LoRA are absent from the event."""
+
+    block_hash: int
+    tokens: tuple[int, ...]
+    priority: int
+    cache_salt: str | None
+    lora_task_id: int | None
+
+
+class KvEventBuffer:
+    """Bounded event queue: the engine thread appends, any thread drains. A size of 0 records nothing."""
+
+    def __init__(self, rank: int, window_size: int, max_size: int) -> None:
+        self._rank = rank
+        self._window_size = window_size
+        self._max_size = max_size
+        self._lock = threading.Lock()
+        self._events: deque[dict[str, Any]] = deque()
+        self._removed: list[int] = []
+        self._next_id = 0
+        self._dropped = 0
+
+    @property
+    def dropped_event_count(self) -> int:
+        return self._dropped
+
+    def created(self, num_blocks: int) -> None:
+        self._append({"type": "created", "num_blocks_per_cache_level": [num_blocks]})
+
+    def stored(self, parent_hash: int | None, blocks: Sequence[StoredBlock]) -> None:
+        """A run of consecutive blocks became reusable below `parent_hash` (None: at the start of a sequence)."""
+        self._append({"type": "stored", "parent_hash": parent_hash, "blocks": [_stored_block(b) for b in blocks]})
+
+    def removed(self, block_hashes: Sequence[int]) -> None:
+        with self._lock:
+            self._removed.extend(block_hashes)
+
+    def priority_updated(self, block_hash: int, old: int, new: int) -> None:
+        difference = {"type": "event_diff", "new_value": new, "old_value": old}
+        self._append({"type": "updated", "block_hash": block_hash, "cache_level": None, "priority": difference})
+
+    def flush(self) -> None:
+        """Emit the removals that are still batched."""
+        with self._lock:
+            self._flush_removed()
+
+    def drain(self) -> list[dict[str, Any]]:
+        """All events since the last call, oldest first."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+            return events
+
+    def _append(self, data: dict[str, Any]) -> None:
+        with self._lock:
+            self._flush_removed()
+            self._push(data)
+
+    def _flush_removed(self) -> None:
+        if self._removed:
+            self._push({"type": "removed", "block_hashes": self._removed})
+            self._removed = []
+
+    def _push(self, data: dict[str, Any]) -> None:
+        if self._max_size == 0:
+            return
+        if len(self._events) == self._max_size:
+            self._events.popleft()
+            self._dropped += 1
+        self._events.append(
+            {
+                "event_id": self._next_id,
+                "data": data,
+                "window_size": self._window_size,
+                "attention_dp_rank": self._rank,
+            }
+        )
+        self._next_id += 1
+
+
+def _stored_block(block: StoredBlock) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "type": "stored_block",
+        "block_hash": block.block_hash,
+        "tokens": [{"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in block.tokens],
+        "cache_level": _DEVICE_LEVEL,
+        "priority": block.priority,
+        "mm_keys": [],
+        "cache_salt": block.cache_salt,
+    }
+    if block.lora_task_id is not None:
+        # TensorRT-LLM drops it (NVIDIA/TensorRT-LLM#18156), which makes adapter blocks look like base model blocks.
+        event["lora_id"] = block.lora_task_id
+    return event

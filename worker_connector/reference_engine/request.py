@@ -1,0 +1,150 @@
+"""A request inside the engine, readable by a connector like TensorRT-LLM's `LlmRequest`.
+
+The public attributes and methods are those that TensorRT-LLM binds, under its names; `py_*` ones are set by the connector
+bookkeeping as there. Attributes of an `LlmRequest` that the engine has no use for are left out, so a connector has to
+read them with getattr, and there is no `kv_hints` unless the submitter gave one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker_connector.reference_engine.block_manager import BlockSequence
+from worker_connector.reference_engine.sampling import Sampler, SamplingParams
+from worker_connector.reference_engine.weights import LoraWeights
+
+
+class RequestState(enum.Enum):
+    """TensorRT-LLM's names. The two DISAGG states are how it parks a request during an async load or save."""
+
+    CONTEXT_INIT = "context_init"
+    GENERATION_IN_PROGRESS = "generation_in_progress"
+    GENERATION_COMPLETE = "generation_complete"
+    DISAGG_GENERATION_TRANS_IN_PROGRESS = "loading"
+    DISAGG_CONTEXT_TRANS_IN_PROGRESS = "saving"
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a submitter asks for; token counts in tokens."""
+
+    max_new_tokens: int
+    sampling: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    cache_salt: str | None = None
+    lora_task_id: int | None = None
+    #: One digest per multimodal item, eight 32-bit words each, as TensorRT-LLM has them.
+    multimodal_hashes: tuple[tuple[int, ...], ...] = ()
+    #: Retention priority 0..100 of the request's blocks; None is the default.
+    retention_priority: int | None = None
+    #: Set on the request as `kv_hints` if not None.
+    kv_hints: Any = None
+
+
+class LlmRequest:
+    """One request. Connectors read it; only the engine thread that owns it writes."""
+
+    is_dummy_request = False
+    is_child = False
+    is_context_only_request = False
+    num_draft_tokens = 0
+
+    def __init__(
+        self, request_id: int, prompt: Sequence[int], options: RequestOptions, lora: LoraWeights | None
+    ) -> None:
+        self.request_id = request_id
+        self.options = options
+        self.lora = lora
+        self.sampler = Sampler(options.sampling)
+        self.state = RequestState.CONTEXT_INIT
+        #: Pages, from admission until termination.
+        self.blocks: BlockSequence | None = None
+
+        self.prompt_len = self.orig_prompt_len = len(prompt)
+        self.max_new_tokens = options.max_new_tokens
+        self.cache_salt = options.cache_salt
+        self.lora_task_id = options.lora_task_id
+        self.multimodal_hashes = [list(words) for words in options.multimodal_hashes] or None
+        if options.kv_hints is not None:
+            self.kv_hints = options.kv_hints
+
+        #: First prompt position without KV that the engine relies on.
+        self.context_current_position = 0
+        self.context_chunk_size = 0
+        #: Where the first chunk starts: local reuse plus what the connector serves.
+        self.prepopulated_prompt_len = 0
+        #: Of that, tokens reused on the device.
+        self.device_reused_tokens = 0
+
+        self.py_num_connector_matched_tokens = 0
+        self.py_connector_served_position = 0
+        self.py_connector_allocation_reported = False
+
+        self._tokens = list(prompt)
+
+    def get_tokens(self, beam: int | None = None) -> list[int] | list[list[int]]:
+        """Prompt and generated tokens of one beam, or of all beams without an argument. A copy."""
+        if beam is None:
+            return [list(self._tokens)]
+        self._check_beam(beam)
+        return list(self._tokens)
+
+    def get_token(self, beam: int, position: int) -> int:
+        self._check_beam(beam)
+        return self._tokens[position]
+
+    def get_num_tokens(self, beam: int) -> int:
+        self._check_beam(beam)
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The engine's own list, without a copy."""
+        return self._tokens
+
+    @property
+    def max_beam_num_tokens(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self._tokens) - self.prompt_len
+
+    @property
+    def context_remaining_length(self) -> int:
+        return self.prompt_len - self.context_current_position
+
+    @property
+    def is_first_context_chunk(self) -> bool:
+        return self.context_current_position == self.prepopulated_prompt_len
+
+    @property
+    def is_last_context_chunk(self) -> bool:
+        return self.context_current_position + self.context_chunk_size >= self.prompt_len
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed: the number a response carries."""
+        return self.prepopulated_prompt_len
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.GENERATION_COMPLETE
+
+    def is_generation_only_request(self) -> bool:
+        """A method, as on TensorRT-LLM's Python request; its C++ twin has a property of this name."""
+        return False
+
+    def has_draft_tokens(self) -> bool:
+        return False
+
+    def append(self, token: int) -> None:
+        self._tokens.append(token)
+
+    @staticmethod
+    def _check_beam(beam: int) -> None:
+        if beam != 0:
+            raise IndexError(f"beam is {beam}; the engine decodes one beam, 0")
