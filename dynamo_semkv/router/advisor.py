@@ -1,0 +1,165 @@
+"""Advisor: what to do with one request, within a deadline, whatever happens.
+
+    exact overlap and load from Dynamo -> donor lookup, where it can help -> weigh -> Advice
+
+It waits at most `evidence.exact_deadline_ms + evidence.deadline_ms`, plus what hashing the tokens takes, and it raises nothing but its own
+cancellation: a fault is an Advice without a placement, counted by reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from dynamo_semkv.advice.decision import DecisionReason
+from dynamo_semkv.advice.gate import effective_mode, no_advice
+from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.contracts.keys import block_keys
+from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.router.facts import RequestFacts, request_facts
+from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, Late, within
+from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, covers, narrow, no_advice_reason, weigh
+from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory
+from dynamo_semkv.router.runtime_types import Edge, ReplicaCard, Request
+
+LOOKUP_SLACK = 2.0
+"""The lookup runner keeps its own deadline; this many times it, and the request no longer waits for the runner either."""
+
+
+class LookupOutcome(Protocol):
+    """The part of evidence.deadline.LookupResult that is used here."""
+
+    @property
+    def status(self) -> Any: ...
+    @property
+    def matches(self) -> Sequence[SemanticTrtMatch]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class LookupRunner(Protocol):
+    """The part of evidence.deadline.DeadlineRunner that is used here."""
+
+    async def lookup(self, query: LookupQuery) -> LookupOutcome: ...
+
+
+class Advisor:
+    """One event loop."""
+
+    def __init__(
+        self,
+        *,
+        edge: Edge,
+        directory: ReplicaDirectory,
+        lookup: LookupRunner,
+        config: Config,
+        fallbacks: Fallbacks,
+        salt_key: bytes = DEFAULT_SALT_KEY,
+    ) -> None:
+        self._edge = edge
+        self._directory = directory
+        self._lookup = lookup
+        self._config = config
+        self._fallbacks = fallbacks
+        self._salt_key = salt_key
+        self._seed = config.scoring.seed.to_bytes(8, "little")
+        self._live: Mapping[ReplicaKey, ReplicaCard] | None = None
+
+    def refresh(self) -> None:
+        """Takes over what discovery lists now; cheap when nothing changed. Called per request and at a steady beat."""
+        live = self._edge.live_replicas()
+        if live is not self._live:
+            self._directory.update_live(live)
+            self._live = live
+
+    async def advise(self, request: Request, request_id: str) -> Advice | None:
+        """What to do with the request; None when even its tokens could not be read. Raises nothing but its own cancellation."""
+        mode = effective_mode(self._config.placement, request_id)
+        prompt: Prompt | None = None
+        try:
+            self.refresh()
+            facts = request_facts(request)
+            view = self._directory.view_of(facts.model)
+            prompt = narrow(facts, view, self._salt_key)
+            reason = self._no_advice(facts, view, prompt)
+            if reason is not None:
+                return Advice(no_advice(mode, reason), prompt)
+            return await self._weigh(facts, view, prompt, mode, request_id)
+        except ContractError as error:
+            self._fallbacks.add(FallbackReason.REQUEST_UNREADABLE, error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours may not fail the request; counted and logged
+            self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
+        return Advice(no_advice(mode, DecisionReason.FAULT), prompt) if prompt is not None else None
+
+    @staticmethod
+    def _no_advice(facts: RequestFacts, view: ModelView, prompt: Prompt) -> DecisionReason | None:
+        if facts.client_pinned:
+            return DecisionReason.CLIENT_PINNED
+        if facts.salt_is_empty:
+            return DecisionReason.SALT_UNKNOWN
+        if view.namespace is None:
+            return no_advice_reason(view)
+        return DecisionReason.NO_EVIDENCE if prompt.length == 0 else None
+
+    async def _weigh(
+        self, facts: RequestFacts, view: ModelView, prompt: Prompt, mode: PlacementMode, request_id: str
+    ) -> Advice:
+        exact = await self._exact(facts)
+        if exact is None:
+            return Advice(no_advice(mode, DecisionReason.EXACT_UNKNOWN), prompt)
+        lookup = Lookup()
+        if not covers(exact, prompt, self._config.evidence.skip_when_exact_covers):
+            lookup = await self._look_up(prompt, exact.overlap.block_size)
+        return weigh(
+            prompt,
+            exact,
+            lookup,
+            directory=self._directory,
+            view=view,
+            config=self._config,
+            mode=mode,
+            seed_material=self._seed + request_id.encode(),
+        )
+
+    async def _exact(self, facts: RequestFacts) -> Exact | None:
+        asked = (facts.token_ids, facts.salt, facts.lora_name)
+
+        async def both() -> Exact:
+            overlap, loads = await asyncio.gather(self._edge.overlap(*asked), self._edge.loads(*asked))
+            return Exact(overlap, loads)
+
+        try:
+            return await within(self._config.evidence.exact_deadline_ms / 1000, both())
+        except Late as late:
+            self._fallbacks.add(FallbackReason.EXACT_TIMEOUT, late)
+        except Exception as error:  # noqa: BLE001 - Dynamo's bindings raise plain Exception; without an answer there is no advice
+            self._fallbacks.add(FallbackReason.EXACT_ERROR, error)
+        return None
+
+    async def _look_up(self, prompt: Prompt, block_size: int) -> Lookup:
+        deadline = self._config.evidence.deadline_ms / 1000
+        query = LookupQuery(
+            tokens=prompt.tokens,
+            namespace=prompt.namespace,
+            digest=prompt.digest,
+            chain=block_keys(prompt.digest, prompt.tokens, block_size),
+        )
+        try:
+            result = await within(deadline * LOOKUP_SLACK, self._lookup.lookup(query))
+        except Late as late:
+            self._fallbacks.add(FallbackReason.LOOKUP_TIMEOUT, late)
+            return Lookup("timeout", (), deadline * LOOKUP_SLACK)
+        except Exception as error:  # noqa: BLE001 - a provider may raise what it likes; a miss with a reason
+            self._fallbacks.add(FallbackReason.LOOKUP_ERROR, error)
+            return Lookup("error")
+        status = str(getattr(result.status, "value", result.status))
+        if status == "timeout":
+            self._fallbacks.add(FallbackReason.LOOKUP_TIMEOUT, "provider late")
+        elif status == "error":
+            self._fallbacks.add(FallbackReason.LOOKUP_ERROR, "provider failed")
+        return Lookup(status, tuple(result.matches), result.seconds)

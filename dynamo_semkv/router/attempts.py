@@ -1,0 +1,29 @@
+"""How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second attempt."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+MAX_REQUESTS = 16_384
+
+
+class Attempts:
+    """Counts arrivals per context id. Bounded: of what is forgotten, a late second attempt reads as a first one."""
+
+    def __init__(self, limit: int = MAX_REQUESTS) -> None:
+        self._limit = limit
+        self._seen: OrderedDict[str, int] = OrderedDict()
+
+    def next(self, request_id: str) -> int:
+        """0 for the first arrival, 1 for the next, ... An empty id (a call without a context) is always a first one."""
+        if not request_id:
+            return 0
+        attempt = self._seen.get(request_id, -1) + 1
+        self._seen[request_id] = attempt
+        self._seen.move_to_end(request_id)
+        while len(self._seen) > self._limit:
+            self._seen.popitem(last=False)
+        return attempt
+
+    def __len__(self) -> int:
+        return len(self._seen)

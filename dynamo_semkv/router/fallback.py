@@ -1,0 +1,93 @@
+"""What goes wrong on our side of a request: a closed set of reasons, each counted, none of which the client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine
+from enum import Enum
+from typing import Any, TypeVar
+
+from dynamo_semkv.router.runtime_errors import FailureKind
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class FallbackReason(str, Enum):
+    """Why a request went to Dynamo's own choice, or without a hint or a record, because of us. Closed: a metric label."""
+
+    REQUEST_UNREADABLE = "request_unreadable"
+    """Not of the shape that advice needs (no token ids, two cache salts, ...)."""
+    EXACT_TIMEOUT = "exact_timeout"
+    EXACT_ERROR = "exact_error"
+    LOOKUP_TIMEOUT = "lookup_timeout"
+    LOOKUP_ERROR = "lookup_error"
+    ADVICE_ERROR = "advice_error"
+    HINT_ERROR = "hint_error"
+    HINT_NOT_SENT = "hint_not_sent"
+    """The bus did not take the out-of-band hint; the one in the request is still there."""
+    JOURNAL_ERROR = "journal_error"
+    PIN_WORKER_LOST = "pin_worker_lost"
+    PIN_OVERLOADED = "pin_overloaded"
+    PIN_INVALID = "pin_invalid"
+    PIN_ERROR = "pin_error"
+
+
+_PIN_REASONS = {
+    FailureKind.WORKER_LOST: FallbackReason.PIN_WORKER_LOST,
+    FailureKind.NO_WORKER: FallbackReason.PIN_WORKER_LOST,
+    FailureKind.OVERLOADED: FallbackReason.PIN_OVERLOADED,
+    FailureKind.INVALID_PIN: FallbackReason.PIN_INVALID,
+}
+
+
+def pin_reason(kind: str) -> FallbackReason:
+    """`Dispatch.fallback` (the value of a FailureKind) -> why a pin was given up before the first chunk."""
+    try:
+        return _PIN_REASONS.get(FailureKind(kind), FallbackReason.PIN_ERROR)
+    except ValueError:
+        return FallbackReason.PIN_ERROR
+
+
+class Fallbacks:
+    """Counts by reason; logs the 1st, 2nd, 4th, 8th, ... of each, so that a fault that stays does not fill the log."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[FallbackReason] = Counter()
+
+    def add(self, reason: FallbackReason, detail: object = "") -> None:
+        self.counts[reason] += 1
+        count = self.counts[reason]
+        if count & (count - 1) == 0:
+            error = detail if isinstance(detail, BaseException) else None
+            logger.warning(
+                "%s (%d so far): %s", reason.value, count, repr(detail) if error else detail, exc_info=error or None
+            )
+
+
+class Late(Exception):
+    """Something of ours, or a question to Dynamo, took longer than its deadline."""
+
+
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result, or Late. Unlike `asyncio.wait_for` it never waits for what it cancels, so nothing that ignores its cancellation can hold
+    up a request. Its own cancellation cancels the task too."""
+    task = asyncio.ensure_future(coroutine)
+    try:
+        done, _ = await asyncio.wait((task,), timeout=seconds)
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_forget)
+    if not done:
+        raise Late(f"not within {seconds * 1000:.1f} ms")
+    return task.result()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Takes the outcome of an abandoned task, so that asyncio does not log an exception that nobody is waiting for."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.debug("abandoned after its deadline: %r", task.exception())

@@ -1,0 +1,302 @@
+"""One request, from what is known about it to a decision and its RouteOpened event. Pure: no I/O, no clock, no state.
+
+    narrow(facts, view, salt_key) -> Prompt         namespace, digest and keys of this request
+    covers(exact, prompt, share) -> bool            is a donor lookup worth while
+    weigh(prompt, exact, lookup, ...) -> Advice     evidence -> score sheet -> decision
+    opened_event(advice, ...) -> RouteOpened
+
+Evidence has two sources, and neither is Dynamo's device overlap: donors that a provider found, and host-tier KV that Dynamo's index
+knows of (provider `dynamo`) and the connector may load. Both must still be confirmed by the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynamo_semkv.advice.decision import Decision, DecisionReason
+from dynamo_semkv.advice.gate import Candidate, decide, no_advice
+from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
+from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica
+from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, prompt_key
+from dynamo_semkv.contracts.location import Tier, WorkerLocation
+from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
+from dynamo_semkv.contracts.route_events import RouteOpened
+from dynamo_semkv.router.facts import RequestFacts
+from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
+from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
+from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
+
+DYNAMO_PROVIDER = "dynamo"
+HOST_TIER_DONOR = "host-tier"
+"""Donor id of evidence that names no donor: blocks of this very prompt in the host tier of a replica."""
+SKIPPED = "skipped"
+_NOTHING = RankOverlap(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request in the namespace it may share KV in."""
+
+    tokens: TokenArray
+    namespace: CacheNamespace
+    digest: bytes
+    key: PromptKey
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What Dynamo says it holds of the prompt, and how loaded it is."""
+
+    overlap: Overlap
+    loads: Mapping[ReplicaKey, RankLoad]
+
+    def of(self, replica: ReplicaKey) -> RankOverlap:
+        return self.overlap.ranks.get(replica, _NOTHING)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    status: str = SKIPPED
+    """A LookupStatus value."""
+    matches: Sequence[SemanticTrtMatch] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Everything that one attempt's record and dispatch need."""
+
+    decision: Decision
+    prompt: Prompt
+    lookup: Lookup = Lookup()
+    exact_device_tokens: int = 0
+    exact_host_tokens: int = 0
+    unresolved: int = 0
+    """Matches on replicas that are not alive or not advisable."""
+    sheet: ScoreSheet | None = field(default=None, repr=False)
+
+
+def no_advice_reason(view: ModelView) -> DecisionReason:
+    """Why a model without a common namespace gets no advice."""
+    if view.standing is Standing.NAMESPACE_DIFFERS:
+        return DecisionReason.NAMESPACE_DIFFERS
+    return DecisionReason.NAMESPACE_UNKNOWN
+
+
+def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
+    """An unknown tenant (empty salt), an adapter without a revision and media without hashes are `None` in the namespace, which equals no
+    other request's: there is no evidence for such a request and the engine materializes nothing for it."""
+    namespace = (view.namespace or CacheNamespace()).for_request(
+        tenant=None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key),
+        lora=facts.lora_name or "",
+        lora_revision=None if facts.lora_name else "",
+        multimodal=facts.multimodal,
+    )
+    tokens = as_tokens(facts.token_ids)
+    digest = namespace.digest()
+    return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
+
+
+def covers(exact: Exact, prompt: Prompt, share: float) -> bool:
+    """Whether the best device overlap leaves less of the prompt than a donor would be worth."""
+    best = max((rank.device for rank in exact.overlap.ranks.values()), default=0)
+    return prompt.length > 0 and best * exact.overlap.block_size >= share * prompt.length
+
+
+def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_gap: int) -> list[ReplicaView]:
+    """One per live replica. A replica that is too far behind the idlest one counts as overloaded: no donor is worth that wait."""
+    size = exact.overlap.block_size
+    queued = {replica: queued_prefill(exact, replica, prompt.length) for replica in directory.live()}
+    idlest = min(queued.values(), default=0)
+    found = []
+    for replica, card in directory.live().items():
+        overlap, load = exact.of(replica), exact.loads.get(replica)
+        found.append(
+            ReplicaView(
+                replica=replica,
+                stable=directory.stable_of(replica),
+                device_tokens=min(overlap.device * size, prompt.length),
+                host_tokens=max(0, min(overlap.host_pinned_extension * size, prompt.length - overlap.device * size)),
+                disk_tokens=overlap.disk_extension * size,
+                queued_prefill_tokens=queued[replica],
+                active_decode_blocks=load.potential_decode_blocks if load is not None else 0,
+                total_blocks=card.total_kv_blocks or 0,
+                overloaded=queued[replica] - idlest > max_load_gap,
+            )
+        )
+    return found
+
+
+def queued_prefill(exact: Exact, replica: ReplicaKey, prompt_tokens: int) -> int:
+    """Prefill tokens waiting on a replica before this request. Dynamo's figure includes what this prompt would add, less its overlap."""
+    load = exact.loads.get(replica)
+    if load is None:
+        return 0
+    own = max(0, prompt_tokens - exact.of(replica).device * exact.overlap.block_size)
+    return max(0, load.potential_prefill_tokens - own)
+
+
+def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, prompt: Prompt) -> list[SemanticTrtMatch]:
+    """Host-tier residency of this prompt's own blocks, per replica that may be advised."""
+    size = exact.overlap.block_size
+    found = []
+    for replica in sorted(view.eligible):
+        overlap = exact.of(replica)
+        if overlap.host_pinned_extension < 1:
+            continue
+        prefix = min((overlap.device + overlap.host_pinned_extension) * size, prompt.length)
+        found.append(
+            SemanticTrtMatch(
+                donor_id=HOST_TIER_DONOR,
+                reusable_token_count=prefix,
+                exact_prefix_tokens=prefix,
+                match_type=MatchType.EXACT_EQUIVALENT,
+                location=WorkerLocation(worker_id=replica.worker_id, dp_rank=replica.dp_rank, tier=Tier.HOST_PINNED),
+                provider=DYNAMO_PROVIDER,
+                provider_generation=directory.generation_of(replica) or "",
+                overlap=prefix / prompt.length,
+                confidence=1.0,
+            )
+        )
+    return found
+
+
+def reachable(
+    matches: Sequence[SemanticTrtMatch], directory: ReplicaDirectory, view: ModelView
+) -> list[tuple[SemanticTrtMatch, ReplicaKey]]:
+    """Matches whose donor sits on a live replica that may be advised. KV in a shared store is on no replica, so it places nobody."""
+    found = []
+    for match in matches:
+        if not isinstance(match.location, WorkerLocation):
+            continue
+        replica = directory.resolve(match.location.worker_id, match.location.dp_rank)
+        if replica is not None and replica in view.eligible:
+            found.append((match, replica))
+    return found
+
+
+def weigh(
+    prompt: Prompt,
+    exact: Exact,
+    lookup: Lookup,
+    *,
+    directory: ReplicaDirectory,
+    view: ModelView,
+    config: Config,
+    mode: PlacementMode,
+    seed_material: bytes,
+) -> Advice:
+    """Evidence -> score sheet -> decision."""
+    matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
+    pairs = reachable(matches, directory, view)
+    rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens)
+    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material)
+    candidates = [candidate(row, exact, prompt) for row in sheet.rows if row.filtered_by is None]
+    best = sheet.best.replica if sheet.best is not None else None
+    if matches and not pairs:
+        decision = no_advice(mode, DecisionReason.DONOR_UNREACHABLE)
+    else:
+        decision = decide(
+            candidates,
+            best,
+            mode=mode,
+            config=config.placement,
+            hints_enabled=config.hints.enabled,
+            otherwise=_without_evidence(lookup),
+        )
+    shown = decision.placed or decision.shadow_choice
+    overlap = exact.of(shown) if shown is not None else _best_device(exact)
+    size = exact.overlap.block_size
+    device = min(overlap.device * size, prompt.length)
+    return Advice(
+        decision,
+        prompt,
+        lookup,
+        exact_device_tokens=device,
+        exact_host_tokens=min(overlap.host_pinned_extension * size, prompt.length - device),
+        unresolved=len(matches) - len(pairs),
+        sheet=sheet,
+    )
+
+
+def candidate(row: ScoreRow, exact: Exact, prompt: Prompt) -> Candidate:
+    raise NotImplementedError
+
+
+def _best_device(exact: Exact) -> RankOverlap:
+    return max(
+        exact.overlap.ranks.values(), key=lambda rank: (rank.device, rank.host_pinned_extension), default=_NOTHING
+    )
+
+
+def _without_evidence(lookup: Lookup) -> DecisionReason:
+    by_status = {
+        SKIPPED: DecisionReason.EXACT_COVERS,
+        "timeout": DecisionReason.LOOKUP_TIMEOUT,
+        "error": DecisionReason.LOOKUP_ERROR,
+    }
+    return by_status.get(lookup.status, DecisionReason.NO_EVIDENCE)
+
+
+def opened_event(
+    advice: Advice,
+    *,
+    route_id: RouteId,
+    request_id: str,
+    router: str,
+    attempt: int,
+    model: str,
+    opened_at: float,
+    config_hash: str,
+    traceparent: str | None,
+    directory: ReplicaDirectory,
+) -> RouteOpened:
+    decision, match = advice.decision, advice.decision.match
+    placed = decision.placed
+    stable = directory.stable_of(placed) if placed is not None else None
+    return RouteOpened(
+        route_id=route_id,
+        request_id=request_id or None,
+        router=router,
+        attempt=attempt,
+        model=model,
+        mode=decision.mode.value,
+        opened_at=opened_at,
+        prompt_key=advice.prompt.key,
+        input_tokens=advice.prompt.length,
+        exact_device_tokens=advice.exact_device_tokens,
+        exact_host_tokens=advice.exact_host_tokens,
+        evidence_tokens=decision.evidence_tokens,
+        placed_tokens=decision.placed_tokens,
+        hinted_tokens=decision.hinted_tokens,
+        lookup=advice.lookup.status,
+        lookup_seconds=advice.lookup.seconds,
+        decision_reason=decision.reason.value,
+        stable_routing_id=stable.stable_routing_id if stable is not None else None,
+        dp_rank=placed.dp_rank if placed is not None else None,
+        worker_id=str(placed.worker_id) if placed is not None else None,
+        donor_id=match.donor_id if match is not None else None,
+        donor_generation=match.provider_generation if match is not None else None,
+        match_type=match.match_type if match is not None else None,
+        overlap=match.overlap_bucket if match is not None else Bucket.NONE,
+        tier=match.location.tier if match is not None else None,
+        provider=match.provider if match is not None else None,
+        shadow_choice=_shown(decision.shadow_choice, directory),
+        config_hash=config_hash,
+        traceparent=traceparent,
+    )
+
+
+def _shown(replica: ReplicaKey | None, directory: ReplicaDirectory) -> str | None:
+    """`stable_routing_id/dp_rank`."""
+    if replica is None:
+        return None
+    stable = directory.stable_of(replica) or StableReplica(str(replica.worker_id), replica.dp_rank)
+    return f"{stable.stable_routing_id}/{stable.dp_rank}"

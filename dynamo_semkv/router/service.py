@@ -1,0 +1,271 @@
+"""RouterService: one request, from the frontend to the worker and back.
+
+    strip -> advise -> hint, record -> dispatch -> forward -> record
+
+Invariants:
+* The client's request never depends on us: what fails or is late here ends in Dynamo's own choice, counted by reason.
+* A route is opened at most once an attempt and, once opened, observed exactly once, whatever ends it, cancellation at any await
+  included (ai-dynamo/dynamo#12315).
+* Nothing is done per chunk but forwarding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from dynamo_semkv.advice.hint import build_envelope
+from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.contracts.codec import envelope_to_plain
+from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
+from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica, new_route_id
+from dynamo_semkv.contracts.keys import PromptKey
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.router.advisor import Advisor
+from dynamo_semkv.router.attempts import Attempts
+from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
+from dynamo_semkv.router.ingress import strip_client_hints
+from dynamo_semkv.router.pipeline import Advice, opened_event
+from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request
+
+_ENDS = {
+    FailureKind.WORKER_LOST: "worker_lost",
+    FailureKind.NO_WORKER: "worker_lost",
+    FailureKind.CANCELLED: "cancelled",
+}
+
+
+class Journal(Protocol):
+    """The part of outcome.intake.RouteJournal that is used here."""
+
+    def opened(self, event: RouteOpened) -> None: ...
+
+    def observed(self, event: RouteObserved) -> None: ...
+
+
+class Hints(Protocol):
+    """The part of HintSender that is used here."""
+
+    def send(
+        self, replica: StableReplica, prompt_key: PromptKey, envelope: KvHintsEnvelope, traceparent: str | None = None
+    ) -> bool: ...
+
+
+@dataclass
+class _Route:
+    """One opened attempt and what its stream has shown so far."""
+
+    route_id: RouteId
+    arrived: float
+    pinned: StableReplica | None
+    first_at: float | None = None
+    served: StableReplica | None = None
+
+
+class RouterService:
+    """`handle` is what the edge serves. One event loop."""
+
+    def __init__(
+        self,
+        *,
+        edge: Edge,
+        directory: ReplicaDirectory,
+        advisor: Advisor,
+        journal: Journal,
+        hints: Hints,
+        fallbacks: Fallbacks,
+        config: Config,
+        config_hash: str,
+        router: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """`requests`, `passed_through`, `hints_stripped`, `decided_<DecisionReason>`, `ended_<end>`."""
+        self.open_routes = 0
+        self._edge = edge
+        self._directory = directory
+        self._advisor = advisor
+        self._journal = journal
+        self._hints = hints
+        self._fallbacks = fallbacks
+        self._config = config
+        self._config_hash = config_hash
+        self._router = router
+        self._monotonic = monotonic
+        self._wall = wall
+        self._attempts = Attempts()
+
+    async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
+        """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
+        arrived = self._monotonic()
+        self.counts["requests"] += 1
+        request, stripped = strip_client_hints(request)
+        self.counts["hints_stripped"] += stripped
+        advice = None
+        if self._config.placement.mode is not PlacementMode.OFF:
+            advice = await self._advisor.advise(request, call.request_id)
+        # From here to the `try` nothing waits, so no cancellation can fall between the opening record and its end.
+        dispatch, route = self._depart(request, call, advice, arrived)
+        end = "error"
+        chunks: AsyncIterator[Chunk] | None = None
+        try:
+            chunks = dispatch.__aiter__()
+            async for chunk in chunks:
+                if route is not None:
+                    route.first_at = self._monotonic()
+                    route.served = self._stable(dispatch.replica)
+                yield chunk
+                break
+            async for chunk in chunks:
+                yield chunk
+            end = _end_of(dispatch, call)
+        except RequestFailed as failure:
+            end = _ENDS.get(failure.kind, "error")
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            end = "cancelled"
+            raise
+        finally:
+            if route is not None:
+                self._arrive(route, dispatch, end)
+            # Not left to the garbage collector: what the stream holds in Dynamo is given back now.
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _depart(
+        self, request: Request, call: CallContext, advice: Advice | None, arrived: float
+    ) -> tuple[Dispatch, _Route | None]:
+        """Hint, prepare the dispatch, record. The dispatch starts with its first chunk, so the record is written before it."""
+        if advice is None:
+            self.counts["passed_through"] += 1
+            return self._edge.dispatch(request, None), None
+        route_id = new_route_id()
+        pinned = self._stable(advice.decision.placed)
+        hinted, advice = self._hint(request, call, advice, route_id, pinned)
+        decision = advice.decision
+        self.counts[f"decided_{decision.reason.value}"] += 1
+        dispatch = self._edge.dispatch(
+            hinted,
+            decision.placed,
+            unpinned=request,
+            annotate={"route_id": route_id, "reason": decision.reason.value},
+        )
+        self._open(call, advice, route_id, str(request.get("model") or ""))
+        return dispatch, _Route(route_id, arrived, pinned)
+
+    def _hint(
+        self, request: Request, call: CallContext, advice: Advice, route_id: RouteId, pinned: StableReplica | None
+    ) -> tuple[Request, Advice]:
+        """The request with the envelope in its `extra_args`; it also goes over the bus to the pinned replica's connector. Without an
+        envelope the advice says so: what was not hinted is not counted as hinted."""
+        envelope = self._envelope(advice, route_id) if pinned is not None else None
+        if envelope is None or pinned is None:
+            return request, replace(advice, decision=replace(advice.decision, hinted_tokens=0))
+        extra_args = {**(request.get("extra_args") or {}), EXTRA_ARGS_KEY: envelope_to_plain(envelope)}
+        try:
+            if not self._hints.send(pinned, advice.prompt.key, envelope, call.traceparent):
+                self._fallbacks.add(FallbackReason.HINT_NOT_SENT, f"{pinned.stable_routing_id}/{pinned.dp_rank}")
+        except Exception as error:  # noqa: BLE001 - the hint in the request is still there; counted and logged
+            self._fallbacks.add(FallbackReason.HINT_NOT_SENT, error)
+        return {**request, "extra_args": extra_args}, advice
+
+    def _envelope(self, advice: Advice, route_id: RouteId) -> KvHintsEnvelope | None:
+        match = advice.decision.match
+        try:
+            return build_envelope(
+                advice.decision,
+                route_id=route_id,
+                namespace_hex=advice.prompt.digest.hex(),
+                generation=match.provider_generation if match is not None else "",
+            )
+        except Exception as error:  # noqa: BLE001 - without its hint the request is still served; counted and logged
+            self._fallbacks.add(FallbackReason.HINT_ERROR, error)
+            return None
+
+    def _open(self, call: CallContext, advice: Advice, route_id: RouteId, model: str) -> None:
+        self.open_routes += 1
+        try:
+            self._journal.opened(
+                opened_event(
+                    advice,
+                    route_id=route_id,
+                    request_id=call.request_id,
+                    router=self._router,
+                    attempt=self._attempts.next(call.request_id),
+                    model=model,
+                    opened_at=self._wall(),
+                    config_hash=self._config_hash,
+                    traceparent=call.traceparent,
+                    directory=self._directory,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - a record that cannot be written does not stop a request; counted and logged
+            self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
+
+    def _arrive(self, route: _Route, dispatch: Dispatch, end: str) -> None:
+        """The one RouteObserved of an opened route."""
+        self.open_routes -= 1
+        self.counts[f"ended_{end}"] += 1
+        try:
+            if dispatch.fallback is not None:
+                self._fallbacks.add(pin_reason(dispatch.fallback), f"route {route.route_id}")
+            served, replica = route.served, dispatch.replica
+            if served is None and dispatch.pinned:
+                served = route.pinned
+            self._journal.observed(
+                RouteObserved(
+                    route_id=route.route_id,
+                    observed_at=self._wall(),
+                    end=end,
+                    served_stable_routing_id=served.stable_routing_id if served is not None else None,
+                    served_dp_rank=served.dp_rank if served is not None else replica.dp_rank if replica else None,
+                    served_worker_id=str(replica.worker_id) if replica is not None else None,
+                    ttft_seconds=route.first_at - route.arrived if route.first_at is not None else None,
+                    output_tokens=output_tokens(dispatch),
+                    engine_cached_tokens=engine_cached_tokens(dispatch),
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - as for the opening record
+            self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
+
+    def _stable(self, replica: ReplicaKey | None) -> StableReplica | None:
+        return self._directory.stable_of(replica) if replica is not None else None
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able counters for metrics and the page."""
+        return {
+            "open_routes": self.open_routes,
+            "counts": dict(self.counts),
+            "fallbacks": {reason.value: self._fallbacks.counts[reason] for reason in FallbackReason},
+        }
+
+
+def _end_of(dispatch: Dispatch, call: CallContext) -> str:
+    """How a stream that ended without an exception ended."""
+    if dispatch.finish_reason is None:
+        return "cancelled" if call.is_stopped() else "error"
+    return dispatch.finish_reason if dispatch.finish_reason in ("cancelled", "error") else "complete"
+
+
+def output_tokens(dispatch: Dispatch) -> int:
+    """As the engine counts; for a stream that was cut, the chunks that came (workers send one or more tokens in each)."""
+    count = (dispatch.usage or {}).get("completion_tokens")
+    return count if isinstance(count, int) else dispatch.chunks
+
+
+def engine_cached_tokens(dispatch: Dispatch) -> int | None:
+    """The engine's own count of prompt tokens it did not compute: dynamo.trtllm's `engine_data.kv_cache_hit`, else the usage."""
+    hit = (dispatch.engine_data or {}).get("kv_cache_hit")
+    count = hit.get("reused_tokens") if isinstance(hit, Mapping) else None
+    if not isinstance(count, int):
+        details = (dispatch.usage or {}).get("prompt_tokens_details")
+        count = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return count if isinstance(count, int) else None
