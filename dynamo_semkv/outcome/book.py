@@ -1,0 +1,377 @@
+"""OutcomeBook: the routes that are open, each closed exactly once.
+
+    OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=0.0, abandoned_seconds=None, limits=BookLimits())
+
+A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a report,
+`abandoned_seconds` after it was opened without an end (its router died). Every event may come twice, echoed or replayed, and in any
+order. The book has no clock: `at` and `now` are seconds of whatever clock the caller keeps, and a jump of it costs at most that a route
+closes as `unconfirmed`. One thread.
+
+`settle_seconds` holds a pair back until so long after its last event, so that routers that hear the same events in another order arrive
+at the same pairs even for equal prompts; 0 closes at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dynamo_semkv.contracts.report import MaterializationReport
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.outcome.closed import (
+    ClosedRoute,
+    JoinedBy,
+    OrphanReason,
+    OrphanReport,
+    ReplicaName,
+    close_route,
+    served_by,
+)
+from dynamo_semkv.outcome.join import (
+    EngineRequest,
+    Fit,
+    HeldReport,
+    Match,
+    OpenRoute,
+    engine_request,
+    fit,
+    match,
+    replica_of,
+    same_replica,
+)
+from dynamo_semkv.outcome.queues import Bounded, DueQueue, Groups
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_SAME_PROMPT_REMEMBERED = 16
+
+
+@dataclass(frozen=True)
+class BookLimits:
+    """Bounds on memory. What is pushed out is counted: a route closes with what is known, a report becomes an orphan."""
+
+    open_routes: int = 100_000
+    held_reports: int = 100_000
+    """Reports whose route is not known yet."""
+    remembered: int = 200_000
+    """Closed routes and seen reports: a duplicate that comes after so many others would be new again."""
+
+
+@dataclass
+class BookStats:
+    opened: int = 0
+    observed: int = 0
+    reports: int = 0
+    closed: int = 0
+    orphans: int = 0
+    duplicates: int = 0
+    """Events that said what was known: echoes, replays, redeliveries."""
+    superseded: int = 0
+    """Further reports of an engine request that was allocated again: they close nothing and count nothing."""
+    evicted_routes: int = 0
+    unmatched_ends: int = 0
+    """Ends whose beginning never came."""
+    callback_errors: int = 0
+
+
+@dataclass
+class _Route:
+    opened: RouteOpened
+    observed: RouteObserved | None = None
+    observed_at: float = 0.0
+
+    @property
+    def open(self) -> OpenRoute:
+        return OpenRoute(self.opened, self.observed)
+
+
+@dataclass(frozen=True)
+class _Tombstone:
+    replica: ReplicaName | None
+    reported: bool
+
+
+@dataclass
+class _Reported:
+    """The closed routes that have a report, as a container of ids."""
+
+    closed: Bounded[str, _Tombstone] = field(repr=False)
+
+    def __contains__(self, route_id: object) -> bool:
+        tombstone = self.closed.get(route_id) if isinstance(route_id, str) else None
+        return tombstone is not None and tombstone.reported
+
+
+class OutcomeBook:
+    def __init__(
+        self,
+        ttl_seconds: float,
+        on_close: Callable[[ClosedRoute], None],
+        on_orphan: Callable[[OrphanReport], None] | None = None,
+        *,
+        settle_seconds: float = 0.0,
+        abandoned_seconds: float | None = None,
+        limits: BookLimits | None = None,
+    ) -> None:
+        self.stats = BookStats()
+        self._ttl = ttl_seconds
+        self._settle = settle_seconds
+        self._abandoned = abandoned_seconds if abandoned_seconds is not None else max(10 * ttl_seconds, 300.0)
+        self._limits = limits = limits or BookLimits()
+        self._on_close = on_close
+        self._on_orphan = on_orphan
+
+        self._routes: OrderedDict[str, _Route] = OrderedDict()
+        self._running = DueQueue[str](self._abandoned)
+        self._ended = DueQueue[str](ttl_seconds)
+        self._by_prompt = Groups[bytes]()
+        self._early_ends: OrderedDict[str, RouteObserved] = OrderedDict()
+        self._early = DueQueue[str](ttl_seconds)
+
+        self._reports: dict[str, HeldReport] = {}
+        self._waiting = DueQueue[str](ttl_seconds)
+        self._reports_by_prompt = Groups[bytes]()
+        self._reports_by_route = Groups[str]()
+
+        self._unsettled = DueQueue[bytes](settle_seconds)
+        self._closed = Bounded[str, _Tombstone](limits.remembered)
+        self._closed_by_prompt = Bounded[bytes, deque[str]](limits.remembered)
+        self._seen = Bounded[str, None](limits.remembered)
+        self._spent = Bounded[EngineRequest, None](limits.remembered)
+        self._reported = _Reported(self._closed)
+
+    @property
+    def open_routes(self) -> int:
+        return len(self._routes)
+
+    @property
+    def held_reports(self) -> int:
+        return len(self._reports)
+
+    def opened(self, event: RouteOpened, at: float) -> None:
+        if event.route_id in self._routes or event.route_id in self._closed:
+            self.stats.duplicates += 1
+            return
+        self.stats.opened += 1
+        route = _Route(event)
+        self._routes[event.route_id] = route
+        self._by_prompt.add(event.prompt_key, event.route_id)
+        self._running.add(event.route_id, at)
+        end = self._early_ends.pop(event.route_id, None)
+        if end is not None:
+            self._early.discard(event.route_id)
+            self._end(route, end, at)
+        while len(self._routes) > self._limits.open_routes:
+            self.stats.evicted_routes += 1
+            self._finish(next(iter(self._routes)), at)
+        self._touch(event.prompt_key, at)
+
+    def observed(self, event: RouteObserved, at: float) -> None:
+        route = self._routes.get(event.route_id)
+        if (
+            event.route_id in self._closed
+            or event.route_id in self._early_ends
+            or (route is not None and route.observed is not None)
+        ):
+            self.stats.duplicates += 1
+            return
+        self.stats.observed += 1
+        if route is None:
+            self._early_ends[event.route_id] = event
+            self._early.add(event.route_id, at)
+            while len(self._early_ends) > self._limits.open_routes:
+                self._drop_early(next(iter(self._early_ends)))
+            return
+        self._end(route, event, at)
+        self._touch(route.opened.prompt_key, at)
+
+    def report(self, report: MaterializationReport, at: float) -> None:
+        if report.report_id in self._seen:
+            self.stats.duplicates += 1
+            return
+        self._seen[report.report_id] = None
+        self.stats.reports += 1
+        self._take(HeldReport(report, at), at)
+
+    def expire(self, now: float) -> None:
+        """Close what is due. Call it about once a second, and only while reports can arrive."""
+        for prompt_key in self._unsettled.pop_due(now):
+            self._process(prompt_key, now)
+        for queue in (self._ended, self._running):
+            for route_id in queue.pop_due(now):
+                if route_id in self._routes:  # the one before may have closed it
+                    self._finish(route_id, now)
+        for route_id in self._early.pop_due(now):
+            self._drop_early(route_id)
+        for report_id in self._waiting.pop_due(now):
+            held = self._reports.get(report_id)
+            if held is None:
+                continue
+            if self._is_matched(held):
+                self._waiting.add(report_id, now)  # its route still runs
+            else:
+                self._drop_report(report_id)
+                self._orphan(held.report, self._orphan_reason(held.report), now)
+
+    def rebase(self, seconds: float) -> None:
+        """Shift everything that is open: for a caller whose clock went on while nothing could arrive."""
+        for queue in (self._running, self._ended, self._early, self._waiting):
+            queue.shift(seconds)
+        self._unsettled.shift(seconds)
+        for route in self._routes.values():
+            route.observed_at += seconds
+        for report_id, held in self._reports.items():
+            self._reports[report_id] = held._replace(at=held.at + seconds)
+
+    def _end(self, route: _Route, event: RouteObserved, at: float) -> None:
+        route.observed, route.observed_at = event, at
+        self._running.discard(event.route_id)
+        self._ended.add(event.route_id, at)
+
+    def _take(self, held: HeldReport, now: float) -> None:
+        """Keep a report until its route is known, unless what is closed already says that it has none."""
+        report = held.report
+        request = engine_request(report)
+        if request is not None and request in self._spent:
+            self.stats.superseded += 1
+            return
+        tombstone = self._closed.get(report.route_id) if report.route_id is not None else None
+        if tombstone is not None:
+            if tombstone.replica is not None and not same_replica(tombstone.replica, replica_of(report)):
+                self._orphan(report, OrphanReason.WRONG_REPLICA, now)
+                return
+            if not tombstone.reported:
+                self._orphan(report, OrphanReason.LATE, now)
+                return
+        self._reports[report.report_id] = held
+        self._reports_by_prompt.add(report.prompt_key, report.report_id)
+        if report.route_id is not None:
+            self._reports_by_route.add(report.route_id, report.report_id)
+        self._waiting.add(report.report_id, held.at)
+        while len(self._reports) > self._limits.held_reports:
+            oldest = next(iter(self._reports))
+            self._orphan(self._drop_report(oldest), OrphanReason.EVICTED, now)
+        self._touch(self._group_of(report), now)
+
+    def _group_of(self, report: MaterializationReport) -> bytes:
+        named = self._routes.get(report.route_id) if report.route_id is not None else None
+        return named.opened.prompt_key if named is not None else report.prompt_key
+
+    def _touch(self, prompt_key: bytes, at: float) -> None:
+        if self._settle == 0.0:
+            self._process(prompt_key, at)
+        elif prompt_key not in self._unsettled:
+            self._unsettled.add(prompt_key, at)
+
+    def _match(self, prompt_key: bytes) -> dict[str, Match]:
+        routes = [self._routes[route_id] for route_id in self._by_prompt.of(prompt_key)]
+        ids = dict.fromkeys(self._reports_by_prompt.of(prompt_key))
+        for route in routes:
+            ids.update(dict.fromkeys(self._reports_by_route.of(route.opened.route_id)))
+        return match([route.open for route in routes], [self._reports[i] for i in ids], self._reported) if ids else {}
+
+    def _process(self, prompt_key: bytes, now: float) -> None:
+        """Close every pair of the group that has its end and has settled."""
+        closed: list[str] = []
+        unripe = False
+        for route_id, pair in self._match(prompt_key).items():
+            route = self._routes[route_id]
+            if route.observed is None:
+                continue
+            if max(route.observed_at, pair.at) + self._settle > now:
+                unripe = True
+            else:
+                self._close(route_id, pair, now)
+                closed.append(route_id)
+        if unripe:
+            self._unsettled.add(prompt_key, now)
+        for route_id in closed:
+            self._reconsider(route_id, now)
+
+    def _finish(self, route_id: str, now: float) -> None:
+        """Its time is over: close it with the report that is its own, or with none."""
+        route = self._routes[route_id]
+        self._close(route_id, self._match(route.opened.prompt_key).get(route_id), now)
+        self._reconsider(route_id, now)
+
+    def _reconsider(self, closed_id: str, now: float) -> None:
+        """Reports that named a route which closed without them: some are orphans now, some may belong to another."""
+        for report_id in self._reports_by_route.of(closed_id):
+            held = self._reports.get(report_id)
+            if held is not None:
+                self._drop_report(report_id)
+                self._take(held, now)
+
+    def _close(self, route_id: str, pair: Match | None, now: float) -> None:
+        route = self._routes.pop(route_id)
+        prompt_key = route.opened.prompt_key
+        self._by_prompt.discard(prompt_key, route_id)
+        self._running.discard(route_id)
+        self._ended.discard(route_id)
+        self._closed[route_id] = _Tombstone(served_by(route.opened, route.observed), pair is not None)
+        same_prompt = self._closed_by_prompt.get(prompt_key) or deque(maxlen=_SAME_PROMPT_REMEMBERED)
+        same_prompt.append(route_id)
+        self._closed_by_prompt[prompt_key] = same_prompt
+        if pair is not None:
+            request = engine_request(pair.report)
+            if request is not None:
+                self._spent[request] = None
+            for report_id in pair.report_ids:
+                self._drop_report(report_id)
+            self.stats.superseded += len(pair.report_ids) - 1
+        self.stats.closed += 1
+        report, joined_by = (pair.report, pair.joined_by) if pair is not None else (None, JoinedBy.NONE)
+        self._emit(self._on_close, close_route(route.opened, route.observed, report, joined_by, now))
+
+    def _drop_report(self, report_id: str) -> MaterializationReport:
+        report = self._reports.pop(report_id).report
+        self._reports_by_prompt.discard(report.prompt_key, report_id)
+        if report.route_id is not None:
+            self._reports_by_route.discard(report.route_id, report_id)
+        self._waiting.discard(report_id)
+        return report
+
+    def _drop_early(self, route_id: str) -> None:
+        del self._early_ends[route_id]
+        self._early.discard(route_id)
+        self.stats.unmatched_ends += 1
+
+    def _is_matched(self, held: HeldReport) -> bool:
+        pairs = self._match(self._group_of(held.report))
+        return any(held.report.report_id in pair.report_ids for pair in pairs.values())
+
+    def _orphan_reason(self, report: MaterializationReport) -> OrphanReason:
+        """Why no open route took it, by the route that it names, else by the routes with its prompt."""
+        if report.route_id is not None:
+            named = self._routes.get(report.route_id)
+            if named is None and report.route_id not in self._closed:
+                return OrphanReason.NO_ROUTE
+            wrong = named is not None and fit(named.open, report) is Fit.OTHER
+            return OrphanReason.WRONG_REPLICA if wrong else OrphanReason.ALREADY_REPORTED
+        replica = replica_of(report)
+        closed = [self._closed.get(route_id) for route_id in self._closed_by_prompt.get(report.prompt_key) or ()]
+        here = [t for t in closed if t is not None and (t.replica is None or same_replica(t.replica, replica))]
+        if here:
+            return OrphanReason.ALREADY_REPORTED if all(t.reported for t in here) else OrphanReason.LATE
+        open_here = [fit(self._routes[i].open, report) for i in self._by_prompt.of(report.prompt_key)]
+        if any(found is Fit.SAME for found in open_here):
+            return OrphanReason.ALREADY_REPORTED
+        return OrphanReason.WRONG_REPLICA if closed or open_here else OrphanReason.NO_ROUTE
+
+    def _orphan(self, report: MaterializationReport, reason: OrphanReason, now: float) -> None:
+        self.stats.orphans += 1
+        if self._on_orphan is not None:
+            self._emit(self._on_orphan, OrphanReport(report, reason, now))
+
+    def _emit(self, callback: Callable[[_T], None], value: _T) -> None:
+        """Books are right before anybody is told, and a listener's fault may not reach the request that closed the route."""
+        try:
+            callback(value)
+        except Exception:  # noqa: BLE001 - counted and logged
+            self.stats.callback_errors += 1
+            _log.exception("a listener of the outcome book failed (%d so far)", self.stats.callback_errors)

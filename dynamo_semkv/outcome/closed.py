@@ -1,0 +1,191 @@
+"""What became of one route, and what became of a report that belongs to none. Pure values.
+
+    ClosedRoute(opened, observed, report, outcome, reason, joined_by, closed_at)   made by `close_route`
+    OrphanReport(report, reason, at)
+
+Token counts of a route form a funnel over one denominator and never grow downstream:
+`input >= evidence >= placed >= hinted >= materialized`. What the backend confirmed beyond what was hinted (host-tier blocks that nobody
+had advised) is real reuse, but no success of a hint; it is counted apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+
+CLEAR_SHARE = 0.5
+"""Of the prompt: from here on a request is called warm or loaded."""
+COLD_SHARE = 0.1
+"""Of the prompt: reuse below this leaves a request cold (a chat template's first block is shared by everybody)."""
+
+
+class JoinedBy(str, Enum):
+    ROUTE_ID = "route_id"
+    PROMPT_KEY = "prompt_key"
+    NONE = "none"
+
+
+class TtftClass(str, Enum):
+    """Where most of the prompt's KV came from. Requests in between have no class: they would blur all three medians."""
+
+    COLD = "cold"
+    WARM = "warm"
+    """From the engine's own device cache, nothing loaded."""
+    LOADED = "loaded"
+    """From the connector."""
+
+
+class CrossCheck(str, Enum):
+    """The engine's own cached-token count against the connector's report (`local_tokens + confirmed`)."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    UNKNOWN = "unknown"
+
+
+class OrphanReason(str, Enum):
+    """Why a report belongs to no open route. Closed: metrics use it as a label."""
+
+    WRONG_REPLICA = "wrong_replica"
+    """Its route, or every route with its prompt, was served by another replica or rank."""
+    LATE = "late"
+    """Its route closed without it."""
+    ALREADY_REPORTED = "already_reported"
+    """Every route that it could belong to has its report."""
+    NO_ROUTE = "no_route"
+    """Nobody opened such a route: traffic that went around the routers, or a route event that was lost."""
+    EVICTED = "evicted"
+    """Dropped to keep memory bounded."""
+
+
+class Funnel(NamedTuple):
+    """Tokens of one route. Each field is at most the one before it; `unhinted` is apart."""
+
+    input: int
+    evidence: int
+    placed: int
+    hinted: int
+    materialized: int
+    unhinted: int
+    """Confirmed by the backend beyond what was hinted."""
+
+    @classmethod
+    def of(cls, opened: RouteOpened, confirmed: int) -> Funnel:
+        """Clamped step by step, so that no peer's arithmetic can make a later step larger than an earlier one."""
+        input_tokens = max(0, opened.input_tokens)
+        evidence = min(max(0, opened.evidence_tokens), input_tokens)
+        placed = min(max(0, opened.placed_tokens), evidence)
+        hinted = min(max(0, opened.hinted_tokens), placed)
+        materialized = min(max(0, confirmed), hinted)
+        return cls(input_tokens, evidence, placed, hinted, materialized, max(0, confirmed) - materialized)
+
+
+class ReplicaName(NamedTuple):
+    """A replica as reports and route events name it; the rank may be unknown."""
+
+    stable_routing_id: str
+    dp_rank: int | None
+
+    def __str__(self) -> str:
+        return self.stable_routing_id if self.dp_rank is None else f"{self.stable_routing_id}/{self.dp_rank}"
+
+
+def placed_on(opened: RouteOpened) -> ReplicaName | None:
+    """The replica that the route was pinned to; None when the choice was Dynamo's."""
+    return ReplicaName(opened.stable_routing_id, opened.dp_rank) if opened.stable_routing_id is not None else None
+
+
+def served_by(opened: RouteOpened, observed: RouteObserved | None) -> ReplicaName | None:
+    """The replica that served, as far as known: what the stream said, else the pin."""
+    if observed is not None and observed.served_stable_routing_id is not None:
+        return ReplicaName(observed.served_stable_routing_id, observed.served_dp_rank)
+    return placed_on(opened)
+
+
+@dataclass(frozen=True)
+class ClosedRoute:
+    opened: RouteOpened
+    observed: RouteObserved | None
+    """None: nobody published its end (its router died)."""
+    report: MaterializationReport | None
+    outcome: Outcome
+    reason: Reason
+    joined_by: JoinedBy
+    closed_at: float
+    """Unix seconds of the book's clock; for display."""
+
+    @property
+    def route_id(self) -> str:
+        return self.opened.route_id
+
+    @property
+    def confirmed_tokens(self) -> int:
+        return self.report.confirmed if self.report is not None else 0
+
+    @property
+    def funnel(self) -> Funnel:
+        return Funnel.of(self.opened, self.confirmed_tokens)
+
+    @property
+    def replica(self) -> ReplicaName | None:
+        return served_by(self.opened, self.observed)
+
+    @property
+    def ttft_class(self) -> TtftClass | None:
+        """None without a time to first token, without the counts to tell by, and for requests in between."""
+        if self.observed is None or self.observed.ttft_seconds is None or self.opened.input_tokens < 1:
+            return None
+        prompt = self.opened.input_tokens
+        engine = self.observed.engine_cached_tokens
+        if self.report is None:
+            return TtftClass.COLD if engine is not None and engine < COLD_SHARE * prompt else None
+        confirmed, local = self.report.confirmed, self.report.local_tokens
+        if max(confirmed + local, engine or 0) < COLD_SHARE * prompt:
+            return TtftClass.COLD
+        if confirmed >= CLEAR_SHARE * prompt:
+            return TtftClass.LOADED
+        return TtftClass.WARM if confirmed == 0 and local >= CLEAR_SHARE * prompt else None
+
+    @property
+    def cross_check(self) -> CrossCheck:
+        engine = self.observed.engine_cached_tokens if self.observed is not None else None
+        if engine is None or self.report is None:
+            return CrossCheck.UNKNOWN
+        return CrossCheck.EQUAL if engine == self.report.local_tokens + self.report.confirmed else CrossCheck.DIFFERS
+
+
+@dataclass(frozen=True)
+class OrphanReport:
+    report: MaterializationReport
+    reason: OrphanReason
+    at: float
+
+
+_NOT_FOR_REPORTS = (Outcome.UNCONFIRMED, Outcome.ORPHAN_REPORT)
+
+
+def close_route(
+    opened: RouteOpened,
+    observed: RouteObserved | None,
+    report: MaterializationReport | None,
+    joined_by: JoinedBy,
+    closed_at: float,
+) -> ClosedRoute:
+    outcome, reason = _verdict(observed, report)
+    return ClosedRoute(opened, observed, report, outcome, reason, joined_by, closed_at)
+
+
+def _verdict(observed: RouteObserved | None, report: MaterializationReport | None) -> tuple[Outcome, Reason]:
+    if report is not None:
+        # The router's own verdicts are not for a connector to give.
+        outcome = Outcome.UNKNOWN if report.outcome in _NOT_FOR_REPORTS else report.outcome
+        return outcome, report.reason
+    if observed is not None and observed.end == "cancelled":
+        return Outcome.CANCELLED, Reason.CANCELLED
+    if observed is not None and observed.end == "worker_lost":
+        return Outcome.UNCONFIRMED, Reason.WORKER_LOST
+    return Outcome.UNCONFIRMED, Reason.NO_REPORT

@@ -1,0 +1,87 @@
+"""History: the last closed routes, the totals since the oldest event on the bus, and their course over time. Bounded.
+
+    History(size)
+
+It holds nothing that a restarted router does not get again by replay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
+from dynamo_semkv.outcome.totals import STEPS, Totals
+
+BUCKET_SECONDS = 10.0
+BUCKETS = 360
+"""One hour."""
+
+
+@dataclass
+class Bucket:
+    """What closed within BUCKET_SECONDS from `start` (Unix seconds)."""
+
+    start: float
+    requests: int = 0
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STEPS, 0))
+
+
+class History:
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._routes: OrderedDict[str, ClosedRoute] = OrderedDict()
+        self._totals = Totals()
+        self._buckets: dict[int, Bucket] = {}
+        self._since: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    @property
+    def since(self) -> float | None:
+        """When the oldest route that is counted was opened, by its router's clock."""
+        return self._since
+
+    def add(self, route: ClosedRoute) -> None:
+        """Each route once: that is the book's promise. A second one with the same id is refused, so that it cannot be counted twice."""
+        if route.route_id in self._routes:
+            raise ValueError(f"route {route.route_id} is in the history already")
+        self._routes[route.route_id] = route
+        while len(self._routes) > self._size:
+            self._routes.popitem(last=False)
+        self._totals.add(route)
+        opened_at = route.opened.opened_at
+        self._since = opened_at if self._since is None else min(self._since, opened_at)
+        self._add_to_course(route)
+
+    def add_orphan(self, orphan: OrphanReport) -> None:
+        self._totals.add_orphan(orphan)
+
+    def recent(self, count: int) -> list[ClosedRoute]:
+        """Newest first."""
+        routes = reversed(self._routes.values())
+        return [route for _, route in zip(range(count), routes, strict=False)]
+
+    def get(self, route_id: str) -> ClosedRoute | None:
+        return self._routes.get(route_id)
+
+    def totals(self) -> Totals:
+        """The running totals themselves: read, do not keep."""
+        return self._totals
+
+    def course(self) -> list[Bucket]:
+        """Oldest first; buckets in which nothing closed are left out."""
+        return [self._buckets[number] for number in sorted(self._buckets)]
+
+    def _add_to_course(self, route: ClosedRoute) -> None:
+        number = int(route.closed_at // BUCKET_SECONDS)
+        newest = max(self._buckets, default=number)
+        if number <= newest - BUCKETS:
+            return
+        bucket = self._buckets.setdefault(number, Bucket(number * BUCKET_SECONDS))
+        bucket.requests += 1
+        for step in STEPS:
+            bucket.tokens[step] += getattr(route.funnel, step)
+        for old in [key for key in self._buckets if key <= max(newest, number) - BUCKETS]:
+            del self._buckets[old]

@@ -1,0 +1,302 @@
+"""Intake: the bus into the book, the donor catalog and the replica directory. RouteJournal: a router's own route events out.
+
+    Intake(subscriber, book, apply_donor_event=..., announce=..., monotonic=time.monotonic, wall=time.time)
+    await intake.start(); await intake.close()
+    RouteJournal(publisher, intake, router_name)   .opened(event)   .observed(event)
+
+Two phases. *Replay*: what the bus kept is folded into the book in the order in which the broker stored it, by the broker's times. *Live*:
+what arrives counts as of now, by a clock that nobody can set. While the bus is away or catching up, time stands still for open
+routes, because their reports could not have arrived. A router's own events go into the book first and to the bus second; they come back as
+duplicates.
+
+Malformed messages are counted by what is wrong with them and dropped; nothing here raises into the subscription or into a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from dynamo_semkv.bus.subscriber import Message, Start
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.codec import (
+    JSON,
+    MSGPACK,
+    UnsupportedVersion,
+    decode_announcement,
+    decode_donor_event,
+    decode_report,
+    decode_route_event,
+    encode_route_event,
+)
+from dynamo_semkv.contracts.donor_events import DonorEvent
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.report import MaterializationReport
+from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
+from dynamo_semkv.outcome.book import OutcomeBook
+from dynamo_semkv.outcome.replay import Replay
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+TICK_SECONDS = 0.5
+MAX_HELD_EVENTS = 20_000
+"""Own route events that wait for the end of the replay. What does not fit comes back from the bus."""
+
+BookEvent = RouteOpened | RouteObserved | MaterializationReport
+_JOINED = (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
+
+
+class Subscriber(Protocol):
+    """The part of BusSubscriber that is used here."""
+
+    def subscribe_stream(
+        self,
+        stream: str,
+        subject_filter: str,
+        handler: Callable[[Message], None],
+        *,
+        start: Start = "all",
+        on_caught_up: Callable[[], None] | None = None,
+    ) -> None: ...
+
+    def caught_up(self, stream: str) -> bool: ...
+
+
+class Publisher(Protocol):
+    """The part of BusPublisher that is used here."""
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        message_id: str | None = None,
+        persistent: bool = True,
+    ) -> bool: ...
+
+
+class Intake:
+    """One event loop. `subscriber` is started and closed by whoever made it; `start` subscribes and ticks."""
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        book: OutcomeBook,
+        *,
+        apply_donor_event: Callable[[DonorEvent], object],
+        announce: Callable[[ReplicaAnnouncement], object],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """`<stream>.messages`, `.malformed`, `.unsupported_version`; `own_held`, `own_dropped`."""
+        self._subscriber = subscriber
+        self._book = book
+        self._apply_donor_event = apply_donor_event
+        self._announce = announce
+        self._monotonic = monotonic
+        self._epoch = wall() - monotonic()
+        self._replay: Replay[BookEvent] | None = Replay(_JOINED)
+        self._replayed_to: float | None = None
+        self._own: deque[BookEvent] = deque()
+        self._paused_at: float | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether everything that the bus had kept at the start is in the book."""
+        return self._replay is None
+
+    @property
+    def waiting(self) -> int:
+        """Own events that wait for the replay."""
+        return len(self._own)
+
+    async def start(self) -> None:
+        subscribe = self._subscriber.subscribe_stream
+        subscribe(subjects.DONOR_STREAM, ">", self.on_donor_event)  # both subjects of the stream, in one order
+        subscribe(
+            subjects.ANNOUNCEMENT_STREAM,
+            f"{subjects.ANNOUNCEMENTS}.>",
+            self.on_announcement,
+            start="last_per_subject",
+        )
+        for stream, subject, handler in (
+            (subjects.ROUTE_STREAM, subjects.ROUTES, self.on_route_event),
+            (subjects.REPORT_STREAM, subjects.REPORTS, self.on_report),
+        ):
+            subscribe(stream, f"{subject}.>", handler, on_caught_up=self._catching_up(stream))
+        self._ticker = asyncio.ensure_future(self._tick_for_ever())
+
+    async def close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+            self._ticker = None
+
+    def on_donor_event(self, message: Message) -> None:
+        event = self._decoded(message, "donors", lambda raw: decode_donor_event(raw, message.content_type or JSON))
+        if event is not None:
+            self._apply_donor_event(event)
+
+    def on_announcement(self, message: Message) -> None:
+        announcement = self._decoded(message, "announcements", decode_announcement)
+        if announcement is not None:
+            self._announce(announcement)
+
+    def on_route_event(self, message: Message) -> None:
+        event = self._decoded(message, "routes", _decode_route_event)
+        if event is not None:
+            self._arrived(subjects.ROUTE_STREAM, message.timestamp, event)
+
+    def on_report(self, message: Message) -> None:
+        report = self._decoded(message, "reports", decode_report)
+        if report is not None:
+            self._arrived(subjects.REPORT_STREAM, message.timestamp, report)
+
+    def own(self, event: RouteEvent) -> None:
+        """An event of this router: known at once, unless the past is still being read."""
+        if self._replay is None:
+            self._apply(event, self._now())
+            return
+        self.counts["own_held"] += 1
+        self._own.append(event)
+        while len(self._own) > MAX_HELD_EVENTS:
+            self._own.popleft()
+            self.counts["own_dropped"] += 1
+
+    def caught_up(self, stream: str) -> None:
+        """A joined stream has handed over what was stored; after both, live begins."""
+        if self._replay is None:
+            return
+        self._replay.caught_up(stream)
+        self._fold()
+        if self._replay.done:
+            self._go_live()
+
+    def tick(self) -> None:
+        if self._replay is not None:
+            return
+        now = self._now()
+        if not all(self._subscriber.caught_up(stream) for stream in _JOINED):
+            if self._paused_at is None:
+                self._paused_at = now
+            return
+        if self._paused_at is not None:
+            self._book.rebase(now - self._paused_at)
+            self._paused_at = None
+        self._book.expire(now)
+
+    def _catching_up(self, stream: str) -> Callable[[], None]:
+        return lambda: self.caught_up(stream)
+
+    def _arrived(self, stream: str, timestamp: float, event: BookEvent) -> None:
+        if self._replay is None:
+            self._apply(event, self._now())
+            return
+        self._replay.add(stream, timestamp, event)
+        self._fold()
+
+    def _fold(self) -> None:
+        assert self._replay is not None
+        for timestamp, event in self._replay.ready():
+            self._book.expire(timestamp)
+            self._apply(event, timestamp)
+            self._replayed_to = timestamp
+
+    def _go_live(self) -> None:
+        self._replay = None
+        now = self._now()
+        if self._replayed_to is not None:
+            # The two clocks need not agree: the newest event of the past counts as of now.
+            self._book.rebase(now - self._replayed_to)
+        while self._own:
+            self._apply(self._own.popleft(), now)
+
+    def _apply(self, event: BookEvent, at: float) -> None:
+        if isinstance(event, RouteOpened):
+            self._book.opened(event, at)
+        elif isinstance(event, RouteObserved):
+            self._book.observed(event, at)
+        else:
+            self._book.report(event, at)
+
+    def _now(self) -> float:
+        return self._epoch + self._monotonic()
+
+    def _decoded(self, message: Message, stream: str, decode: Callable[[bytes], _T]) -> _T | None:
+        self.counts[f"{stream}.messages"] += 1
+        try:
+            return decode(message.payload)
+        except UnsupportedVersion as error:
+            self._refused(stream, "unsupported_version", error)
+        except ContractError as error:
+            self._refused(stream, "malformed", error)
+        return None
+
+    def _refused(self, stream: str, kind: str, error: ContractError) -> None:
+        name = f"{stream}.{kind}"
+        self.counts[name] += 1
+        count = self.counts[name]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a broken peer does not fill the log
+            _log.warning("%s: message dropped (%d so far): %s", name, count, error)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                self.tick()
+            except Exception:  # noqa: BLE001 - a tick that fails may not end all later ones; counted and logged
+                self.counts["tick_errors"] += 1
+                _log.exception("outcome tick failed (%d so far)", self.counts["tick_errors"])
+
+
+class RouteJournal:
+    """Writes down what this router decided and saw. Never raises and never waits: a request does not depend on its record."""
+
+    def __init__(self, publisher: Publisher, intake: Intake, router_name: str) -> None:
+        self.router_name = router_name
+        self.counts: Counter[str] = Counter()
+        """`published`, `not_published` (bus buffer full or refused), `errors`."""
+        self._publisher = publisher
+        self._intake = intake
+        self._subject = subjects.routes(router_name)
+
+    def opened(self, event: RouteOpened) -> None:
+        self._write(event, "opened")
+
+    def observed(self, event: RouteObserved) -> None:
+        self._write(event, "observed")
+
+    def _write(self, event: RouteEvent, kind: str) -> None:
+        try:
+            self._intake.own(event)
+            accepted = self._publisher.publish(
+                self._subject,
+                encode_route_event(event),
+                content_type=MSGPACK,
+                message_id=f"{event.route_id}.{kind}",
+            )
+        except Exception:  # noqa: BLE001 - whatever is wrong here, the request goes on; counted and logged
+            self.counts["errors"] += 1
+            _log.exception("route event not written (%d so far)", self.counts["errors"])
+            return
+        self.counts["published" if accepted else "not_published"] += 1
+
+
+def _decode_route_event(raw: bytes) -> RouteEvent:
+    """Also refuses times that are no numbers: they order routes and feed quantiles."""
+    event = decode_route_event(raw)
+    times = (event.opened_at,) if isinstance(event, RouteOpened) else (event.observed_at, event.ttft_seconds or 0.0)
+    if not all(math.isfinite(value) for value in times):
+        raise ContractError("route_event.time", times, "finite seconds")
+    return event

@@ -1,0 +1,158 @@
+"""Which report belongs to which route. Pure: a function of the open routes and the waiting reports of one prompt.
+
+    match(routes, reports, taken) -> {route_id: Match}
+
+Rules, in this order:
+1. Reports of one engine request (it may be allocated more than once) are one: they close one route, with the report that confirmed most.
+2. A report that names its route belongs to it, unless another replica served that route.
+3. Equal prompts in flight on one replica may share one hint, so two requests may name the same route: the second is then treated as
+   one that names none.
+4. A report that names none belongs to the oldest route with its prompt that went to its replica and has no report.
+
+Order is by the values given (time opened, time of the report), never by arrival, so any interleaving gives the same pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from dynamo_semkv.contracts.report import MaterializationReport
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.outcome.closed import JoinedBy, ReplicaName, placed_on, served_by
+
+
+class OpenRoute(NamedTuple):
+    opened: RouteOpened
+    observed: RouteObserved | None
+
+
+class HeldReport(NamedTuple):
+    report: MaterializationReport
+    at: float
+    """When it was published, by the clock of the book."""
+
+
+class EngineRequest(NamedTuple):
+    """One request in one engine: what reports of several allocation epochs have in common."""
+
+    replica: ReplicaName
+    generation: str
+    prompt_key: bytes
+    request_id: int
+
+
+class Fit(Enum):
+    """How the replica of a report compares with that of a route."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+    """The route was left to Dynamo and nobody said yet, or ever, who served it."""
+
+
+@dataclass
+class Match:
+    report: MaterializationReport
+    at: float
+    """Of the last report of the request."""
+    joined_by: JoinedBy
+    report_ids: tuple[str, ...]
+    """All reports of the same engine request, this one included."""
+
+
+@dataclass
+class _Request:
+    held: list[HeldReport] = field(default_factory=list)
+    """In order of time."""
+
+    @property
+    def order(self) -> tuple[float, str]:
+        return _order(self.held[0])
+
+    @property
+    def route_id(self) -> str | None:
+        return next((held.report.route_id for held in self.held if held.report.route_id is not None), None)
+
+    def match(self, joined_by: JoinedBy) -> Match:
+        best = max(self.held, key=lambda held: (held.report.confirmed, held.report.epoch, held.report.report_id))
+        ids = tuple(sorted(held.report.report_id for held in self.held))
+        return Match(best.report, max(held.at for held in self.held), joined_by, ids)
+
+
+def replica_of(report: MaterializationReport) -> ReplicaName:
+    return ReplicaName(report.stable_routing_id, report.dp_rank)
+
+
+def engine_request(report: MaterializationReport) -> EngineRequest | None:
+    """None where the engine gave no number: every such report stands for a request of its own."""
+    if report.request_id == 0:
+        return None
+    return EngineRequest(replica_of(report), report.generation, report.prompt_key, report.request_id)
+
+
+def fit(route: OpenRoute, report: MaterializationReport) -> Fit:
+    served = served_by(route.opened, route.observed)
+    if served is None:
+        return Fit.UNKNOWN
+    if same_replica(served, replica_of(report)):
+        return Fit.SAME
+    # A pin that did not hold: until the stream says who served, only the pinned replica is known.
+    pinned_only = route.observed is None and placed_on(route.opened) is not None
+    return Fit.UNKNOWN if pinned_only else Fit.OTHER
+
+
+def same_replica(left: ReplicaName, right: ReplicaName) -> bool:
+    """Ranks have caches of their own, so they must agree; an unknown rank agrees with any."""
+    return left.stable_routing_id == right.stable_routing_id and (
+        left.dp_rank is None or right.dp_rank is None or left.dp_rank == right.dp_rank
+    )
+
+
+def match(
+    routes: Sequence[OpenRoute], reports: Iterable[HeldReport], taken: Container[str] = frozenset()
+) -> dict[str, Match]:
+    """Pairs of the group. `taken`: ids of routes that closed with another request's report (rule 3)."""
+    ordered = sorted(routes, key=lambda route: (route.opened.opened_at, route.opened.route_id))
+    by_id = {route.opened.route_id: route for route in ordered}
+    pairs: dict[str, Match] = {}
+    loose: list[_Request] = []
+    for request in sorted(_requests(reports), key=lambda request: request.order):
+        named = request.route_id
+        report = request.held[0].report
+        if named is None or named in taken:
+            loose.append(request)
+        elif named in by_id and fit(by_id[named], report) is not Fit.OTHER:
+            if named in pairs:
+                loose.append(request)
+            else:
+                pairs[named] = request.match(JoinedBy.ROUTE_ID)
+    for request in loose:
+        report = request.held[0].report
+        for route in ordered:
+            if (
+                route.opened.route_id not in pairs
+                and route.opened.prompt_key == report.prompt_key
+                and fit(route, report) is Fit.SAME
+            ):
+                pairs[route.opened.route_id] = request.match(JoinedBy.PROMPT_KEY)
+                break
+    return pairs
+
+
+def _requests(reports: Iterable[HeldReport]) -> list[_Request]:
+    numbered: dict[EngineRequest, _Request] = {}
+    single: list[_Request] = []
+    for held in sorted(reports, key=_order):
+        key = engine_request(held.report)
+        if key is None:
+            single.append(_Request([held]))
+        else:
+            numbered.setdefault(key, _Request()).held.append(held)
+    return [*numbered.values(), *single]
+
+
+def _order(held: HeldReport) -> tuple[float, str]:
+    return held.at, held.report.report_id
