@@ -65,12 +65,20 @@ class ReplicaDirectory:
     `on_removed(wire_worker_id, dp_rank)` is called once for every name under which donors of a replica that went may be catalogued: its
     instance id always, its stable worker id only when no other live instance carries it. A restarted worker that is already listed
     again therefore keeps its donors until its own generation reset clears them.
+
+    `on_present(wire_worker_id, dp_rank, generation)` is called, possibly again and again, for a live replica that has announced its
+    generation. What a replica announced before it went does not count when it comes back: it may be another process by then.
     """
 
     def __init__(
-        self, on_removed: Callable[[int, int], None] | None = None, *, public_model: str | None = None
+        self,
+        on_removed: Callable[[int, int], None] | None = None,
+        on_present: Callable[[int, int, str], object] | None = None,
+        *,
+        public_model: str | None = None,
     ) -> None:
         self._on_removed = on_removed
+        self._on_present = on_present
         self._public_model = public_model
         self._live: dict[ReplicaKey, _Known] = {}
         self._by_wire: dict[tuple[int, int], ReplicaKey] = {}
@@ -84,6 +92,7 @@ class ReplicaDirectory:
         """Replaces the set of live replicas by what discovery and the model cards list now."""
         gone = {replica: known.card for replica, known in self._live.items() if replica not in live}
         changed = bool(gone)
+        new = []
         for replica in gone:
             del self._live[replica]
         for replica, card in live.items():
@@ -91,6 +100,7 @@ class ReplicaDirectory:
             if known is None:
                 self._sights += 1
                 self._live[replica] = _Known(card, self._sights)
+                new.append(replica)
                 changed = True
             elif known.card != card:
                 known.card = card
@@ -101,6 +111,8 @@ class ReplicaDirectory:
         self._views.clear()
         for replica, card in gone.items():
             self._removed(replica, card)
+        for replica in new:
+            self._present(replica)
 
     def announce(self, announcement: ReplicaAnnouncement) -> None:
         """The last announcement of a replica stands, whether or not discovery lists it yet."""
@@ -112,6 +124,10 @@ class ReplicaDirectory:
         while len(self._announced) > MAX_ANNOUNCEMENTS:
             self._announced.popitem(last=False)
             self.counts["announcement_dropped"] += 1
+        wire = wire_id(stable.stable_routing_id)
+        replica = self._by_wire.get((wire, stable.dp_rank)) if wire is not None else None
+        if replica is not None:
+            self._present(replica)
 
     def resolve(self, worker_id: int, dp_rank: int) -> ReplicaKey | None:
         """A worker id from the wire -> the live replica: it is either an instance id, or `stable_worker_id` of one.
@@ -239,14 +255,23 @@ class ReplicaDirectory:
 
     def _removed(self, replica: ReplicaKey, card: ReplicaCard) -> None:
         self.counts["removed"] += 1
-        if self._on_removed is None:
-            return
         names = [replica.worker_id]
-        if card.stable_routing_id is not None and (wire := wire_id(card.stable_routing_id)) is not None:
+        stable = card.stable_routing_id
+        if stable is not None and (wire := wire_id(stable)) is not None:
             names.append(wire)
+            if (wire, replica.dp_rank) not in self._by_wire:
+                self._announced.pop(StableReplica(stable, replica.dp_rank), None)
         for name in names:
-            if (name, replica.dp_rank) not in self._by_wire:
+            if (name, replica.dp_rank) not in self._by_wire and self._on_removed is not None:
                 self._on_removed(name, replica.dp_rank)
+
+    def _present(self, replica: ReplicaKey) -> None:
+        announcement = self._announcement(replica)
+        if self._on_present is None or announcement is None:
+            return
+        for name in (replica.worker_id, wire_id(announcement.stable_routing_id)):
+            if name is not None:
+                self._on_present(name, replica.dp_rank, announcement.generation)
 
     def _duplicates(self) -> set[str]:
         """Stable ids that more than one live instance carries: a restart for some seconds, a misconfiguration if it stays."""

@@ -198,6 +198,23 @@ def test_kthena_1550_a_restarted_worker_already_listed_keeps_its_donors() -> Non
     assert directory.readiness()["duplicate_stable_ids"] == []
 
 
+def test_kthena_1428_what_was_announced_before_it_went_does_not_count_after() -> None:
+    present: list[tuple[int, int, str]] = []
+    directory = ReplicaDirectory(on_present=lambda worker, rank, generation: present.append((worker, rank, generation)))
+    wire = stable_worker_id("w-a")
+    directory.announce(announcement("w-a", 0, generation="g1"))
+    assert present == []
+    directory.update_live({A0: card("w-a")})
+    assert present == [(11, 0, "g1"), (wire, 0, "g1")]
+    directory.update_live({})
+    directory.update_live({ReplicaKey(12, 0): card("w-a")})
+    assert directory.view_of("m").standing is Standing.UNANNOUNCED
+    assert present == [(11, 0, "g1"), (wire, 0, "g1")]
+    directory.announce(announcement("w-a", 0, generation="g2"))
+    assert present[2:] == [(12, 0, "g2"), (wire, 0, "g2")]
+    assert directory.view_of("m").eligible == {ReplicaKey(12, 0)}
+
+
 def test_a_card_that_changes_is_taken_over() -> None:
     directory = ReplicaDirectory()
     directory.update_live({A0: card(None)})
