@@ -1,0 +1,97 @@
+"""Deadlines that hold even against what ignores them, and counted reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_semkv.router.attempts import Attempts
+from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, Late, pin_reason, within
+from dynamo_semkv.router.runtime_errors import FailureKind
+
+
+async def _value(value: int) -> int:
+    return value
+
+
+async def test_what_is_in_time_is_returned_and_what_it_raises_is_raised() -> None:
+    assert await within(5.0, _value(3)) == 3
+
+    async def fail() -> int:
+        raise RuntimeError("theirs")
+
+    with pytest.raises(RuntimeError, match="theirs"):
+        await within(5.0, fail())
+
+
+async def test_production_stack_1016_what_ignores_its_cancellation_is_left_behind() -> None:
+    released = asyncio.Event()
+    ignored = asyncio.Event()
+
+    async def stubborn() -> int:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                ignored.set()
+        raise RuntimeError("too late to matter")
+
+    with pytest.raises(Late):
+        await within(0.001, stubborn())
+    await asyncio.wait_for(ignored.wait(), 5.0)
+    released.set()
+    # Its late exception is taken: nothing is reported as never retrieved when the loop ends.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_cancelling_the_waiter_cancels_the_work() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    waiter = asyncio.ensure_future(within(60.0, work()))
+    await started.wait()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    await asyncio.wait_for(cancelled.wait(), 5.0)
+
+
+def test_counts_all_and_logs_powers_of_two(caplog: pytest.LogCaptureFixture) -> None:
+    fallbacks = Fallbacks()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(9):
+            fallbacks.add(FallbackReason.LOOKUP_ERROR, ValueError("x"))
+        fallbacks.add(FallbackReason.EXACT_TIMEOUT, "late")
+    assert fallbacks.counts == {FallbackReason.LOOKUP_ERROR: 9, FallbackReason.EXACT_TIMEOUT: 1}
+    assert len([r for r in caplog.records if "lookup_error" in r.getMessage()]) == 4
+
+
+@pytest.mark.parametrize("kind", [*FailureKind, "a kind of a newer edge"])
+def test_every_reason_to_give_up_a_pin_has_a_label(kind: str) -> None:
+    assert pin_reason(kind).value.startswith("pin_")
+
+
+def test_dynamo_13191_attempts_of_one_request_are_told_apart() -> None:
+    attempts = Attempts()
+    assert [attempts.next("a"), attempts.next("b"), attempts.next("a"), attempts.next("a")] == [0, 0, 1, 2]
+    assert [attempts.next(""), attempts.next("")] == [0, 0]
+
+
+@given(st.lists(st.text("abcdef", max_size=2), max_size=200))
+def test_attempts_stay_bounded(ids: list[str]) -> None:
+    attempts = Attempts(limit=4)
+    for request_id in ids:
+        attempts.next(request_id)
+    assert len(attempts) <= 4
