@@ -20,12 +20,18 @@ class Life:
     """One generation of one stream, shared by all its donors: purging, quarantining or fencing off any number of donors is one
     assignment, seen at once by every thread that holds one of them."""
 
-    __slots__ = ("creditable", "generation")
+    __slots__ = ("creditable", "generation", "over")
 
     def __init__(self, generation: str) -> None:
         self.generation = generation
         self.creditable = True
-        """False: quarantined after a gap, absent with its worker, or over for good."""
+        """False: quarantined after a gap, absent with its worker, or over."""
+        self.over = False
+        """For good: a reset or a purge ended it."""
+
+    def end(self) -> None:
+        self.creditable = False
+        self.over = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +45,9 @@ class CatalogDonor:
     """None for donors of other emitters: they give no fingerprint evidence."""
     stream: StreamKey
     life: Life = field(repr=False)
-    segment_ids: tuple[int | str, ...] = ()
-    """Ids of the segments that are still there, in order."""
-    ranges: tuple[tuple[int, int], ...] = ()
-    """Their half-open token ranges; `sketch` covers no more than these."""
     tokens_per_block: int = 1
+    segments: tuple[tuple[int | str, int, int], ...] = ()
+    """(segment id, start, end) of what is still there, in order, half-open; `sketch` covers no more than these."""
 
     @property
     def generation(self) -> str:

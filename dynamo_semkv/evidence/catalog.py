@@ -1,0 +1,336 @@
+"""DonorCatalog: every donor that may still be somewhere, from lifecycle events alone.
+
+It belongs to one thread (the router's event loop). Listeners are told there; other threads may hold CatalogDonors and read `creditable`.
+Whole streams are fenced by one assignment (see Life); their donors leave the listeners in small steps, so that no purge stalls.
+
+It does not know which replicas are alive (`router/replicas.py` says so through `purge_replica` and `readmit_replica`), nor what a donor is
+worth to a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dynamo_semkv.contracts.donor_events import (
+    DonorEvent,
+    DonorEvicted,
+    DonorRegistered,
+    DonorRelocated,
+    DonorsPurged,
+)
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.evidence.donor import CatalogDonor, StreamKey
+from dynamo_semkv.evidence.emitters import donor_from, in_scope, may_place, may_purge, partition_of, restricted
+from dynamo_semkv.evidence.provider import DonorListener
+from dynamo_semkv.evidence.retention import Retention
+from dynamo_semkv.evidence.stream import Stream, Verdict
+
+logger = logging.getLogger(__name__)
+
+BYTES_PER_DONOR = 4_096
+
+
+class DonorCatalog:
+    """`clock`: monotonic seconds, used only for how long a worker has been gone, never for what is newer.
+
+    Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (the oldest unused of the largest namespace goes),
+    `max_streams`, `max_held` events that came before an earlier one, and `absent_seconds` after which a gone worker's donors are dropped.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[DonorListener] = (),
+        *,
+        clock: Callable[[], float],
+        max_donors: int = 100_000,
+        max_donors_per_namespace: int = 100_000,
+        max_bytes: int | None = None,
+        max_streams: int = 4_096,
+        max_held: int = 4_096,
+        max_held_per_stream: int = 512,
+        absent_seconds: float = 300.0,
+    ) -> None:
+        self._listeners = tuple(listeners)
+        self._clock = clock
+        self._max_donors = max_donors
+        self._max_per_namespace = max_donors_per_namespace
+        self._max_bytes = max_bytes if max_bytes is not None else max_donors * BYTES_PER_DONOR
+        self._max_streams = max_streams
+        self._max_held = max_held
+        self._max_held_per_stream = max_held_per_stream
+        self._absent_seconds = absent_seconds
+        self._streams: OrderedDict[StreamKey, Stream] = OrderedDict()
+        self._donors: dict[str, CatalogDonor] = {}
+        self._of_stream: dict[StreamKey, dict[str, None]] = {}
+        self._ended: deque[dict[str, None]] = deque()
+        self._retention = Retention()
+        self._bytes = 0
+        self._held = 0
+        self.counts: Counter[str] = Counter()
+        """Events by Verdict, and `evicted_full`, `quarantined`, `unknown_segment`, `listener_error`."""
+
+    def __len__(self) -> int:
+        return len(self._donors)
+
+    def apply(self, event: DonorEvent) -> Verdict:
+        """One event as it was decoded. Never raises; what it did is counted and returned."""
+        key = StreamKey(event.worker_id, event.dp_rank)
+        stream = self._stream(key)
+        if stream is None:
+            return self._count(Verdict.TOO_MANY_STREAMS)
+        life, held = stream.life, stream.held
+        verdict, ready = stream.admit(event, may_hold=self._held < self._max_held)
+        self._held += stream.held - held
+        if stream.life is not life and life is not None:
+            self._end_donors(key)
+        if not ready:
+            return self._count(verdict)
+        outcome = self._apply(stream, ready[0])
+        for waiting in ready[1:]:
+            self._count(self._apply(stream, waiting))
+        self.sweep(16)
+        return self._count(outcome)
+
+    def quarantine(self, worker_id: int, dp_rank: int) -> None:
+        """No credit until the emitter resets: for a consumer that knows it lost events (a message that could not be decoded)."""
+        stream = self._streams.get(StreamKey(worker_id, dp_rank))
+        if stream is not None:
+            held = stream.held
+            stream.distrust()
+            self._held += stream.held - held
+            self.counts["quarantined"] += 1
+
+    def purge_replica(self, worker_wire_id: int, dp_rank: int) -> int:
+        """The worker is gone from discovery: no credit, and late events of its last generation cannot bring it back.
+
+        Returns how many donors that concerns. They are kept for `absent_seconds`, for a worker that was only out of sight."""
+        key = StreamKey(worker_wire_id, dp_rank)
+        stream = self._streams.get(key)
+        if stream is None:
+            return 0
+        stream.leave(self._clock())
+        return len(self._of_stream.get(key, ()))
+
+    def readmit_replica(self, worker_wire_id: int, dp_rank: int, generation: str) -> bool:
+        """The worker is back and says which generation it is in: True when its donors count again. Another generation stays out until
+        its own reset arrives; a restarted worker is never scored as warm."""
+        stream = self._streams.get(StreamKey(worker_wire_id, dp_rank))
+        return stream is not None and stream.come_back(generation)
+
+    def get(self, donor_id: str) -> CatalogDonor | None:
+        """None also for a donor whose life is over and that merely has not been swept."""
+        donor = self._donors.get(donor_id)
+        return donor if donor is not None and not donor.life.over else None
+
+    def donors_of(self, worker_wire_id: int, dp_rank: int) -> list[CatalogDonor]:
+        found = (self.get(donor_id) for donor_id in self._of_stream.get(StreamKey(worker_wire_id, dp_rank), ()))
+        return [donor for donor in found if donor is not None]
+
+    def touch(self, donor_id: str) -> None:
+        """The donor was a match: it is evicted later than one that never was. Any thread."""
+        if donor_id in self._donors:
+            self._retention.touch(donor_id)
+
+    def sweep(self, limit: int = 64) -> int:
+        """Takes at most `limit` donors whose life is over from the listeners. Every applied event sweeps a little; call it when idle."""
+        swept = 0
+        while self._ended and swept < limit:
+            donor_id = next(iter(self._ended[0]), None)
+            if donor_id is None:
+                self._ended.popleft()
+                continue
+            del self._ended[0][donor_id]
+            donor = self._donors.get(donor_id)
+            # Registered again in a later life: that one stays.
+            if donor is not None and donor.life.over:
+                self._remove(donor)
+            swept += 1
+        return swept
+
+    def forget_absent(self) -> int:
+        """Ends the streams whose worker has been gone for `absent_seconds`. Call it every few seconds; returns how many ended."""
+        now = self._clock()
+        gone = [
+            stream
+            for stream in self._streams.values()
+            if stream.absent_since is not None and now - stream.absent_since >= self._absent_seconds
+        ]
+        for stream in gone:
+            if stream.life is None:
+                del self._streams[stream.key]
+                continue
+            self._held -= stream.held
+            stream.forget()
+            self._end_donors(stream.key)
+        return len(gone)
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able and bounded. Worker ids as strings: they exceed 2^53."""
+        return {
+            "donors": len(self._donors),
+            "sketch_bytes": self._bytes,
+            "namespaces": self._retention.groups,
+            "held_events": self._held,
+            "counts": dict(self.counts),
+            "streams": [
+                {
+                    "worker_id": str(key.worker_id),
+                    "dp_rank": key.dp_rank,
+                    "generation": stream.generation,
+                    "next_event_id": stream.expected,
+                    "donors": len(self._of_stream.get(key, ())),
+                    "quarantined": stream.quarantined,
+                    "absent": stream.absent_since is not None,
+                }
+                for key, stream in list(self._streams.items())[:256]
+            ],
+        }
+
+    def _count(self, verdict: Verdict) -> Verdict:
+        self.counts[verdict.value] += 1
+        return verdict
+
+    def _stream(self, key: StreamKey) -> Stream | None:
+        stream = self._streams.get(key)
+        if stream is not None:
+            self._streams.move_to_end(key)
+            return stream
+        if len(self._streams) >= self._max_streams:
+            silent = next(iter(self._streams))
+            if self._of_stream.get(silent):
+                return None
+            self._held -= self._streams.pop(silent).held
+        self._streams[key] = Stream(key, self._max_held_per_stream)
+        return self._streams[key]
+
+    def _apply(self, stream: Stream, event: DonorEvent) -> Verdict:
+        data = event.data
+        if isinstance(data, DonorRegistered):
+            return self._register(stream, data)
+        if isinstance(data, DonorEvicted):
+            return self._evict(stream, data)
+        if isinstance(data, DonorRelocated):
+            return self._relocate(stream, data)
+        if isinstance(data, DonorsPurged):
+            return self._purge(stream, data)
+        return Verdict.APPLIED  # a reset: the stream has begun a new life already
+
+    def _register(self, stream: Stream, data: DonorRegistered) -> Verdict:
+        life = stream.life
+        if life is None or not may_place(stream.key, data.location):
+            return Verdict.FOREIGN_LOCATION
+        known = self.get(data.donor_id)
+        if known is not None and known.stream != stream.key:
+            return Verdict.FOREIGN_DONOR
+        partition = partition_of(data.namespace)
+        if partition is None:
+            return Verdict.MALFORMED_NAMESPACE
+        try:
+            donor = donor_from(data, partition, stream.key, life)
+        except ContractError as error:
+            logger.warning("donor %s of stream %s dropped: %s", data.donor_id, stream.key, error)
+            return Verdict.BAD_SKETCH
+        self._put(donor)
+        return Verdict.APPLIED
+
+    def _evict(self, stream: Stream, data: DonorEvicted) -> Verdict:
+        donor = self.get(data.donor_id)
+        if donor is None:
+            return Verdict.UNKNOWN_DONOR
+        if donor.stream != stream.key:
+            return Verdict.FOREIGN_DONOR
+        gone = set(data.segments) if data.segments is not None else {segment_id for segment_id, _, _ in donor.segments}
+        left = tuple(segment for segment in donor.segments if segment[0] not in gone)
+        if not left:
+            self._remove(donor)
+        elif len(left) == len(donor.segments):
+            self.counts["unknown_segment"] += 1
+        else:
+            sketch = restricted(donor.sketch, donor.token_count, left, donor.tokens_per_block)
+            self._put(replace(donor, segments=left, sketch=sketch))
+        return Verdict.APPLIED
+
+    def _relocate(self, stream: Stream, data: DonorRelocated) -> Verdict:
+        donor = self.get(data.donor_id)
+        if donor is None:
+            return Verdict.UNKNOWN_DONOR
+        if donor.stream != stream.key:
+            return Verdict.FOREIGN_DONOR
+        if not may_place(stream.key, data.new_location):
+            return Verdict.FOREIGN_LOCATION
+        self._put(replace(donor, location=data.new_location))
+        return Verdict.APPLIED
+
+    def _purge(self, stream: Stream, data: DonorsPurged) -> Verdict:
+        if not may_purge(stream.key, data.scope):
+            return Verdict.FOREIGN_SCOPE
+        own = [self._donors[donor_id] for donor_id in self._of_stream.get(stream.key, ())]
+        leaving = [donor for donor in own if in_scope(donor, data.scope)]
+        if len(leaving) == len(own):
+            stream.renew()
+            self._end_donors(stream.key)
+        else:
+            for donor in leaving:
+                self._remove(donor)
+        return Verdict.APPLIED
+
+    def _put(self, donor: CatalogDonor) -> None:
+        """Adds or replaces: donors are a set, so two registrations and one eviction leave nothing."""
+        known = self._donors.get(donor.donor_id)
+        if known is not None:
+            self._unlink(known)
+        self._donors[donor.donor_id] = donor
+        self._of_stream.setdefault(donor.stream, {})[donor.donor_id] = None
+        self._retention.add(donor.namespace_digest_hex, donor.donor_id)
+        self._bytes += _sketch_bytes(donor)
+        self._make_room(donor.namespace_digest_hex)
+        if donor.donor_id in self._donors:
+            self._tell(lambda listener: listener.donor_added(donor))
+
+    def _make_room(self, namespace: str) -> None:
+        while self._retention.size(namespace) > self._max_per_namespace:
+            self._evict_for_room(namespace)
+        while len(self._donors) > self._max_donors or (self._bytes > self._max_bytes and len(self._donors) > 1):
+            self._evict_for_room(None)
+
+    def _evict_for_room(self, namespace: str | None) -> None:
+        victim = self._retention.victim(namespace)
+        if victim is not None:
+            self.counts["evicted_full"] += 1
+            self._remove(self._donors[victim])
+
+    def _remove(self, donor: CatalogDonor) -> None:
+        self._unlink(donor)
+        del self._donors[donor.donor_id]
+        self._tell(lambda listener: listener.donor_removed(donor.donor_id))
+
+    def _unlink(self, donor: CatalogDonor) -> None:
+        self._retention.discard(donor.namespace_digest_hex, donor.donor_id)
+        self._bytes -= _sketch_bytes(donor)
+        siblings = self._of_stream.get(donor.stream)
+        if siblings is not None and not donor.life.over:
+            siblings.pop(donor.donor_id, None)
+            if not siblings:
+                del self._of_stream[donor.stream]
+
+    def _end_donors(self, key: StreamKey) -> None:
+        """The stream's donors so far belong to a life that is over; they leave step by step."""
+        ended = self._of_stream.pop(key, None)
+        if ended:
+            self._ended.append(ended)
+
+    def _tell(self, what: Callable[[DonorListener], None]) -> None:
+        for listener in self._listeners:
+            try:
+                what(listener)
+            except Exception:  # a listener's fault must not cost the others their events
+                self.counts["listener_error"] += 1
+                logger.exception("a donor listener failed; its index may miss a donor")
+
+
+def _sketch_bytes(donor: CatalogDonor) -> int:
+    return len(donor.sketch.raw) if donor.sketch is not None else 0

@@ -1,0 +1,109 @@
+"""What an emitter may speak for, and what it said about a donor: from a wire event to a CatalogDonor, or a refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from dynamo_semkv.contracts.donor_events import (
+    NAMESPACE_DIGEST_EXTRA,
+    DonorRegistered,
+    DonorSegment,
+    PurgeLocation,
+    PurgeScope,
+    PurgeWorker,
+    WireNamespace,
+)
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.location import Location, SharedLocation
+from dynamo_semkv.contracts.sketch import ALGORITHM, DonorSketch, merged_ranges
+from dynamo_semkv.evidence.donor import CatalogDonor, Life, StreamKey
+
+WIRE_PREFIX = "wire:"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def may_place(emitter: StreamKey, location: Location) -> bool:
+    """An emitter speaks for its own worker and rank, and for shared stores. Ranks of one worker have caches of their own."""
+    if isinstance(location, SharedLocation):
+        return True
+    return (location.worker_id, location.dp_rank) == emitter
+
+
+def may_purge(emitter: StreamKey, scope: PurgeScope) -> bool:
+    if isinstance(scope, PurgeWorker):
+        return scope.worker_id == emitter.worker_id
+    return may_place(emitter, scope.location) if isinstance(scope, PurgeLocation) else True
+
+
+def in_scope(donor: CatalogDonor, scope: PurgeScope) -> bool:
+    """Of the emitter's own donors: which does the purge mean."""
+    if isinstance(scope, PurgeLocation):
+        return donor.location == scope.location
+    return not (isinstance(scope, PurgeWorker) and isinstance(donor.location, SharedLocation))
+
+
+def partition_of(namespace: WireNamespace) -> str | None:
+    """The partition that a donor belongs to; None for a malformed one.
+
+    Our emitter sends the digest of the whole CacheNamespace, tenant included. Any other donor (SemBlend's) gets a partition of its own made
+    of every field of the wire's hard key, tenant_key included, absent told apart from empty; no request's digest can equal it.
+    """
+    ours = namespace.extra.get(NAMESPACE_DIGEST_EXTRA)
+    if ours is not None:
+        return ours if _DIGEST.fullmatch(ours) else None
+    key = [
+        namespace.model,
+        namespace.tokenizer,
+        namespace.kv_layout,
+        namespace.block_size,
+        namespace.lora,
+        namespace.quant,
+        sorted(namespace.extra.items()),
+    ]
+    return WIRE_PREFIX + hashlib.blake2b(msgspec.json.encode(key), digest_size=32).hexdigest()
+
+
+def donor_from(data: DonorRegistered, partition: str, emitter: StreamKey, life: Life) -> CatalogDonor:
+    """Raises ContractError for a sketch that is damaged or describes another donor. Embeddings of other emitters are not read."""
+    segments = tuple((s.segment_id, *s.token_range) for s in data.segments)
+    sketch = None
+    if not partition.startswith(WIRE_PREFIX):
+        sketch = _sketch_in(data.segments)
+        if sketch is not None and sketch.token_count != data.token_count:
+            raise ContractError("sketch.token_count", sketch.token_count, f"{data.token_count}, as registered")
+    return CatalogDonor(
+        donor_id=data.donor_id,
+        namespace_digest_hex=partition,
+        location=data.location,
+        token_count=data.token_count,
+        sketch=restricted(sketch, data.token_count, segments, data.namespace.block_size),
+        stream=emitter,
+        life=life,
+        tokens_per_block=data.namespace.block_size,
+        segments=segments,
+    )
+
+
+def restricted(
+    sketch: DonorSketch | None,
+    token_count: int,
+    segments: tuple[tuple[int | str, int, int], ...],
+    tokens_per_block: int,
+) -> DonorSketch | None:
+    """The sketch of what the segments still cover."""
+    ranges = merged_ranges([(start, end) for _, start, end in segments])
+    if sketch is None or ranges == [(0, token_count)]:
+        return sketch
+    return sketch.within(ranges, tokens_per_block)
+
+
+def _sketch_in(segments: list[DonorSegment]) -> DonorSketch | None:
+    """The donor's sketch rides in the first segment that has one and covers the whole donor, whatever the segment's own range."""
+    for segment in segments:
+        raw = segment.provider_metadata
+        if raw is not None and bytes(raw[: len(ALGORITHM)]) == ALGORITHM:
+            return DonorSketch.from_bytes(bytes(raw))
+    return None

@@ -1,0 +1,180 @@
+"""One emitter's event stream: which events count, in which order, and when its donors get no credit.
+
+Rules (ai-dynamo/dynamo#10127, and what went wrong elsewhere):
+
+* `event_id` counts up by one. Below the cursor: duplicate. Above: a gap; what came early is held, the stream is quarantined, and it is
+  released when the missing events come, or when a reset says that everything before it is gone.
+* A generation is fenced by equality, never by age. Once another one took its place, its late events are refused for ever (bounded
+  memory: the last 64 are remembered).
+* A new process may start at `event_id` 0 with or without a reset; an unknown generation in the middle of a stream is a lost reset, so a
+  gap.
+* The first event ever seen must have `event_id` 0, be a reset, or wait: a consumer that joins late does not know what it missed.
+
+A stream knows nothing about donors; it decides about events.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+
+from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
+from dynamo_semkv.evidence.donor import Life, StreamKey
+
+RETIRED_KEPT = 64
+
+
+class Verdict(str, Enum):
+    """What became of one event. Closed: counters use it as a label."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    HELD = "held"
+    """After a gap: kept until the missing events come."""
+    LOST = "lost"
+    """After a gap that can no longer be filled (too much was held): dropped until a reset."""
+    STALE_GENERATION = "stale_generation"
+    FOREIGN_LOCATION = "foreign_location"
+    """Claims KV on a worker or rank that is not the emitter's own."""
+    FOREIGN_DONOR = "foreign_donor"
+    """About a donor that another stream registered."""
+    FOREIGN_SCOPE = "foreign_scope"
+    """A purge of somebody else's donors."""
+    UNKNOWN_DONOR = "unknown_donor"
+    MALFORMED_NAMESPACE = "malformed_namespace"
+    BAD_SKETCH = "bad_sketch"
+    TOO_MANY_STREAMS = "too_many_streams"
+
+
+def generation_of(event: DonorEvent) -> str:
+    """Emitters write integers or strings; both are compared as text."""
+    data = event.data
+    return str(data.generation if isinstance(data, GenerationReset) else data.provider_generation)
+
+
+class Stream:
+    """State of one `(worker_id, dp_rank)` stream."""
+
+    def __init__(self, key: StreamKey, max_held: int) -> None:
+        self.key = key
+        self.life: Life | None = None
+        """None until the stream is understood for the first time."""
+        self.absent_since: float | None = None
+        """The worker is gone from discovery: no credit, whatever its events say."""
+        self.expected = 0
+        self.lost = False
+        self._held: dict[tuple[str, int], DonorEvent] = {}
+        self._max_held = max_held
+        self._retired: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def quarantined(self) -> bool:
+        """There is a gap: the donors are known, and nobody knows which of them are still there."""
+        return self.lost or bool(self._held)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def generation(self) -> str | None:
+        return self.life.generation if self.life is not None else None
+
+    def admit(self, event: DonorEvent, *, may_hold: bool = True) -> tuple[Verdict, list[DonorEvent]]:
+        """The events that may be applied now, in order (this one, those that waited for it, or none). If they start with a new life,
+        `self.life` is already the new one and the old one has ended. `may_hold`: there is room left to keep events that came early."""
+        generation = generation_of(event)
+        if generation in self._retired:
+            return Verdict.STALE_GENERATION, []
+        if not self._enter(event, generation):
+            return self._hold(event, generation, may_hold)
+        if event.event_id < self.expected:
+            return Verdict.DUPLICATE, []
+        if event.event_id > self.expected:
+            return self._hold(event, generation, may_hold)
+        ready = [event]
+        self.expected = event.event_id + 1
+        while (waiting := self._held.pop((generation, self.expected), None)) is not None:
+            ready.append(waiting)
+            self.expected += 1
+        self._credit()
+        return Verdict.APPLIED, ready
+
+    def leave(self, at: float) -> None:
+        """The worker is gone from discovery (idempotent)."""
+        if self.absent_since is None:
+            self.absent_since = at
+        self._credit()
+
+    def come_back(self, generation: str) -> bool:
+        """The worker is there again. True if it is known to be the same generation; otherwise it has to announce itself by a reset."""
+        if self.absent_since is None or self.life is None or self.life.generation != generation:
+            return False
+        self.absent_since = None
+        self._credit()
+        return True
+
+    def renew(self) -> None:
+        """The same generation goes on with nothing in it: all donors so far are gone."""
+        if self.life is not None:
+            self.life.end()
+            self.life = Life(self.life.generation)
+            self._credit()
+
+    def forget(self) -> None:
+        """The generation is not coming back: its late events are refused from now on."""
+        if self.life is not None:
+            self.life.end()
+            self._retire(self.life.generation)
+            self.life = None
+        self._held.clear()
+
+    def distrust(self) -> None:
+        """Events were lost that nobody can bring back."""
+        self._held.clear()
+        self.lost = True
+        self._credit()
+
+    def _enter(self, event: DonorEvent, generation: str) -> bool:
+        """Makes `generation` the current one where this event may do so. False: it belongs to a generation that has not begun."""
+        reset = isinstance(event.data, GenerationReset)
+        current = self.life is not None and self.life.generation == generation
+        if reset and (not current or event.event_id >= self.expected):
+            self._begin(generation, event.event_id)
+        elif not current and event.event_id == 0:
+            self._begin(generation, 0)
+        elif not current:
+            return False
+        return True
+
+    def _begin(self, generation: str, event_id: int) -> None:
+        if self.life is not None:
+            self.life.end()
+            if self.life.generation != generation:
+                self._retire(self.life.generation)
+                # The worker restarted: what made it absent was its last life.
+                self.absent_since = None
+        self.life = Life(generation)
+        self.expected = event_id
+        self.lost = False
+        self._held = {at: event for at, event in self._held.items() if at[0] == generation and at[1] > event_id}
+
+    def _retire(self, generation: str) -> None:
+        self._retired[generation] = None
+        while len(self._retired) > RETIRED_KEPT:
+            self._retired.popitem(last=False)
+
+    def _hold(self, event: DonorEvent, generation: str, may_hold: bool) -> tuple[Verdict, list[DonorEvent]]:
+        if (generation, event.event_id) in self._held:
+            return Verdict.DUPLICATE, []
+        if self.lost or not may_hold or len(self._held) >= self._max_held:
+            self._held.clear()
+            self.lost = True
+        else:
+            self._held[(generation, event.event_id)] = event
+        self._credit()
+        return (Verdict.LOST if self.lost else Verdict.HELD), []
+
+    def _credit(self) -> None:
+        if self.life is not None and not self.life.over:
+            self.life.creditable = not self.quarantined and self.absent_since is None
