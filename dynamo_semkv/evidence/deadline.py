@@ -1,0 +1,202 @@
+"""All providers under one hard deadline: what they say in time is evidence, everything else is a miss with a reason.
+
+No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside when it keeps failing,
+and what it returns is checked before anybody believes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
+from dynamo_semkv.evidence.breaker import Breaker
+from dynamo_semkv.evidence.provider import EvidenceProvider, LookupQuery, Snapshots
+from dynamo_semkv.evidence.worker import Answer, ProviderWorker
+
+logger = logging.getLogger(__name__)
+
+
+class LookupStatus(str, Enum):
+    """Closed: route events, metrics and the page use it."""
+
+    HIT = "hit"
+    MISS = "miss"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    """Not asked: no provider, stuck in an earlier lookup, or put aside after failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    status: LookupStatus
+    matches: tuple[SemanticTrtMatch, ...] = ()
+    """Best first, one a donor: exact-equivalent before semantic, then by reusable tokens."""
+    seconds: float = 0.0
+    by_provider: dict[str, tuple[LookupStatus, float]] = field(default_factory=dict)
+
+
+@dataclass
+class _Seat:
+    worker: ProviderWorker
+    breaker: Breaker
+    counts: Counter[str] = field(default_factory=Counter)
+    last_error: str = ""
+
+
+class DeadlineRunner:
+    """`deadline_seconds`: over all providers together, measured from the call. `min_overlap_tokens`: what is less is not evidence.
+
+    Belongs to one event loop at a time. `breaker_clock` is for tests; deadlines are always real time.
+    """
+
+    def __init__(
+        self,
+        providers: Sequence[EvidenceProvider],
+        deadline_seconds: float,
+        max_matches: int,
+        *,
+        min_overlap_tokens: int = 1,
+        breaker_clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._deadline = deadline_seconds
+        self._max_matches = max_matches
+        self._min_overlap = min_overlap_tokens
+        self._seats = [_Seat(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
+
+    async def lookup(self, query: LookupQuery) -> LookupResult:
+        """Returns by the deadline, whatever the providers do. Never raises (but CancelledError, which leaves nothing behind)."""
+        began = time.monotonic()
+        expires = began + self._deadline
+        asked = {}
+        for seat in self._seats:
+            if seat.worker.free() and seat.breaker.allow():
+                asked[seat.worker.name] = seat.worker.submit(query, expires)
+        if asked:
+            try:
+                await asyncio.wait(asked.values(), timeout=max(0.0, expires - time.monotonic()))
+            except asyncio.CancelledError:
+                self._abandon(asked)
+                raise
+        waited = time.monotonic() - began
+        by_provider: dict[str, tuple[LookupStatus, float]] = {}
+        matches: list[SemanticTrtMatch] = []
+        for seat in self._seats:
+            answer = asked.get(seat.worker.name)
+            status, seconds, found = self._settle(seat, answer, waited, query)
+            seat.counts[status.value] += 1
+            by_provider[seat.worker.name] = (status, seconds)
+            matches += found
+        best = self._best(matches)
+        statuses = {status for status, _ in by_provider.values()}
+        return LookupResult(_overall(statuses, bool(best)), best, time.monotonic() - began, by_provider)
+
+    def _abandon(self, asked: Container[str]) -> None:
+        """The request went away: a trial that it was carrying is owed to the next one."""
+        for seat in self._seats:
+            if seat.worker.name in asked:
+                seat.breaker.abandon()
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Ends the threads that can end within `timeout`; one that is inside a lookup dies with the process."""
+        for seat in self._seats:
+            seat.worker.stop()
+        until = time.monotonic() + timeout
+        for seat in self._seats:
+            if not seat.worker.join(max(0.0, until - time.monotonic())):
+                logger.warning(
+                    "provider %s is still inside a lookup; its thread is left to the process", seat.worker.name
+                )
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able: each provider's counters, breaker, and own state if it offers one."""
+        plain: dict[str, Any] = {}
+        for seat in self._seats:
+            provider = seat.worker.provider
+            plain[seat.worker.name] = {
+                "lookups": dict(seat.counts),
+                "late": seat.worker.counts["late"],
+                "expired": seat.worker.counts["expired"],
+                "stuck": not seat.worker.free(),
+                "breaker": seat.breaker.state.value,
+                "opened": seat.breaker.opened,
+                "last_error": seat.last_error,
+                "state": provider.snapshot() if isinstance(provider, Snapshots) else {},
+            }
+        return plain
+
+    def _settle(
+        self, seat: _Seat, answer: asyncio.Future[Answer] | None, waited: float, query: LookupQuery
+    ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
+        if answer is None:
+            return LookupStatus.SKIPPED, 0.0, []
+        if not answer.done():
+            # The answer that may still come is dropped: the future is cancelled, and so never set.
+            answer.cancel()
+            seat.breaker.failure()
+            return LookupStatus.TIMEOUT, waited, []
+        said = answer.result()
+        if said.error is not None:
+            return self._failed(seat, said.seconds, said.error)
+        try:
+            sound = [match for match in said.matches if self._sound(match, query)]
+            claimed = len(said.matches)
+        except Exception as error:  # noqa: BLE001  whatever it returned, it was not a sequence of matches
+            return self._failed(seat, said.seconds, error)
+        if len(sound) < claimed:
+            seat.counts["unsound_matches"] += claimed - len(sound)
+            if not sound:
+                return self._failed(seat, said.seconds, ValueError("every match was unsound"))
+        seat.breaker.success()
+        enough = [match for match in sound if match.reusable_token_count >= self._min_overlap]
+        return (LookupStatus.HIT if enough else LookupStatus.MISS), said.seconds, enough
+
+    @staticmethod
+    def _failed(
+        seat: _Seat, seconds: float, error: BaseException
+    ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
+        seat.breaker.failure()
+        # The type only: a message may quote the prompt.
+        if seat.last_error != type(error).__name__:
+            seat.last_error = type(error).__name__
+            logger.warning("provider %s failed with %s; its lookups are misses", seat.worker.name, seat.last_error)
+        return LookupStatus.ERROR, seconds, []
+
+    @staticmethod
+    def _sound(match: SemanticTrtMatch, query: LookupQuery) -> bool:
+        """What a match claims is possible for this prompt."""
+        prompt = len(query.tokens)
+        return (
+            isinstance(match, SemanticTrtMatch)
+            and 0 <= match.exact_prefix_tokens <= prompt
+            and 0 < match.reusable_token_count <= prompt
+            and 0.0 <= match.overlap <= 1.0
+            and 0.0 <= match.confidence <= 1.0
+            and all(s.target_start + s.token_count <= prompt for s in match.segments)
+        )
+
+    def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:
+        ordered = sorted(matches, key=_rank)
+        one_each = {match.donor_id: match for match in reversed(ordered)}
+        return tuple(match for match in ordered if one_each[match.donor_id] is match)[: self._max_matches]
+
+
+def _rank(match: SemanticTrtMatch) -> tuple[bool, int, float, str, str]:
+    semantic = match.match_type is not MatchType.EXACT_EQUIVALENT
+    return semantic, -match.reusable_token_count, -match.confidence, match.provider, match.donor_id
+
+
+def _overall(statuses: set[LookupStatus], hit: bool) -> LookupStatus:
+    if hit:
+        return LookupStatus.HIT
+    for status in (LookupStatus.TIMEOUT, LookupStatus.ERROR, LookupStatus.MISS):
+        if status in statuses:
+            return status
+    return LookupStatus.SKIPPED

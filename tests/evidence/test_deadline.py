@@ -1,0 +1,298 @@
+"""The hard deadline: whatever a provider does, the lookup comes back, and what it says is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
+from dynamo_semkv.contracts.location import Tier, WorkerLocation
+from dynamo_semkv.evidence.breaker import Breaker, BreakerState
+from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.testing import ManualClock, ScriptedProvider
+from tests.evidence.documents import document, namespace, query_of
+
+QUERY = query_of(document(1, 256), namespace())
+AMPLE = 30.0
+"""A deadline that no healthy lookup reaches, however busy the machine is."""
+SHORT = 0.3
+"""One that a hanging provider is sure to have been entered before."""
+
+
+def match(donor_id: str = "d", **fields: Any) -> SemanticTrtMatch:
+    base: dict[str, Any] = {
+        "reusable_token_count": 128,
+        "match_type": MatchType.SEMANTIC_CANDIDATE,
+        "location": WorkerLocation(1, 0, Tier.HOST_PINNED),
+        "provider": "scripted",
+        "provider_generation": "g1",
+        "overlap": 0.5,
+        "confidence": 0.5,
+    }
+    return SemanticTrtMatch(donor_id=donor_id, **(base | fields))
+
+
+class Runners:
+    def __init__(self) -> None:
+        self.made: list[tuple[DeadlineRunner, Sequence[ScriptedProvider]]] = []
+
+    def __call__(
+        self, *providers: ScriptedProvider, deadline: float = AMPLE, max_matches: int = 8, **more: Any
+    ) -> DeadlineRunner:
+        runner = DeadlineRunner(providers, deadline, max_matches, **more)
+        self.made.append((runner, providers))
+        return runner
+
+    def close(self) -> None:
+        for runner, providers in self.made:
+            for provider in providers:
+                provider.release()
+            runner.close(timeout=10.0)
+
+
+@pytest.fixture
+def runner() -> Iterator[Runners]:
+    runners = Runners()
+    yield runners
+    runners.close()
+
+
+def hanging(name: str = "hanging") -> ScriptedProvider:
+    provider = ScriptedProvider(name=name)
+    provider._steps = [provider.hang]
+    return provider
+
+
+async def test_a_hit_names_who_said_it(runner: Runners) -> None:
+    target = runner(ScriptedProvider([match()]), ScriptedProvider(name="other"))
+    result = await target.lookup(QUERY)
+    assert result.status is LookupStatus.HIT
+    assert [m.donor_id for m in result.matches] == ["d"]
+    assert {name: status for name, (status, _) in result.by_provider.items()} == {
+        "scripted": LookupStatus.HIT,
+        "other": LookupStatus.MISS,
+    }
+    assert result.by_provider["scripted"][1] >= 0.0
+
+
+async def test_no_match_is_a_miss_and_no_provider_is_skipped(runner: Runners) -> None:
+    assert (await runner(ScriptedProvider()).lookup(QUERY)).status is LookupStatus.MISS
+    assert (await runner().lookup(QUERY)).status is LookupStatus.SKIPPED
+
+
+async def test_lookups_run_off_the_event_loop(runner: Runners) -> None:
+    provider = ScriptedProvider()
+    await runner(provider).lookup(QUERY)
+    assert provider.threads == ["semkv-evidence-scripted"]
+    assert threading.current_thread().name not in provider.threads
+
+
+async def test_production_stack_1016_a_provider_that_never_returns_costs_one_deadline_once(runner: Runners) -> None:
+    stuck, healthy = hanging(), ScriptedProvider([match()])
+    target = runner(stuck, healthy, deadline=SHORT)
+    first = await target.lookup(QUERY)
+    assert first.by_provider["hanging"][0] is LookupStatus.TIMEOUT
+    assert target.snapshot()["hanging"]["stuck"] is True
+    second = await target.lookup(QUERY)
+    assert second.by_provider["hanging"] == (LookupStatus.SKIPPED, 0.0)
+    assert len(stuck.queries) == 1
+    assert target.snapshot()["hanging"]["lookups"] == {"timeout": 1, "skipped": 1}
+
+
+async def test_a_lookup_that_only_times_out_says_so(runner: Runners) -> None:
+    result = await runner(hanging(), deadline=SHORT).lookup(QUERY)
+    assert (result.status, result.matches) == (LookupStatus.TIMEOUT, ())
+
+
+async def test_a_result_after_the_deadline_is_dropped_and_counted(runner: Runners) -> None:
+    go = threading.Event()
+
+    def late(_: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        go.wait()
+        return [match("late")]
+
+    provider = ScriptedProvider(late, [match("fresh")])
+    target = runner(provider, deadline=SHORT)
+    assert (await target.lookup(QUERY)).status is LookupStatus.TIMEOUT
+    go.set()
+    for _ in range(2_000):
+        if target.snapshot()["scripted"]["late"]:
+            break
+        await asyncio.sleep(0.005)
+    assert target.snapshot()["scripted"]["late"] == 1
+    result = await target.lookup(QUERY)
+    assert [m.donor_id for m in result.matches] in (["fresh"], []), "never the late one"
+
+
+async def test_what_waited_too_long_is_not_begun(runner: Runners) -> None:
+    provider = hanging()
+    target = runner(provider, deadline=SHORT)
+    first, second = await asyncio.gather(target.lookup(QUERY), target.lookup(QUERY))
+    assert {first.status, second.status} == {LookupStatus.TIMEOUT}
+    provider.release()
+    for _ in range(2_000):
+        if target.snapshot()["hanging"]["expired"]:
+            break
+        await asyncio.sleep(0.005)
+    assert len(provider.queries) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("prompt text"), MemoryError()])
+async def test_a_provider_that_raises_is_a_miss_with_a_reason(
+    runner: Runners, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = runner(ScriptedProvider(error, [match()]))
+    result = await target.lookup(QUERY)
+    assert result.status is LookupStatus.ERROR
+    assert target.snapshot()["scripted"]["last_error"] == type(error).__name__
+    assert "prompt text" not in caplog.text
+    assert (await target.lookup(QUERY)).status is LookupStatus.HIT
+
+
+async def test_a_provider_that_exits_does_not_take_its_thread_along(runner: Runners) -> None:
+    def leave(_: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        raise SystemExit(1)
+
+    target = runner(ScriptedProvider(leave, [match()]))
+    assert (await target.lookup(QUERY)).status is LookupStatus.ERROR
+    assert (await target.lookup(QUERY)).status is LookupStatus.HIT
+
+
+async def test_one_providers_fault_leaves_the_others_evidence(runner: Runners) -> None:
+    result = await runner(ScriptedProvider(ValueError(), name="bad"), ScriptedProvider([match()])).lookup(QUERY)
+    assert result.status is LookupStatus.HIT
+    assert result.by_provider["bad"][0] is LookupStatus.ERROR
+
+
+@pytest.mark.parametrize(
+    "unsound",
+    [
+        match(overlap=math.nan),
+        match(confidence=math.inf),
+        match(overlap=1.5),
+        match(confidence=-0.1),
+        match(reusable_token_count=0),
+        match(reusable_token_count=257),
+        match(exact_prefix_tokens=-1),
+        match(exact_prefix_tokens=257),
+        match(segments=(SemanticTrtSegment(target_start=200, donor_start=0, token_count=57),)),
+        "not a match",
+        None,
+    ],
+    ids=str,
+)
+async def test_an_impossible_claim_is_not_believed(runner: Runners, unsound: Any) -> None:
+    target = runner(ScriptedProvider([unsound, match("sound")], [unsound]))
+    result = await target.lookup(QUERY)
+    assert [m.donor_id for m in result.matches] == ["sound"]
+    assert (await target.lookup(QUERY)).status is LookupStatus.ERROR
+    assert target.snapshot()["scripted"]["lookups"]["unsound_matches"] == 2
+
+
+@pytest.mark.parametrize("nonsense", [7, None])
+async def test_a_result_that_is_no_sequence_is_an_error(runner: Runners, nonsense: Any) -> None:
+    assert (await runner(ScriptedProvider(lambda _: nonsense)).lookup(QUERY)).status is LookupStatus.ERROR
+
+
+async def test_matches_come_best_first_one_a_donor_and_not_too_many(runner: Runners) -> None:
+    exact = match("e", match_type=MatchType.EXACT_EQUIVALENT, exact_prefix_tokens=64, reusable_token_count=64)
+    ones = [match("c", reusable_token_count=100), match("a", reusable_token_count=200), exact]
+    again = [match("a", provider="other", reusable_token_count=210), match("b", reusable_token_count=90)]
+    target = runner(ScriptedProvider(ones), ScriptedProvider(again, name="other"), max_matches=3)
+    result = await target.lookup(QUERY)
+    assert [(m.donor_id, m.provider) for m in result.matches] == [("e", "scripted"), ("a", "other"), ("c", "scripted")]
+
+
+async def test_less_than_the_minimum_overlap_is_no_evidence(runner: Runners) -> None:
+    target = runner(ScriptedProvider([match(reusable_token_count=63)]), min_overlap_tokens=64)
+    assert (await target.lookup(QUERY)).status is LookupStatus.MISS
+
+
+async def test_many_lookups_at_once_are_all_answered(runner: Runners) -> None:
+    target = runner(ScriptedProvider([match()]))
+    results = await asyncio.gather(*[target.lookup(QUERY) for _ in range(50)])
+    assert {result.status for result in results} == {LookupStatus.HIT}
+
+
+async def test_a_failing_provider_is_put_aside_and_comes_back(runner: Runners) -> None:
+    clock = ManualClock()
+    provider = ScriptedProvider(*[ValueError()] * 6, [match()])
+    target = runner(provider, breaker_clock=clock)
+    statuses = [(await target.lookup(QUERY)).status for _ in range(7)]
+    assert statuses == [LookupStatus.ERROR] * 5 + [LookupStatus.SKIPPED] * 2
+    clock.advance(1.0)
+    assert (await target.lookup(QUERY)).status is LookupStatus.ERROR, "the trial failed"
+    clock.advance(1.0)
+    assert (await target.lookup(QUERY)).status is LookupStatus.SKIPPED, "so the pause doubled"
+    clock.advance(1.0)
+    assert [(await target.lookup(QUERY)).status for _ in range(2)] == [LookupStatus.HIT] * 2
+    assert target.snapshot()["scripted"]["breaker"] == "closed"
+
+
+async def test_a_cancelled_request_leaves_nothing_behind(runner: Runners) -> None:
+    clock = ManualClock()
+    provider = ScriptedProvider(*[ValueError()] * 5)
+    target = runner(provider, breaker_clock=clock)
+    for _ in range(5):
+        await target.lookup(QUERY)
+    clock.advance(1.0)
+    provider.then(provider.hang, [match()])
+    provider.entered.clear()
+    trial = asyncio.create_task(target.lookup(QUERY))
+    assert await asyncio.to_thread(provider.entered.wait, 10.0)
+    trial.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trial
+    provider.release()
+    assert (await target.lookup(QUERY)).status is LookupStatus.HIT, "the next request carries the trial"
+
+
+async def test_close_does_not_wait_for_a_provider_that_never_returns(
+    runner: Runners, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = runner(hanging(), deadline=SHORT)
+    await target.lookup(QUERY)
+    target.close(timeout=0.05)
+    assert "still inside a lookup" in caplog.text
+
+
+def test_breaker_counts_failures_in_a_row_only() -> None:
+    breaker = Breaker(ManualClock(), threshold=3)
+    for _ in range(10):
+        breaker.failure()
+        breaker.failure()
+        breaker.success()
+    assert breaker.state is BreakerState.CLOSED
+    assert breaker.opened == 0
+
+
+def test_breaker_lets_one_trial_through_and_doubles_up_to_a_limit() -> None:
+    clock = ManualClock()
+    breaker = Breaker(clock, threshold=1, pause=1.0, longest=4.0)
+    breaker.failure()
+    for pause in (1.0, 2.0, 4.0, 4.0):
+        clock.advance(pause - 0.01)
+        assert not breaker.allow()
+        clock.advance(0.01)
+        assert breaker.allow()
+        assert not breaker.allow(), "one at a time"
+        breaker.failure()
+    clock.advance(4.0)
+    assert breaker.allow()
+    breaker.success()
+    assert breaker.allow()
+    assert breaker.opened == 5
+
+
+def test_equal_claims_are_ordered_the_same_way_whoever_is_asked_first() -> None:
+    from dynamo_semkv.evidence.deadline import _rank
+
+    ones = [match("b"), match("a"), match("a", provider="z"), replace(match("c"), confidence=0.9)]
+    assert sorted(ones, key=_rank) == sorted(ones[::-1], key=_rank)
