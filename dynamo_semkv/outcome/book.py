@@ -313,7 +313,10 @@ class OutcomeBook:
         self._by_prompt.discard(prompt_key, route_id)
         self._running.discard(route_id)
         self._ended.discard(route_id)
-        self._closed[route_id] = _Tombstone(served_by(route.opened, route.observed), pair is not None)
+        served = served_by(route.opened, route.observed)
+        if pair is not None and route.observed is None:
+            served = replica_of(pair.report)  # it names the route, so it knows better than the pin
+        self._closed[route_id] = _Tombstone(served, pair is not None)
         same_prompt = self._closed_by_prompt.get(prompt_key) or deque(maxlen=_SAME_PROMPT_REMEMBERED)
         same_prompt.append(route_id)
         self._closed_by_prompt[prompt_key] = same_prompt

@@ -9,6 +9,7 @@ from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.totals import Totals
 
 PROMPT = b"p" * 16
 
@@ -84,6 +85,12 @@ def report(number: int = 1, *, confirmed: int = 800, named: bool = True, **field
         "reason": Reason.OK if confirmed else Reason.NOT_RESIDENT,
     }
     return MaterializationReport(**{**values, **fields})
+
+
+def comparable(totals: Totals) -> dict[str, Any]:
+    """Totals but for the order in which samples came."""
+    ttft = {name: (t.count, round(t.sum_seconds, 9), sorted(t.recent)) for name, t in totals.ttft.items()}
+    return {**vars(totals), "ttft": ttft}
 
 
 class Listener:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.outcome.closed import placed_on
-from tests.outcome.build import Listener, observed, opened, report, route_id
+from tests.outcome.build import Listener, comparable, observed, opened, report, route_id
 
 Event = RouteOpened | RouteObserved | MaterializationReport
 REPLICAS = [("w-a", 0), ("w-a", 1), ("w-b", 0)]
@@ -96,15 +95,12 @@ def feed(it: Listener, timed: Timed) -> None:
 
 
 def result(it: Listener) -> dict[str, Any]:
-    totals = asdict(it.history.totals())
-    for sample in totals["ttft"].values():
-        sample["recent"] = sorted(sample["recent"])
     return {
         "closed": {
             r.route_id: (r.outcome, r.reason, r.report, r.joined_by, r.observed, r.cross_check) for r in it.closed
         },
         "orphans": sorted((o.report.report_id, o.reason.value) for o in it.orphans),
-        "totals": totals,
+        "totals": comparable(it.history.totals()),
     }
 
 
