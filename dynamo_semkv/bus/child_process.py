@@ -1,0 +1,164 @@
+"""A child process that cannot outlive this one.
+
+Three fences, because each alone leaks: the owner ends it by pid; it runs in a process group of its own, so that what
+it forked ends with it; and the kernel kills it when this process dies without a word (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+# Runs in the child before the program itself: asks for SIGKILL at the parent's death, checks that the parent did not
+# die first, then becomes the program. An exec of its own, and not a preexec_fn, because running Python between fork
+# and exec can deadlock a parent with threads.
+_LAUNCHER = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)\n"
+    "if os.getppid() != int(sys.argv[1]): sys.exit(125)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])\n"
+)
+
+_requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_spawner_lock = threading.Lock()
+_spawner_pid = 0
+
+
+def _spawner() -> None:
+    while True:
+        _requests.get()()
+
+
+def _spawn_on_lasting_thread(make: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """PR_SET_PDEATHSIG fires when the *thread* that forked ends, so every child is forked by one daemon thread that
+    never does."""
+    global _spawner_pid
+    with _spawner_lock:
+        if _spawner_pid != os.getpid():
+            threading.Thread(target=_spawner, name="semkv-spawner", daemon=True).start()
+            _spawner_pid = os.getpid()
+    done = threading.Event()
+    made: list[subprocess.Popen[bytes]] = []
+    failed: list[BaseException] = []
+
+    def task() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+            failed.append(error)
+        finally:
+            done.set()
+
+    _requests.put(task)
+    done.wait()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+class ChildProcess:
+    """One program with its log file (appended), its process group and its end."""
+
+    def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+        self.name = name
+        self.command = tuple(command)
+        self.log_path = log_path
+        launch = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            self._popen = _spawn_on_lasting_thread(
+                lambda: subprocess.Popen(
+                    launch,
+                    env=dict(env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """`None` while it runs; negative for the signal that ended it."""
+        return self._popen.poll()
+
+    @property
+    def running(self) -> bool:
+        return self.exit_status is None
+
+    def signal(self, number: int) -> None:
+        """To the program only; not an error when it is gone."""
+        self._popen.send_signal(number)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """True once it has ended."""
+        try:
+            self._popen.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, and reap."""
+        self._kill_group()
+        self._popen.wait()
+
+    def terminate(self, patience_seconds: float = 10.0) -> int:
+        """SIGTERM to the program, SIGKILL to whatever of its group is left after `patience_seconds`. The exit
+        status."""
+        if self.running:
+            self._popen.send_signal(signal.SIGTERM)
+            self.wait(patience_seconds)
+        self.kill()
+        status = self.exit_status
+        assert status is not None
+        return status
+
+    def _kill_group(self) -> None:
+        # The group id is the leader's pid, and the kernel does not give that pid to another process while the group
+        # has members. Once the leader is reaped and the group is empty it could; so signal before reaping, and after
+        # it only if members are left.
+        if self._popen.returncode is None or _group_alive(self.pid):
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # nobody is left, which is what was asked for
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+
+def _group_alive(group: int) -> bool:
+    """Whether a process of ours is in session `group` (each child leads a session of its own): a recycled pid is no
+    such session."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[2]) == group and int(fields[3]) == group:
+            return True
+    return False
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float, interval_seconds: float = 0.02) -> bool:
+    """Poll until `condition()` holds (True) or the time is over (False)."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(interval_seconds)
+    return True

@@ -1,0 +1,196 @@
+"""One NATS connection that comes back for ever.
+
+Each connection is a fresh client: nats-py's own reconnect keeps subscriptions and buffers across servers that may
+have lost both, so it is switched off, and whoever uses the bus sets itself up anew for each session, from what it
+knows to be delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from dynamo_semkv.config.schema import BusConfig
+
+_log = logging.getLogger(__name__)
+
+BACKOFF_MIN_SECONDS = 0.05
+BACKOFF_MAX_SECONDS = 2.0
+_CONNECT_SECONDS = 2
+_CLOSE_SECONDS = 3.0
+_LOOK_SECONDS = 0.25
+_AGAIN_SECONDS = 0.5
+_PING_SECONDS = 10
+_MISSED_PINGS = 2
+
+
+class Backoff:
+    """Doubles from 50 ms to 2 s, with jitter so that a fleet does not return in step."""
+
+    def __init__(self) -> None:
+        self._next = BACKOFF_MIN_SECONDS
+
+    def reset(self) -> None:
+        self._next = BACKOFF_MIN_SECONDS
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._next * random.uniform(0.5, 1.0))
+        self._next = min(2 * self._next, BACKOFF_MAX_SECONDS)
+
+
+Session = Callable[[Client], Coroutine[Any, Any, None]]
+
+
+async def end_tasks(*tasks: asyncio.Task[None]) -> None:
+    """Cancel, and wait until every task is done; their results are dropped.
+
+    Cancelled again if need be: before Python 3.12 `asyncio.wait_for`, which the client is full of, loses a cancellation
+    that meets the result it waits for, and a loop that lost its only one would run for ever.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=_AGAIN_SECONDS)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # taken, so that asyncio does not report it as never retrieved
+
+
+class Connection:
+    """Connects, calls `session(client)` for each connection made, and connects again, from `start` to `stop`.
+
+    `session` is cancelled when its connection ends; when it raises, the connection is closed and made again. Failures
+    to connect are kept in `last_error` and logged once per outage, not once per try.
+    """
+
+    def __init__(self, settings: BusConfig, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._urls = [url.strip() for url in settings.url.split(",")]
+        self._task: asyncio.Task[None] | None = None
+        self.connected = False
+        self.sessions = 0
+        self.failed_once = False
+        """A try to connect has failed since the start: who shuts down need not wait for a broker that was never
+        there."""
+        self.last_error: str | None = None
+
+    @property
+    def reconnects(self) -> int:
+        return max(0, self.sessions - 1)
+
+    def start(self, session: Session) -> None:
+        """Begins in the running loop. Once."""
+        if self._task is not None:
+            raise RuntimeError("start() is called once")
+        self._task = asyncio.ensure_future(self._run(session))
+
+    async def stop(self) -> None:
+        """Returns when the session has ended and the connection is closed; at once if it was never started."""
+        if self._task is not None:
+            await end_tasks(self._task)
+
+    async def _run(self, session: Session) -> None:
+        backoff = Backoff()
+        outage_logged = False
+        while True:
+            ended = asyncio.Event()
+            client = Client()
+            try:
+                await asyncio.wait_for(self._connect(client, ended), (2 * len(self._urls) + 1) * _CONNECT_SECONDS)
+            except Exception as error:  # noqa: BLE001 - any of them is an outage: recorded, retried
+                if not isinstance(error, nats.errors.NoServersError):  # its cause came through error_cb
+                    self._record(error)
+                self.failed_once = True
+                if not outage_logged:
+                    outage_logged = True
+                    _log.warning(
+                        "bus %s: no broker at %s (%s); trying on", self._name, self._shown_url(), self.last_error
+                    )
+                await self._close(client)
+                await backoff.pause()
+                continue
+            if outage_logged:
+                _log.info("bus %s: connected to %s", self._name, self._shown_url())
+            outage_logged = False
+            self.sessions += 1
+            self.connected = True
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._use(client, session, ended)
+            finally:
+                self.connected = False
+                await self._close(client)
+            if asyncio.get_running_loop().time() - started > BACKOFF_MAX_SECONDS:
+                backoff.reset()
+            _log.warning("bus %s: connection to %s ended; connecting again", self._name, self._shown_url())
+            outage_logged = True
+            await backoff.pause()
+
+    async def _connect(self, client: Client, ended: asyncio.Event) -> None:
+        async def on_end() -> None:
+            ended.set()
+
+        async def on_error(error: Exception) -> None:
+            self._record(error)
+            _log.debug("bus %s: %s", self._name, self.last_error)
+
+        tls = ssl.create_default_context(cafile=self._settings.tls_ca) if self._settings.tls_ca else None
+        await client.connect(
+            servers=self._urls,
+            name=self._name,
+            error_cb=on_error,
+            disconnected_cb=on_end,
+            closed_cb=on_end,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,  # of one connect(): each server is tried twice, at once
+            reconnect_time_wait=0,
+            connect_timeout=_CONNECT_SECONDS,
+            ping_interval=_PING_SECONDS,
+            max_outstanding_pings=_MISSED_PINGS,
+            user_credentials=self._settings.credentials_file,
+            tls=tls,
+        )
+
+    async def _use(self, client: Client, session: Session, ended: asyncio.Event) -> None:
+        work = asyncio.ensure_future(session(client))
+        end = asyncio.ensure_future(_until_set(ended))
+        try:
+            # Asked as well as told: when bytes are left to send on a broken socket, the client closes without a callback.
+            while client.is_connected:
+                done, _ = await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_SECONDS)
+                if done:
+                    break
+        finally:
+            await end_tasks(work, end)
+        error = None if work.cancelled() else work.exception()
+        if error is not None:
+            self._record(error)
+            if not isinstance(error, (nats.errors.Error, OSError, asyncio.TimeoutError)):
+                _log.error("bus %s: a session failed", self._name, exc_info=error)
+
+    async def _close(self, client: Client) -> None:
+        try:
+            await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - given up either way; the next session has its own
+            self._record(error)
+
+    def _record(self, error: BaseException) -> None:
+        self.last_error = f"{type(error).__name__}: {error}"
+
+    def _shown_url(self) -> str:
+        """Without user and password."""
+        return ",".join(url.rpartition("@")[2] for url in self._urls)
+
+
+async def _until_set(event: asyncio.Event) -> None:
+    await event.wait()

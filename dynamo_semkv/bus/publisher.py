@@ -1,0 +1,361 @@
+"""BusPublisher: hand over bytes from any thread and go on.
+
+A thread of its own runs the connection, because the callers are a router's event loop and an engine's scheduler
+thread, and neither may wait for a broker. What must arrive is buffered within bounds while the broker is away; what
+does not fit is refused, counted, and its subject is told as lost once there is room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js import errors as js_errors
+
+from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
+from dynamo_semkv.bus.streams import ensure_streams, stream_of
+from dynamo_semkv.config.schema import BusConfig
+
+_log = logging.getLogger(__name__)
+
+_ACK_SECONDS = 5.0
+_TOKEN = r"[\x21-\x29\x2b-\x2d\x2f-\x3d\x3f-\x7e]+"  # printable ASCII but blank, `*`, `.`, `>`
+_SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
+_SUBJECT_MAX = 512
+
+
+@dataclass(frozen=True)
+class PublisherStats:
+    connected: bool
+    buffered: int
+    """Persistent messages that are not acknowledged yet."""
+    buffered_bytes: int
+    published: int
+    """Acknowledged by JetStream, or handed to the connection for messages that are not kept."""
+    dropped: int
+    refused: int
+    """Calls that were wrong in themselves (subject, payload, closed publisher); not counted as dropped."""
+    callback_errors: int
+    reconnects: int
+    last_error: str | None
+
+
+class _Message(NamedTuple):
+    payload: bytes
+    headers: dict[str, str]
+
+
+class BusPublisher:
+    """`start()` once, `publish(...)` from anywhere, `close(timeout)` once.
+
+    Persistent messages of one subject are stored in the order of the calls, each once: one is in flight at a time,
+    retried under its message id until the stream has acknowledged it. Subjects do not wait for each other. So a
+    subject's rate is bounded by round trips (measured on loopback: thousands a second), which is why each replica and
+    each router has subjects of its own.
+
+    `on_loss(subject)` runs on the bus thread, once per episode in which persistent messages of that subject were
+    dropped, when there is room again (connected, buffer at most half full): what the callee publishes in answer has a
+    place. It may call `publish`.
+    """
+
+    def __init__(self, settings: BusConfig, name: str, *, on_loss: Callable[[str], None] | None = None) -> None:
+        self.on_loss = on_loss
+        self._settings = settings
+        self._name = name
+        self._connection = Connection(settings, name)
+        life = secrets.token_hex(8)
+        self._ids = (f"{life}-{n}" for n in itertools.count())
+        self._lock = threading.Lock()
+        # Guarded by the lock: callers append, the bus thread removes.
+        self._kept: dict[str, deque[_Message]] = {}
+        self._passing: deque[tuple[str, _Message]] = deque()
+        self._lost: set[str] = set()
+        self._buffered = self._buffered_bytes = 0
+        self._passing_bytes = 0
+        self._published = self._dropped = self._refused = self._callback_errors = 0
+        self._accepting = False
+        self._wake_pending = False
+
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._close_seconds = 0.0
+        self._busy: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Returns at once, broker or not."""
+        if self._thread is not None:
+            raise RuntimeError("start() is called once")
+        self._loop = asyncio.new_event_loop()
+        self._accepting = True
+        self._thread = threading.Thread(target=self._run, name=f"semkv-bus-{self._name}", daemon=True)
+        self._thread.start()
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        message_id: str | None = None,
+        persistent: bool = True,
+    ) -> bool:
+        """Never blocks, never raises. True: accepted (persistent: will arrive if the buffer outlives the outage).
+        False: dropped or refused, and counted.
+
+        `persistent`: kept by JetStream, so `subject` must belong to one of our streams. Otherwise sent if connected,
+        and forgotten.
+        """
+        if not self._valid(subject, payload, content_type, message_id, persistent):
+            with self._lock:
+                self._refused += 1
+            return False
+        headers: dict[str, str] = {}
+        if content_type is not None:
+            headers["content-type"] = content_type
+        with self._lock:
+            if not self._accepting:
+                self._refused += 1
+                return False
+            if persistent:
+                headers["Nats-Msg-Id"] = message_id if message_id is not None else next(self._ids)
+                accepted = self._keep(subject, _Message(payload, headers))
+            else:
+                accepted = self._pass_on(subject, _Message(payload, headers))
+            if not self._wake_pending:
+                # Under the lock: the bus thread clears `_accepting` under it before it closes the loop, which would
+                # refuse this call.
+                assert self._loop is not None
+                self._wake_pending = True
+                self._loop.call_soon_threadsafe(self._wake.set)
+        return accepted
+
+    @staticmethod
+    def _valid(subject: object, payload: object, content_type: object, message_id: object, persistent: bool) -> bool:
+        if not isinstance(subject, str) or len(subject) > _SUBJECT_MAX or not _SUBJECT.fullmatch(subject):
+            return False
+        if not isinstance(payload, bytes):
+            return False
+        for header in (content_type, message_id):
+            if header is not None and not (isinstance(header, str) and re.fullmatch(r"[\x21-\x7e]{1,256}", header)):
+                return False
+        return not persistent or stream_of(subject) is not None
+
+    def _keep(self, subject: str, message: _Message) -> bool:
+        size = len(message.payload)
+        if not self._fits(size):
+            self._dropped += 1
+            self._lost.add(subject)
+            return False
+        self._buffered += 1
+        self._buffered_bytes += size
+        self._kept.setdefault(subject, deque()).append(message)
+        return True
+
+    def _pass_on(self, subject: str, message: _Message) -> bool:
+        size = len(message.payload)
+        if not self._connection.connected or not self._fits(size):
+            self._dropped += 1
+            return False
+        self._passing_bytes += size
+        self._passing.append((subject, message))
+        return True
+
+    def _fits(self, size: int) -> bool:
+        messages = self._buffered + len(self._passing)
+        total = self._buffered_bytes + self._passing_bytes
+        return messages < self._settings.max_buffered_messages and total + size <= self._settings.max_buffered_bytes
+
+    def stats(self) -> PublisherStats:
+        with self._lock:
+            return PublisherStats(
+                connected=self._connection.connected,
+                buffered=self._buffered,
+                buffered_bytes=self._buffered_bytes,
+                published=self._published,
+                dropped=self._dropped,
+                refused=self._refused,
+                callback_errors=self._callback_errors,
+                reconnects=self._connection.reconnects,
+                last_error=self._connection.last_error,
+            )
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Refuse new messages, send what is buffered for at most `timeout` seconds, end the thread. True: nothing was
+        left behind.
+
+        Does not wait for a broker that was never there. Not to be called from `on_loss`.
+        """
+        with self._lock:
+            self._accepting = False
+        if self._thread is None or self._loop is None or not self._thread.is_alive():
+            return self._buffered == 0
+        self._close_seconds = timeout
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout + 10.0)
+        with self._lock:
+            left = self._buffered
+            self._dropped += left + len(self._passing)
+            self._kept.clear()
+            self._passing.clear()
+            self._buffered = self._buffered_bytes = self._passing_bytes = 0
+        if left:
+            _log.warning("bus %s: closed with %d messages undelivered", self._name, left)
+        return left == 0
+
+    # Everything below runs on the bus thread.
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            with self._lock:
+                self._accepting = False
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._connection.start(self._session)
+        await self._closing.wait()
+        deadline = asyncio.get_running_loop().time() + self._close_seconds
+        while asyncio.get_running_loop().time() < deadline:
+            with self._lock:
+                empty = not self._buffered and not self._passing
+            if empty or (self._connection.failed_once and not self._connection.sessions):
+                break
+            await asyncio.sleep(0.005)
+        await self._connection.stop()
+        # What the client left running would be destroyed with the loop, and complain.
+        await end_tasks(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
+
+    async def _session(self, client: Client) -> None:
+        js = client.jetstream(timeout=_ACK_SECONDS)
+        streams = asyncio.ensure_future(
+            self._ensure(js)
+        )  # beside the loop, for messages that need no stream do not wait for it
+        try:
+            while True:
+                with self._lock:
+                    self._wake_pending = False
+                    waiting = [subject for subject in self._kept if subject not in self._busy]
+                for subject in waiting:
+                    self._busy[subject] = asyncio.ensure_future(self._drain(client, js, streams, subject))
+                await self._send_passing(client)
+                self._tell_losses()
+                await self._wake.wait()
+                self._wake.clear()
+        finally:
+            await end_tasks(streams, *self._busy.values())
+            self._busy.clear()
+            with self._lock:
+                self._dropped += len(self._passing)
+                self._passing.clear()
+                self._passing_bytes = 0
+
+    async def _ensure(self, js: JetStreamContext) -> None:
+        """Failing is not fatal: streams may exist that this account may not touch, and hints need none."""
+        try:
+            await ensure_streams(js, self._settings)
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            self._record("streams", error)
+
+    async def _send_passing(self, client: Client) -> None:
+        while True:
+            with self._lock:
+                if not self._passing:
+                    return
+                subject, message = self._passing.popleft()
+                self._passing_bytes -= len(message.payload)
+            try:
+                await client.publish(subject, message.payload, headers=message.headers or None)
+            except nats.errors.Error as error:
+                self._record(subject, error)
+                self._count(dropped=1)
+            else:
+                self._count(published=1)
+
+    async def _drain(self, client: Client, js: JetStreamContext, streams: asyncio.Future[None], subject: str) -> None:
+        """Publish this subject's messages until none is left. No `await` between finding none and leaving, so none is
+        forgotten."""
+        backoff = Backoff()
+        try:
+            await asyncio.shield(streams)
+            while True:
+                with self._lock:
+                    queue = self._kept.get(subject)
+                    if not queue:
+                        self._kept.pop(subject, None)
+                        return
+                    head = queue[0]
+                try:
+                    await js.publish(subject, head.payload, timeout=_ACK_SECONDS, headers=dict(head.headers))
+                except (nats.errors.MaxPayloadError, js_errors.BadRequestError) as error:
+                    # Would fail for ever, and hold up everything behind it.
+                    self._record(subject, error)
+                    self._take_head(subject, head, delivered=False)
+                except Exception as error:  # noqa: BLE001 - a foreign responder may answer anything: retried
+                    self._record(subject, error)
+                    if client.is_closed:
+                        return  # the next session goes on with the same head and message id
+                    await backoff.pause()
+                    await self._ensure(js)
+                else:
+                    backoff.reset()
+                    self._take_head(subject, head, delivered=True)
+                    self._tell_losses()
+        finally:
+            self._busy.pop(subject, None)
+
+    def _take_head(self, subject: str, head: _Message, *, delivered: bool) -> None:
+        with self._lock:
+            self._kept[subject].popleft()
+            self._buffered -= 1
+            self._buffered_bytes -= len(head.payload)
+            if delivered:
+                self._published += 1
+            else:
+                self._dropped += 1
+                self._lost.add(subject)
+
+    def _tell_losses(self) -> None:
+        with self._lock:
+            roomy = (
+                2 * self._buffered <= self._settings.max_buffered_messages
+                and 2 * self._buffered_bytes <= self._settings.max_buffered_bytes
+            )
+            if not self._lost or not roomy:
+                return
+            lost = sorted(self._lost)
+            self._lost.clear()
+        for subject in lost:
+            _log.warning("bus %s: messages on %s were dropped", self._name, subject)
+            if self.on_loss is None:
+                continue
+            try:
+                self.on_loss(subject)
+            except Exception:  # noqa: BLE001 - the owner's fault, which may not end the thread that serves all subjects
+                self._count(callback_errors=1)
+                _log.exception("bus %s: on_loss(%r) failed", self._name, subject)
+
+    def _count(self, *, published: int = 0, dropped: int = 0, callback_errors: int = 0) -> None:
+        with self._lock:
+            self._published += published
+            self._dropped += dropped
+            self._callback_errors += callback_errors
+
+    def _record(self, what: str, error: BaseException) -> None:
+        self._connection.last_error = f"{what}: {type(error).__name__}: {error}"
+        _log.debug("bus %s: %s", self._name, self._connection.last_error)

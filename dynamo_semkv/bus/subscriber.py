@@ -1,0 +1,369 @@
+"""BusSubscriber: streams replayed from where one wants to start, in order, without gap or duplicate, over any number
+of broker restarts.
+
+It keeps one number per subscription, the last stream sequence it handed over, and makes a new throw-away consumer
+from the next one whenever anything is in doubt: a new connection, a hole in the consumer's own numbering, a missing
+heartbeat. A stream that was made anew (other creation time, or fewer messages than were seen) starts from its
+beginning. It knows nothing of what a message says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js import errors as js_errors
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
+
+from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
+from dynamo_semkv.bus.streams import ensure_streams
+from dynamo_semkv.config.schema import BusConfig
+
+_log = logging.getLogger(__name__)
+
+Start = Literal["all", "last_per_subject", "new"]
+
+_API_SECONDS = 5.0
+_SILENT_HEARTBEATS = 2.5
+_TURN_SECONDS = 0.005
+"""A replay gives the event loop back at least this often, so that ten thousand donors do not stall requests."""
+
+
+@dataclass(frozen=True)
+class Message:
+    subject: str
+    payload: bytes
+    content_type: str | None
+    stream_seq: int
+    """0 for a message that no stream keeps."""
+    timestamp: float
+    """Unix seconds at which the stream stored it; 0.0 for a message that no stream keeps."""
+    redelivered: bool
+
+
+Handler = Callable[[Message], None]
+
+
+@dataclass(frozen=True)
+class SubscriberStats:
+    connected: bool
+    delivered: int
+    handler_errors: int
+    resumed: int
+    """Consumers made again in the middle of a connection: a hole, or silence."""
+    restarted: int
+    """Streams that were made anew, so that everything was read again."""
+    expired: int
+    """Times that retention had removed messages before they were read."""
+    reconnects: int
+    last_error: str | None
+
+
+@dataclass(eq=False)
+class _StreamSubscription:
+    stream: str
+    filter: str
+    handler: Handler
+    start: Start
+    on_caught_up: Callable[[], None] | None
+    last_seq: int | None = None
+    """`None`: nothing was ever delivered and no starting point is fixed."""
+    made_at: datetime.datetime | None = None
+    caught_up: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(eq=False)
+class _CoreSubscription:
+    subject: str
+    handler: Handler
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass
+class _Counts:
+    delivered: int = 0
+    handler_errors: int = 0
+    resumed: int = 0
+    restarted: int = 0
+    expired: int = 0
+
+
+class _Doubtful(Exception):
+    """The consumer may have missed something: make a new one from the last sequence seen."""
+
+
+@dataclass
+class _Follow:
+    """One consumer's life."""
+
+    failed: asyncio.Future[None]
+    expected: int = 1
+    """Next number of the consumer's own sequence."""
+    active_at: float = 0.0
+    turn_at: float = field(default=0.0)
+
+    def doubt(self, why: str) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(_Doubtful(why))
+
+
+class BusSubscriber:
+    """Lives in the event loop that calls `start()`. Subscribe before or after; handlers are called in that loop, must
+    be quick, and what they raise is counted and logged and never ends the subscription."""
+
+    def __init__(self, settings: BusConfig, name: str, *, heartbeat_seconds: float = 2.0) -> None:
+        self._settings = settings
+        self._name = name
+        self._heartbeat = heartbeat_seconds
+        self._connection = Connection(settings, name)
+        self._streams: list[_StreamSubscription] = []
+        self._core: list[_CoreSubscription] = []
+        self._counts = _Counts()
+        self._added = asyncio.Event()
+
+    async def start(self) -> None:
+        """Returns at once, broker or not; connects in the background until `close()`."""
+        self._connection.start(self._session)
+
+    async def close(self) -> None:
+        """After this no handler is called."""
+        await self._connection.stop()
+
+    def subscribe_stream(
+        self,
+        stream: str,
+        subject_filter: str,
+        handler: Handler,
+        *,
+        start: Start = "all",
+        on_caught_up: Callable[[], None] | None = None,
+    ) -> None:
+        """`start`: every message that is kept, the last of each subject, or only what comes after the first connection.
+
+        `on_caught_up()` is called when everything that was stored at that time has been handed over: after the first
+        replay, and again after each that a lost connection made necessary.
+        """
+        if start not in ("all", "last_per_subject", "new"):
+            raise ValueError(f"start: got {start!r}, allowed: all, last_per_subject, new")
+        self._streams.append(_StreamSubscription(stream, subject_filter, handler, start, on_caught_up))
+        self._added.set()
+
+    def subscribe_core(self, subject: str, handler: Handler) -> None:
+        """Messages that are not kept: only what is published while connected."""
+        self._core.append(_CoreSubscription(subject, handler))
+        self._added.set()
+
+    def caught_up(self, stream: str) -> bool:
+        """Whether every subscription of this stream has handed over what was stored; False while disconnected, and
+        with none."""
+        of_stream = [subscription for subscription in self._streams if subscription.stream == stream]
+        return bool(of_stream) and all(subscription.caught_up for subscription in of_stream)
+
+    def stats(self) -> SubscriberStats:
+        return SubscriberStats(
+            connected=self._connection.connected,
+            reconnects=self._connection.reconnects,
+            last_error=self._connection.last_error,
+            **vars(self._counts),
+        )
+
+    async def _session(self, client: Client) -> None:
+        js = client.jetstream(timeout=_API_SECONDS)
+        try:
+            while True:
+                self._added.clear()
+                for core in self._core:
+                    if core.task is None:
+                        core.task = asyncio.ensure_future(self._listen(client, core))
+                for subscription in self._streams:
+                    if subscription.task is None:
+                        subscription.task = asyncio.ensure_future(self._keep_following(client, js, subscription))
+                await self._added.wait()
+        finally:
+            owners: list[_StreamSubscription | _CoreSubscription] = [*self._core, *self._streams]
+            tasks = [owner.task for owner in owners if owner.task is not None]
+            for owner in owners:
+                owner.task = None
+            await end_tasks(*tasks)
+
+    async def _listen(self, client: Client, core: _CoreSubscription) -> None:
+        async def on_message(msg: Msg) -> None:
+            self._hand_over(core.handler, Message(msg.subject, msg.data, _content_type(msg), 0, 0.0, False))
+
+        await client.subscribe(core.subject, cb=on_message)
+
+    async def _keep_following(self, client: Client, js: JetStreamContext, subscription: _StreamSubscription) -> None:
+        backoff = Backoff()
+        while True:
+            before = self._counts.delivered
+            try:
+                await self._follow(client, js, subscription)
+            except _Doubtful as doubt:
+                self._counts.resumed += 1
+                self._record(subscription.stream, doubt)
+            except js_errors.NotFoundError as error:
+                self._record(subscription.stream, error)
+                await self._ensure(js)
+            except Exception as error:  # noqa: BLE001 - may not end the others; recorded, retried
+                self._record(subscription.stream, error)
+            if self._counts.delivered > before:
+                backoff.reset()
+            await backoff.pause()
+
+    async def _ensure(self, js: JetStreamContext) -> None:
+        try:
+            await ensure_streams(js, self._settings)
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            self._record("streams", error)
+
+    async def _follow(self, client: Client, js: JetStreamContext, subscription: _StreamSubscription) -> None:
+        """One consumer from here on; returns only by raising."""
+        loop = asyncio.get_running_loop()
+        state = await js.stream_info(subscription.stream)
+        self._place(subscription, state)
+        follow = _Follow(loop.create_future(), active_at=loop.time(), turn_at=loop.time())
+        inbox = client.new_inbox()
+
+        async def on_message(msg: Msg) -> None:
+            await self._on_stream_message(client, subscription, follow, msg)
+
+        listening = await client.subscribe(inbox, cb=on_message)
+        try:
+            made = await js.add_consumer(subscription.stream, self._consumer(subscription, inbox))
+            # Checked after the consumer exists: had the stream been made anew in between, the consumer would stand at
+            # the old one's number.
+            if (await js.stream_info(subscription.stream)).created != subscription.made_at:
+                raise _Doubtful("the stream was made anew meanwhile")
+            if made.num_pending == 0 and follow.expected == 1:
+                self._reached_end(subscription)
+            while True:
+                await asyncio.wait({follow.failed}, timeout=self._heartbeat)
+                if follow.failed.done():
+                    follow.failed.result()
+                if loop.time() - follow.active_at > _SILENT_HEARTBEATS * self._heartbeat:
+                    raise _Doubtful("no heartbeat")
+        finally:
+            subscription.caught_up = False
+            follow.failed.cancel()
+            if not client.is_closed:
+                await listening.unsubscribe()
+
+    def _place(self, subscription: _StreamSubscription, info: StreamInfo) -> None:
+        """Fix where to go on, given what the stream is now."""
+        last = info.state.last_seq
+        anew = subscription.made_at is not None and info.created != subscription.made_at
+        shorter = subscription.last_seq is not None and last < subscription.last_seq
+        if anew or shorter:
+            self._counts.restarted += 1
+            # What was "new" once includes all of a stream that did not exist then.
+            subscription.last_seq = None if subscription.start == "last_per_subject" else 0
+        elif subscription.last_seq is None and subscription.start == "new":
+            subscription.last_seq = last
+        subscription.made_at = info.created
+        if subscription.last_seq and info.state.first_seq > subscription.last_seq + 1:
+            self._counts.expired += 1
+
+    def _consumer(self, subscription: _StreamSubscription, inbox: str) -> ConsumerConfig:
+        config = ConsumerConfig(
+            deliver_subject=inbox,
+            filter_subject=subscription.filter,
+            ack_policy=AckPolicy.NONE,
+            max_deliver=1,
+            flow_control=True,
+            idle_heartbeat=self._heartbeat,
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=30.0,
+        )
+        if subscription.last_seq:
+            return config.evolve(
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=subscription.last_seq + 1
+            )
+        if subscription.start == "last_per_subject":
+            return config.evolve(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+        return config.evolve(deliver_policy=DeliverPolicy.ALL)
+
+    async def _on_stream_message(
+        self, client: Client, subscription: _StreamSubscription, follow: _Follow, msg: Msg
+    ) -> None:
+        if follow.failed.done():
+            return
+        loop = asyncio.get_running_loop()
+        follow.active_at = loop.time()
+        headers = msg.headers or {}
+        if headers.get("Status"):
+            await self._on_status(client, follow, msg, headers)
+            return
+        metadata = msg.metadata
+        if metadata.sequence.consumer != follow.expected:
+            follow.doubt(f"message {follow.expected} of the consumer is missing")
+            return
+        follow.expected += 1
+        sequence = metadata.sequence.stream
+        if sequence > (subscription.last_seq or 0):
+            subscription.last_seq = sequence
+            self._hand_over(
+                subscription.handler,
+                Message(
+                    msg.subject,
+                    msg.data,
+                    _content_type(msg),
+                    sequence,
+                    metadata.timestamp.timestamp(),
+                    metadata.num_delivered > 1,
+                ),
+            )
+        if metadata.num_pending == 0:
+            self._reached_end(subscription)
+        if loop.time() - follow.turn_at > _TURN_SECONDS:
+            await asyncio.sleep(0)
+            follow.turn_at = loop.time()
+
+    @staticmethod
+    async def _on_status(client: Client, follow: _Follow, msg: Msg, headers: dict[str, str]) -> None:
+        """Flow control is answered when it is reached in the queue, so the broker never sends more than we have room
+        for."""
+        answer = msg.reply or headers.get("Nats-Consumer-Stalled")
+        if answer:
+            await client.publish(answer)
+        sent = headers.get("Nats-Last-Consumer")
+        if sent is not None and sent.isdigit() and int(sent) >= follow.expected:
+            follow.doubt(f"messages {follow.expected} to {sent} of the consumer are missing")
+
+    def _reached_end(self, subscription: _StreamSubscription) -> None:
+        if subscription.caught_up:
+            return
+        subscription.caught_up = True
+        if subscription.on_caught_up is not None:
+            self._guarded(subscription.on_caught_up)
+
+    def _hand_over(self, handler: Handler, message: Message) -> None:
+        self._counts.delivered += 1
+        self._guarded(lambda: handler(message))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the handler's own, counted
+            self._counts.handler_errors += 1
+            errors = self._counts.handler_errors
+            if errors & (errors - 1) == 0:  # 1, 2, 4, 8, ...: a handler that always fails does not fill the log
+                _log.error("bus %s: a handler failed (%d so far)", self._name, errors, exc_info=error)
+
+    def _record(self, what: str, error: BaseException) -> None:
+        self._connection.last_error = f"{what}: {type(error).__name__}: {error}"
+        _log.debug("bus %s: %s", self._name, self._connection.last_error)
+
+
+def _content_type(msg: Msg) -> str | None:
+    headers = msg.headers or {}
+    return headers.get("content-type")
