@@ -28,6 +28,8 @@ class DecisionReason(str, Enum):
     EXACT_COVERS = "exact_covers"
     """Exact device overlap covers so much of the prompt that no donor was looked for."""
     NO_EVIDENCE = "no_evidence"
+    LOOKUP_SKIPPED = "lookup_skipped"
+    """No provider could be asked: none is configured, or each is stuck or put aside after failures."""
     LOOKUP_TIMEOUT = "lookup_timeout"
     LOOKUP_ERROR = "lookup_error"
     EXACT_UNKNOWN = "exact_unknown"

@@ -153,13 +153,13 @@ class Advisor:
             result = await within(deadline * LOOKUP_SLACK, self._lookup.lookup(query))
         except Late as late:
             self._fallbacks.add(FallbackReason.LOOKUP_TIMEOUT, late)
-            return Lookup("timeout", (), deadline * LOOKUP_SLACK)
+            return Lookup("timeout", asked=True, seconds=deadline * LOOKUP_SLACK)
         except Exception as error:  # noqa: BLE001 - a provider may raise what it likes; a miss with a reason
             self._fallbacks.add(FallbackReason.LOOKUP_ERROR, error)
-            return Lookup("error")
+            return Lookup("error", asked=True)
         status = str(getattr(result.status, "value", result.status))
         if status == "timeout":
             self._fallbacks.add(FallbackReason.LOOKUP_TIMEOUT, "provider late")
         elif status == "error":
             self._fallbacks.add(FallbackReason.LOOKUP_ERROR, "provider failed")
-        return Lookup(status, tuple(result.matches), result.seconds)
+        return Lookup(status, asked=True, matches=tuple(result.matches), seconds=result.seconds)

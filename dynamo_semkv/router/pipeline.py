@@ -65,6 +65,8 @@ class Exact:
 class Lookup:
     status: str = SKIPPED
     """A LookupStatus value."""
+    asked: bool = False
+    """False: exact overlap sufficed, so nobody was asked."""
     matches: Sequence[SemanticTrtMatch] = ()
     seconds: float = 0.0
 
@@ -126,7 +128,7 @@ def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_ga
                 host_tokens=max(0, min(overlap.host_pinned_extension * size, prompt.length - overlap.device * size)),
                 disk_tokens=overlap.disk_extension * size,
                 queued_prefill_tokens=queued[replica],
-                active_decode_blocks=load.potential_decode_blocks if load is not None else 0,
+                active_decode_blocks=max(0, load.potential_decode_blocks - exact.overlap.prompt_blocks) if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
                 overloaded=queued[replica] - idlest > max_load_gap,
             )
@@ -237,8 +239,10 @@ def _best_device(exact: Exact) -> RankOverlap:
 
 
 def _without_evidence(lookup: Lookup) -> DecisionReason:
+    if not lookup.asked:
+        return DecisionReason.EXACT_COVERS
     by_status = {
-        SKIPPED: DecisionReason.EXACT_COVERS,
+        SKIPPED: DecisionReason.LOOKUP_SKIPPED,
         "timeout": DecisionReason.LOOKUP_TIMEOUT,
         "error": DecisionReason.LOOKUP_ERROR,
     }

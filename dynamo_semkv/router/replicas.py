@@ -72,14 +72,12 @@ class ReplicaDirectory:
 
     def __init__(
         self,
-        on_removed: Callable[[int, int], None] | None = None,
+        on_removed: Callable[[int, int], object] | None = None,
         on_present: Callable[[int, int, str], object] | None = None,
-        *,
-        public_model: str | None = None,
     ) -> None:
         self._on_removed = on_removed
         self._on_present = on_present
-        self._public_model = public_model
+        self._public_model: str | None = None
         self._live: dict[ReplicaKey, _Known] = {}
         self._by_wire: dict[tuple[int, int], ReplicaKey] = {}
         self._announced: OrderedDict[StableReplica, ReplicaAnnouncement] = OrderedDict()
@@ -87,6 +85,11 @@ class ReplicaDirectory:
         self._sights = 0
         self.counts: Counter[str] = Counter()
         """`removed`, `unresolved`, `announcement_dropped` and one per Standing that kept a replica from advice."""
+
+    def serve_as(self, public_model: str) -> None:
+        """The name under which this router offers the model; requests carry it, whatever the engines call it."""
+        self._public_model = public_model
+        self._views.clear()
 
     def update_live(self, live: Mapping[ReplicaKey, ReplicaCard]) -> None:
         """Replaces the set of live replicas by what discovery and the model cards list now."""

@@ -151,7 +151,8 @@ def test_dynamo_659_block_size_of_card_and_announcement_must_agree() -> None:
 
 
 def test_models_are_apart_and_the_public_name_is_an_alias() -> None:
-    directory = ReplicaDirectory(public_model="public")
+    directory = ReplicaDirectory()
+    directory.serve_as("public")
     directory.update_live({A0: card("w-a"), B0: card("w-b")})
     directory.announce(announcement("w-a", 0, model="m1"))
     directory.announce(announcement("w-b", 0, model="m2", namespace=msgspec.structs.replace(NAMESPACE, model="m2@1")))

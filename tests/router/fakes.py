@@ -1,0 +1,343 @@
+"""Hand-written fakes of what the service stands on: the edge, its dispatch, the lookup, journal and hints. No Dynamo, no bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_semkv.config.load import build, config_hash
+from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
+from dynamo_semkv.contracts.hints import KvHintsEnvelope
+from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, stable_worker_id
+from dynamo_semkv.contracts.keys import PromptKey
+from dynamo_semkv.contracts.location import Tier, WorkerLocation
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.router.advisor import Advisor
+from dynamo_semkv.router.fallback import Fallbacks
+from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.runtime_types import CallContext, Choice, Chunk, Overlap, RankLoad, RankOverlap, ReplicaCard
+from dynamo_semkv.router.service import RouterService
+
+BLOCK = 32
+NAMESPACE = CacheNamespace(model="m@1", engine="reference/1", tokens_per_block=BLOCK, kv_dtype="float32")
+A0, A1, B0, B1 = ReplicaKey(11, 0), ReplicaKey(11, 1), ReplicaKey(22, 0), ReplicaKey(22, 1)
+STABLE = {11: "w-a", 22: "w-b"}
+Gate = Callable[[str], Awaitable[None]]
+
+
+def card(stable: str | None, *, block_size: int = BLOCK) -> ReplicaCard:
+    return ReplicaCard(
+        model="hidden",
+        source_path="",
+        block_size=block_size,
+        data_parallel_size=2,
+        data_parallel_start_rank=0,
+        stable_routing_id=stable,
+        total_kv_blocks=4096,
+        max_num_seqs=64,
+        max_num_batched_tokens=8192,
+        context_length=None,
+        tool_call_parser=None,
+        reasoning_parser=None,
+    )
+
+
+def announcement(
+    stable: str, rank: int, *, generation: str = "g1", model: str = "m", namespace: CacheNamespace = NAMESPACE
+) -> ReplicaAnnouncement:
+    return ReplicaAnnouncement(
+        version=ANNOUNCEMENT_VERSION,
+        stable_routing_id=stable,
+        dp_rank=rank,
+        generation=generation,
+        model=model,
+        namespace=namespace,
+        materialization="exact",
+    )
+
+
+def match(
+    replica: tuple[str, int],
+    tokens: int,
+    *,
+    donor: str = "d" * 32,
+    kind: MatchType = MatchType.EXACT_EQUIVALENT,
+    generation: str = "g1",
+    tier: Tier = Tier.HOST_PINNED,
+) -> SemanticTrtMatch:
+    stable, rank = replica
+    return SemanticTrtMatch(
+        donor_id=donor,
+        reusable_token_count=tokens,
+        exact_prefix_tokens=tokens if kind is MatchType.EXACT_EQUIVALENT else 0,
+        match_type=kind,
+        location=WorkerLocation(worker_id=stable_worker_id(stable), dp_rank=rank, tier=tier),
+        provider="fingerprint",
+        provider_generation=generation,
+        overlap=0.5,
+        confidence=0.9,
+    )
+
+
+async def no_gate(stage: str) -> None:
+    return None
+
+
+def chunks(count: int, *, cached: int = 0, prompt: int = 0) -> list[Chunk]:
+    """A complete answer of `count` tokens."""
+    made: list[Chunk] = [{"token_ids": [i]} for i in range(count)]
+    made[-1]["finish_reason"] = "length"
+    made[-1]["engine_data"] = {"kv_cache_hit": {"prompt_tokens": prompt, "reused_tokens": cached}}
+    made[-1]["completion_usage"] = {"completion_tokens": count}
+    return made
+
+
+class FakeDispatch:
+    """Follows `script`: chunks are sent, exceptions raised. A refused pin is one that `edge.refuse` names."""
+
+    def __init__(
+        self, edge: FakeEdge, request: dict[str, Any], pin: ReplicaKey | None, unpinned: dict[str, Any]
+    ) -> None:
+        self._edge = edge
+        self.request, self.pin = request, pin
+        self._unpinned = unpinned
+        self.sent: dict[str, Any] | None = None
+        self.replica: ReplicaKey | None = None
+        self.pinned = False
+        self.fallback: str | None = None
+        self.chunks = 0
+        self.finish_reason: str | None = None
+        self.engine_data: Mapping[str, Any] | None = None
+        self.usage: Mapping[str, Any] | None = None
+        self.timing: Mapping[str, Any] | None = None
+        self.annotate: Mapping[str, Any] | None = None
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        edge = self._edge
+        try:
+            self.sent = self.request
+            if self.pin is not None and edge.refuse is not None:
+                self.fallback, self.sent = edge.refuse, self._unpinned
+            await edge.gate("first_chunk")
+            self.pinned = self.pin is not None and self.fallback is None
+            for step in edge.script:
+                if isinstance(step, BaseException):
+                    raise step
+                self.replica = self.pin if self.pinned and self.pin is not None else edge.dynamos_choice
+                self.chunks += 1
+                self.finish_reason = step.get("finish_reason")
+                self.engine_data = step.get("engine_data")
+                self.usage = step.get("completion_usage")
+                yield step
+                await edge.gate("next_chunk")
+        finally:
+            self.closed = True
+
+
+@dataclass
+class FakeEdge:
+    live: Mapping[ReplicaKey, ReplicaCard] = field(
+        default_factory=lambda: {A0: card("w-a"), A1: card("w-a"), B0: card("w-b"), B1: card("w-b")}
+    )
+    ranks: dict[ReplicaKey, RankOverlap] = field(default_factory=dict)
+    queued: dict[ReplicaKey, int] = field(default_factory=dict)
+    script: list[Any] = field(default_factory=lambda: chunks(3))
+    refuse: str | None = None
+    dynamos_choice: ReplicaKey = B1
+    gate: Gate = no_gate
+    fail: dict[str, Exception] = field(default_factory=dict)
+    dispatched: list[FakeDispatch] = field(default_factory=list)
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        if "live_replicas" in self.fail:
+            raise self.fail["live_replicas"]
+        return self.live
+
+    async def overlap(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Overlap:
+        self.asked.append(("overlap", len(token_ids), cache_namespace, lora_name))
+        await self.gate("overlap")
+        if "overlap" in self.fail:
+            raise self.fail["overlap"]
+        return Overlap(
+            BLOCK, len(token_ids) // BLOCK, {key: self.ranks.get(key, RankOverlap(0, 0, 0)) for key in self.live}
+        )
+
+    async def loads(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Mapping[ReplicaKey, RankLoad]:
+        await self.gate("loads")
+        if "loads" in self.fail:
+            raise self.fail["loads"]
+        blocks = len(token_ids) // BLOCK
+
+        def load(key: ReplicaKey) -> RankLoad:
+            own = len(token_ids) - self.ranks.get(key, RankOverlap(0, 0, 0)).device * BLOCK
+            return RankLoad(self.queued.get(key, 0) + own, blocks, 0)
+
+        return {key: load(key) for key in self.live}
+
+    async def best_choice(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Choice:
+        return Choice(self.dynamos_choice, 0)
+
+    def dispatch(
+        self,
+        request: dict[str, Any],
+        pin: ReplicaKey | None,
+        *,
+        unpinned: dict[str, Any] | None = None,
+        annotate: Mapping[str, Any] | None = None,
+    ) -> FakeDispatch:
+        dispatch = FakeDispatch(self, request, pin, request if unpinned is None else unpinned)
+        dispatch.annotate = annotate
+        self.dispatched.append(dispatch)
+        return dispatch
+
+
+@dataclass
+class Found:
+    """What a lookup runner returns."""
+
+    matches: Sequence[SemanticTrtMatch] = ()
+    status: str = "hit"
+    seconds: float = 0.001
+
+
+@dataclass
+class FakeLookup:
+    found: Found | Exception = field(default_factory=lambda: Found(status="miss"))
+    gate: Gate = no_gate
+    queries: list[LookupQuery] = field(default_factory=list)
+
+    async def lookup(self, query: LookupQuery) -> Found:
+        self.queries.append(query)
+        await self.gate("lookup")
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@dataclass
+class FakeJournal:
+    opens: list[RouteOpened] = field(default_factory=list)
+    ends: list[RouteObserved] = field(default_factory=list)
+    fail: Exception | None = None
+
+    def opened(self, event: RouteOpened) -> None:
+        if self.fail is not None:
+            raise self.fail
+        self.opens.append(event)
+
+    def observed(self, event: RouteObserved) -> None:
+        if self.fail is not None:
+            raise self.fail
+        self.ends.append(event)
+
+    def check(self) -> None:
+        """Each opened route ended exactly once, and nothing else did."""
+        assert sorted(e.route_id for e in self.opens) == sorted(e.route_id for e in self.ends)
+        assert len({e.route_id for e in self.opens}) == len(self.opens)
+
+
+@dataclass
+class FakeHints:
+    sent: list[tuple[StableReplica, PromptKey, KvHintsEnvelope]] = field(default_factory=list)
+    takes: bool | Exception = True
+
+    def send(
+        self, replica: StableReplica, prompt_key: PromptKey, envelope: KvHintsEnvelope, traceparent: str | None = None
+    ) -> bool:
+        if isinstance(self.takes, Exception):
+            raise self.takes
+        self.sent.append((replica, prompt_key, envelope))
+        return self.takes
+
+
+class Rig:
+    """A service on fakes. `settings` is a tree as in the YAML file."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        edge: FakeEdge | None = None,
+        lookup: Any = None,
+        announce: bool = True,
+        router: str = "r1",
+    ) -> None:
+        self.config = build({"placement": {"mode": "enforce"}, **(settings or {})})
+        self.edge = edge or FakeEdge()
+        self.lookup = lookup if lookup is not None else FakeLookup()
+        self.journal, self.hints, self.fallbacks = FakeJournal(), FakeHints(), Fallbacks()
+        self.directory = ReplicaDirectory()
+        if announce:
+            for stable in ("w-a", "w-b"):
+                for rank in (0, 1):
+                    self.directory.announce(announcement(stable, rank))
+        self.advisor = Advisor(
+            edge=self.edge,
+            directory=self.directory,
+            lookup=self.lookup,
+            config=self.config,
+            fallbacks=self.fallbacks,
+        )
+        self.service = RouterService(
+            edge=self.edge,
+            directory=self.directory,
+            advisor=self.advisor,
+            journal=self.journal,
+            hints=self.hints,
+            fallbacks=self.fallbacks,
+            config=self.config,
+            config_hash=config_hash(self.config),
+            router=router,
+        )
+
+    async def run(self, request: dict[str, Any] | None = None, *, request_id: str = "req-1") -> list[Chunk]:
+        return [chunk async for chunk in self.service.handle(request or a_request(), a_call(request_id))]
+
+    @property
+    def opened(self) -> RouteOpened:
+        (event,) = self.journal.opens
+        return event
+
+    @property
+    def ended(self) -> RouteObserved:
+        (event,) = self.journal.ends
+        return event
+
+    @property
+    def dispatch(self) -> FakeDispatch:
+        (dispatch,) = self.edge.dispatched
+        return dispatch
+
+
+def a_request(tokens: int = 1024, **changes: Any) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "token_ids": list(range(1, tokens + 1)),
+        "stop_conditions": {"max_tokens": 3},
+        "sampling_options": {},
+        "routing": None,
+        "extra_args": None,
+        "annotations": [],
+        **changes,
+    }
+
+
+def a_call(request_id: str = "req-1", *, stopped: bool = False) -> CallContext:
+    return CallContext(request_id=request_id, metadata={}, traceparent="00-t-s-01", is_stopped=lambda: stopped)
+
+
+async def never(stage: str) -> None:
+    await asyncio.Event().wait()
