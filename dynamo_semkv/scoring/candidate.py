@@ -1,0 +1,40 @@
+"""ReplicaView: what is known of one live replica at the moment of a decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """All token counts are tokens of this prompt, except the queue. Raises ContractError for a negative count."""
+
+    replica: ReplicaKey
+    stable: StableReplica | None = None
+    device_tokens: int = 0
+    """Exact prefix on the device."""
+    host_tokens: int = 0
+    """What the host tier adds beyond that."""
+    disk_tokens: int = 0
+    """What the disk tier adds beyond both."""
+    queued_prefill_tokens: int | None = None
+    """Prefill tokens that wait on the replica already. None: unknown, which is neither idle nor busy."""
+    active_decode_blocks: int = 0
+    total_blocks: int = 0
+    """KV blocks of the replica; 0: unknown."""
+    overloaded: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("device_tokens", "host_tokens", "disk_tokens", "active_decode_blocks", "total_blocks"):
+            if getattr(self, name) < 0:
+                raise ContractError(f"replica_view.{name}", getattr(self, name), "0 or more")
+        if self.queued_prefill_tokens is not None and self.queued_prefill_tokens < 0:
+            raise ContractError("replica_view.queued_prefill_tokens", self.queued_prefill_tokens, "0 or more, or None")
+
+    @property
+    def exact_tokens(self) -> int:
+        """Exact prefix over all tiers, as Dynamo's index has it."""
+        return self.device_tokens + self.host_tokens + self.disk_tokens

@@ -1,0 +1,148 @@
+"""Replicas and matches -> ScoreSheet: one row a replica, in one unit, and which row is the best.
+
+    total = device tokens + host and disk tokens x tier credit x P(exact)
+          + donor tokens beyond those x tier credit x P(exact or semantic)
+          - load_weight x queued prefill tokens above the idlest replica
+
+The sheet proposes; whether it is worth acting on is the gate's business, and Dynamo routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from dynamo_semkv.config.schema import ScoringConfig
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
+from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.donor_value import DonorValue, TokenValue, donor_value, exact_value
+from dynamo_semkv.scoring.filters import FilteredBy, filtered_by
+from dynamo_semkv.scoring.scorers import SCORERS, Situation
+
+
+class SheetReason(str, Enum):
+    CHOSEN = "chosen"
+    NO_REPLICA = "no_replica"
+    ALL_FILTERED = "all_filtered"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One term of the sum: the scorer's value in [0, 1], and the expected tokens that it stands for (negative for load)."""
+
+    name: str
+    share: float
+    value: TokenValue
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    replica: ReplicaKey
+    stable: StableReplica | None
+    parts: tuple[Part, ...]
+    """`device`, `host`, `disk`, `donor`, `load`; their values add up to `total`."""
+    total: TokenValue
+    evidence: TokenValue
+    """The part of `total` that still has to be confirmed: host, disk and donor."""
+    match: SemanticTrtMatch | None
+    """The strongest evidence on this replica; of equally strong ones the first by donor id."""
+    claimed_tokens: int
+    """Tokens that `match` claims beyond the replica's device prefix; 0 without one."""
+    filtered_by: FilteredBy | None = None
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSheet:
+    rows: tuple[ScoreRow, ...]
+    """Best first, filtered ones last."""
+    best: ScoreRow | None
+    reason: SheetReason
+    ignored_matches: int = 0
+    """Matches on replicas that are not among the views."""
+
+
+def choose(
+    views: Sequence[ReplicaView],
+    matches: Sequence[tuple[SemanticTrtMatch, ReplicaKey]],
+    input_tokens: int,
+    config: ScoringConfig,
+    seed_material: bytes,
+) -> ScoreSheet:
+    """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`.
+
+    Raises ContractError when two views name one replica: which of them is true is not for us to guess.
+    """
+    by_replica = {view.replica: view for view in views}
+    if len(by_replica) < len(views):
+        raise ContractError("views", f"{len(views)} views of {len(by_replica)} replicas", "one view a replica")
+    donors: dict[ReplicaKey, list[SemanticTrtMatch]] = {}
+    for match, replica in matches:
+        donors.setdefault(replica, []).append(match)
+    filters = {view.replica: filtered_by(view) for view in views}
+    situation = _situation([view for view in views if filters[view.replica] is None] or views, input_tokens)
+    rows = [_row(view, donors.get(view.replica, []), situation, filters[view.replica], config) for view in views]
+    rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed_material)))
+    ignored = sum(len(found) for replica, found in donors.items() if replica not in by_replica)
+    if not rows:
+        return ScoreSheet((), None, SheetReason.NO_REPLICA, ignored)
+    best = rows[0] if rows[0].filtered_by is None else None
+    return ScoreSheet(tuple(rows), best, SheetReason.CHOSEN if best else SheetReason.ALL_FILTERED, ignored)
+
+
+def _situation(views: Sequence[ReplicaView], input_tokens: int) -> Situation:
+    known = [view.queued_prefill_tokens for view in views if view.queued_prefill_tokens is not None]
+    return Situation(input_tokens, min(known, default=0), sum(known) / len(known) if known else 0.0)
+
+
+def _row(
+    view: ReplicaView,
+    matches: Sequence[SemanticTrtMatch],
+    situation: Situation,
+    filtered: FilteredBy | None,
+    config: ScoringConfig,
+) -> ScoreRow:
+    strongest = _strongest(view, matches, situation.input_tokens, config)
+    match = strongest.match if strongest is not None else None
+    device, host, disk = exact_value(view, config)
+    values = {
+        "device": device,
+        "host": host,
+        "disk": disk,
+        "donor": strongest.beyond_exact if strongest is not None else TokenValue(0.0),
+        "load": TokenValue(-config.load_weight * situation.excess(view)),
+    }
+    return ScoreRow(
+        replica=view.replica,
+        stable=view.stable,
+        parts=tuple(Part(name, scorer(view, match, situation), values[name]) for name, scorer in SCORERS.items()),
+        total=TokenValue(sum(values.values())),
+        evidence=TokenValue(values["host"] + values["disk"] + values["donor"]),
+        match=match,
+        claimed_tokens=strongest.claimed_tokens if strongest is not None else 0,
+        filtered_by=filtered,
+    )
+
+
+def _strongest(
+    view: ReplicaView, matches: Sequence[SemanticTrtMatch], input_tokens: int, config: ScoringConfig
+) -> DonorValue | None:
+    """Donors on one replica do not add up: they hold the same text more often than not."""
+    values = [donor_value(match, view, input_tokens, config) for match in matches]
+    return min(values, key=_strength, default=None)
+
+
+def _strength(value: DonorValue) -> tuple[float, float, float, str, str]:
+    match = value.match
+    return -value.beyond_exact, -value.explains, -match.confidence, match.donor_id, match.provider
+
+
+def _lot(replica: ReplicaKey, seed_material: bytes) -> bytes:
+    name = f"{replica.worker_id}/{replica.dp_rank}".encode()
+    return hashlib.blake2b(name, digest_size=8, key=hashlib.blake2b(seed_material).digest()).digest()

@@ -1,0 +1,69 @@
+"""What one donor is worth on one replica, beyond what Dynamo knows to be there exactly.
+
+A count of tokens is an integer and a fact or a claim; a value is a float of *expected* tokens of prefill saved. They are different types, so
+that a tier-weighted score can never be used as a block count (llm-d/llm-d-router P #2091).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from dynamo_semkv.config.schema import ScoringConfig
+from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.contracts.location import Tier
+from dynamo_semkv.scoring.candidate import ReplicaView
+
+TokenValue = NewType("TokenValue", float)
+"""Expected tokens of prefill saved; negative for what costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DonorValue:
+    match: SemanticTrtMatch
+    beyond_exact: TokenValue
+    """What it adds to the exact prefix that Dynamo reports on the replica."""
+    explains: TokenValue
+    """`beyond_exact` and the host and disk tokens that it is evidence for as well: who names the reason when nothing is added."""
+    claimed_tokens: int
+    """Tokens that it claims beyond the device prefix. A claim, not an expectation."""
+
+
+def credit(config: ScoringConfig, tier: Tier) -> float:
+    return float(getattr(config.tier_credit, tier.value))
+
+
+def exact_value(view: ReplicaView, config: ScoringConfig) -> tuple[TokenValue, TokenValue, TokenValue]:
+    """(device, host, disk). Device KV is there; the other tiers still have to be confirmed by the connector."""
+    hope = config.prior.exact_equivalent
+    return (
+        TokenValue(view.device_tokens * credit(config, Tier.DEVICE)),
+        TokenValue(view.host_tokens * credit(config, Tier.HOST_PINNED) * hope),
+        TokenValue(view.disk_tokens * credit(config, Tier.DISK) * hope),
+    )
+
+
+def donor_value(match: SemanticTrtMatch, view: ReplicaView, input_tokens: int, config: ScoringConfig) -> DonorValue:
+    """The proven prefix counts with the prior of exact matches, the rest of the claim with that of semantic ones: an exact engine can load
+    the first and will decline the second, whichever of the two gave the match its type."""
+    reusable = min(match.reusable_token_count, input_tokens)
+    prefix = min(match.exact_prefix_tokens, input_tokens)
+    exact = view.exact_tokens
+    proven = max(0, prefix - exact)
+    similar = max(0, reusable - max(prefix, exact))
+    beyond = credit(config, match.location.tier) * (
+        proven * config.prior.exact_equivalent + similar * config.prior.semantic_candidate
+    )
+    _, host, disk = exact_value(view, config)
+    covered_host = _share(prefix - view.device_tokens, view.host_tokens)
+    covered_disk = _share(prefix - view.device_tokens - view.host_tokens, view.disk_tokens)
+    return DonorValue(
+        match=match,
+        beyond_exact=TokenValue(beyond),
+        explains=TokenValue(beyond + covered_host * host + covered_disk * disk),
+        claimed_tokens=max(0, max(reusable, prefix) - view.device_tokens),
+    )
+
+
+def _share(covered: int, of: int) -> float:
+    return min(1.0, max(0, covered) / of) if of else 0.0
