@@ -54,7 +54,10 @@ class RequestHandle:
         self._cancel(self.request_id)
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the end. TimeoutError after `timeout` seconds. Do not call it from an output callback."""
+        """Wait until the request has ended and its blocks, events and statistics are in place.
+
+        TimeoutError after `timeout` seconds. Do not call it from an output callback.
+        """
         if not self._done.wait(timeout):
             raise TimeoutError(f"request {self.request_id} did not end within {timeout} s")
         assert self._generation is not None
@@ -64,7 +67,9 @@ class RequestHandle:
         self._token_ids.extend(token_ids)
         if finish_reason is not None:
             self._generation = Generation(self._token_ids, finish_reason, stats)
-            self._done.set()
+
+    def _end(self) -> None:
+        self._done.set()
 
 
 class Engine:
@@ -161,7 +166,7 @@ class Engine:
                 handle._take(token_ids, finish_reason, stats)
 
         try:
-            rank.submit(LlmRequest(request_id, prompt, options, lora), deliver)
+            rank.submit(LlmRequest(request_id, prompt, options, lora), deliver, handle._end)
         except EngineDeadError:
             self._leave_rank(rank.rank)
             raise

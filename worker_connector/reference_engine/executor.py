@@ -12,6 +12,7 @@ failed requests never see request_finished.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +46,7 @@ class _Client:
 
     request: LlmRequest
     on_output: OnOutput
+    on_end: Callable[[], None]
     logits: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -79,6 +81,7 @@ class Executor:
         self._blocks = BlockManager(pool, events, enable_block_reuse=config.enable_block_reuse)
         self._scheduler = BatchScheduler(config, self._blocks)
         self._clients: dict[int, _Client] = {}
+        self._ended: list[Callable[[], None]] = []
         #: Requests without a client whose pages a transfer still uses.
         self._held: dict[int, LlmRequest] = {}
         self._counters = _Counters()
@@ -97,9 +100,14 @@ class Executor:
     def has_transfers(self) -> bool:
         return self._connector is not None and self._connector.has_pending_transfers()
 
-    def add(self, request: LlmRequest, on_output: OnOutput) -> None:
-        self._clients[request.request_id] = _Client(request, on_output)
+    def add(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
+        self._clients[request.request_id] = _Client(request, on_output, on_end)
         self._scheduler.add(request)
+
+    def take_ended(self) -> list[Callable[[], None]]:
+        """`on_end` of the requests that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def drop_cached(self) -> None:
         """Forget all KV that no request holds."""
@@ -181,7 +189,8 @@ class Executor:
             groups.append(RowGroup(tuple(decodes)))
         worker = self._connector.worker if self._connector is not None else None
         hooked = worker if batch.context or self._config.layer_hooks_in_decode else None
-        with self._forward_lock:
+        # Layer hooks run inside, as in TensorRT-LLM; the connector's other callbacks get ordinary tensors to work with.
+        with self._forward_lock, torch.inference_mode():
             logits = self._model.forward(
                 self._pool,
                 groups,
@@ -248,7 +257,7 @@ class Executor:
         if client is None:  # ended in this iteration, before its token was handed out
             return
         if reason is not None:
-            del self._clients[request.request_id]
+            self._ended.append(self._clients.pop(request.request_id).on_end)
         stats = RequestStats(
             prompt_tokens=request.prompt_len,
             cached_tokens=request.cached_tokens,

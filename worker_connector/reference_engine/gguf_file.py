@@ -61,7 +61,8 @@ class GgufModel:
             raise ValueError(f"{path}: general.architecture is {architecture!r}; only 'llama' is supported")
         heads = int(self._field("llama.attention.head_count"))
         hidden = int(self._field("llama.embedding_length"))
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        #: Quantised tensors as the file has them, by GGUF name.
+        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.config = LlamaConfig(
             vocab_size=int(self._field("llama.vocab_size")),
             hidden_size=hidden,
@@ -73,7 +74,7 @@ class GgufModel:
             max_position_embeddings=int(self._field("llama.context_length")),
             rope_theta=float(self._field("llama.rope.freq_base")),
             rms_norm_eps=float(self._field("llama.attention.layer_norm_rms_epsilon")),
-            tie_word_embeddings="output.weight" not in self._tensors,
+            tie_word_embeddings="output.weight" not in self.tensors,
         )
 
     def digest(self) -> str:
@@ -116,7 +117,7 @@ class GgufModel:
         return field.contents()
 
     def _tensor(self, name: str) -> torch.Tensor:
-        tensor = self._tensors.get(name)
+        tensor = self.tensors.get(name)
         if tensor is None:
             raise ValueError(f"{self.path}: tensor {name} is missing")
         return torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())

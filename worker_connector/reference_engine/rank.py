@@ -52,7 +52,7 @@ class Rank:
         self._executor = Executor(rank, config, model.model, self._pool, self._events, self._manager, forward_lock)
         self._stats = self._executor.stats()
         self._wake = threading.Condition()
-        self._submitted: list[tuple[LlmRequest, OnOutput]] = []
+        self._submitted: list[tuple[LlmRequest, OnOutput, Callable[[], None]]] = []
         self._cancelled: set[int] = set()
         self._drop_cached = False
         self._stopping = False
@@ -70,12 +70,16 @@ class Rank:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: LlmRequest, on_output: OnOutput) -> None:
-        """EngineDeadError if the rank no longer runs."""
+    def submit(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
+        """Queue a request. EngineDeadError if the rank no longer runs.
+
+        `on_end` is called on the rank's thread once the iteration in which the request ended is over: its blocks are in
+        the reuse tree then, and its events and statistics can be read.
+        """
         with self._wake:
             if self._stopping:
                 raise EngineDeadError(f"rank {self.rank} has stopped") from self._fatal
-            self._submitted.append((request, on_output))
+            self._submitted.append((request, on_output, on_end))
             self._wake.notify()
 
     def cancel(self, request_id: int) -> None:
@@ -110,22 +114,21 @@ class Rank:
     def _run(self) -> None:
         torch.set_num_threads(self._config.num_threads)  # per thread in the math libraries
         try:
-            with torch.inference_mode():
-                while self._step():
-                    pass
+            while self._step():
+                pass
         except Exception as error:  # noqa: BLE001 - a connector callback or a bug: the rank ends and says so
             _log.exception("rank %d: the executor ended", self.rank)
             self._fatal = error
         with self._wake:
             self._stopping = True
-            for request, on_output in self._submitted:
-                self._executor.add(request, on_output)
+            for submission in self._submitted:
+                self._executor.add(*submission)
             self._submitted.clear()
         if self._fatal is None:
             self._executor.fail_all("", reason=CANCELLED)
         else:
             self._executor.fail_all(f"{type(self._fatal).__name__}: {self._fatal}")
-        self._stats = self._executor.stats()
+        self._publish()
         if self._fatal is not None:
             self._on_fatal(self.rank, self._fatal)
 
@@ -143,15 +146,20 @@ class Rank:
             submitted, self._submitted = self._submitted, []
             cancelled, self._cancelled = self._cancelled, set()
             drop_cached, self._drop_cached = self._drop_cached, False
-        for request, on_output in submitted:
-            self._executor.add(request, on_output)
+        for submission in submitted:
+            self._executor.add(*submission)
         if drop_cached:
             self._executor.drop_cached()
         ran = self._executor.iterate(cancelled)
-        self._stats = self._executor.stats()
+        self._publish()
         if not ran and self._executor.has_runnable and self._executor.has_transfers:
             self._pause()  # nothing fits until a transfer frees pages
         return True
+
+    def _publish(self) -> None:
+        self._stats = self._executor.stats()
+        for on_end in self._executor.take_ended():
+            on_end()
 
     def _pause(self) -> None:
         with self._wake:

@@ -1,0 +1,43 @@
+"""Engines and prompts for the tests: small pools, one thread, pages poisoned until written."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from worker_connector.reference_engine import ConnectorSpec, Engine, EngineConfig, SamplingParams
+
+WITH_LOGITS = SamplingParams(return_generation_logits=True)
+PATIENCE_S = 60.0
+
+
+def start(
+    connector: ConnectorSpec | None = None,
+    on_fatal: Callable[[int, BaseException], None] | None = None,
+    **changes: Any,
+) -> Engine:
+    """An engine on `tiny` with 8-token blocks; `changes` are EngineConfig fields."""
+    settings: dict[str, Any] = {
+        "tokens_per_block": 8,
+        "num_blocks": 64,
+        "max_num_tokens": 64,
+        "num_threads": 1,
+        "poison_pages": True,
+        "idle_poll_s": None,
+    }
+    return Engine(EngineConfig(**settings | changes), connector, on_fatal)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Token ids of the `tiny` vocabulary."""
+    return random.Random(seed).choices(range(512), k=length)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; fails the test after a generous deadline."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.002)
