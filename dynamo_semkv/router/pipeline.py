@@ -229,7 +229,17 @@ def weigh(
 
 
 def candidate(row: ScoreRow, exact: Exact, prompt: Prompt) -> Candidate:
-    raise NotImplementedError
+    """A row of the sheet as the gate sees it."""
+    device = exact.of(row.replica).device * exact.overlap.block_size
+    claimed = claimed_tokens(row.match) if row.match is not None else 0
+    return Candidate(row.replica, row.total, row.evidence, row.match, max(0, min(claimed, prompt.length) - device))
+
+
+def claimed_tokens(match: SemanticTrtMatch) -> int:
+    """Tokens that the match says may be reused: the proven prefix where there is one, else the verbatim estimate."""
+    if match.match_type is MatchType.EXACT_EQUIVALENT:
+        return match.exact_prefix_tokens
+    return match.reusable_token_count
 
 
 def _best_device(exact: Exact) -> RankOverlap:
