@@ -1,0 +1,262 @@
+"""Pages, references and eviction under random use, and the KV events that describe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from worker_connector.reference_engine import LlamaConfig, reuse
+from worker_connector.reference_engine.block_manager import BlockManager, BlockSequence
+from worker_connector.reference_engine.events import KvEventBuffer
+from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.reuse import ReuseScope
+
+SIZE = 4
+SMALL = LlamaConfig(
+    vocab_size=2,
+    hidden_size=2,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=2,
+    intermediate_size=2,
+    max_position_embeddings=64,
+)
+
+
+def manager(num_blocks: int, reuse_on: bool = True) -> tuple[BlockManager, KvEventBuffer]:
+    events = KvEventBuffer(0, 64, 100_000)
+    return BlockManager(KvPool(SMALL, num_blocks, SIZE), events, enable_block_reuse=reuse_on), events
+
+
+def run(blocks: BlockManager, tokens: list[int], scope: ReuseScope | None = None, priority: int | None = None) -> int:
+    """Open, compute and close a sequence; returns the tokens that were reused."""
+    sequence = blocks.open(tokens, scope or ReuseScope(), len(tokens), priority)
+    assert sequence is not None
+    reused = len(sequence.slots) * SIZE
+    blocks.grow(sequence, len(tokens))
+    blocks.commit(sequence, tokens, len(tokens))
+    blocks.close(sequence)
+    return reused
+
+
+@dataclass
+class Mirror:
+    """What a consumer of the events believes is cached: block hash -> parent hash."""
+
+    blocks: dict[int, int | None] = field(default_factory=dict)
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    next_id: int = 0
+
+    def apply(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            assert event["event_id"] == self.next_id
+            self.next_id += 1
+            data = event["data"]
+            if data["type"] == "stored":
+                parent = data["parent_hash"]
+                assert parent is None or parent in self.blocks
+                for block in data["blocks"]:
+                    assert block["block_hash"] not in self.blocks
+                    assert len(block["tokens"]) == SIZE
+                    self.blocks[block["block_hash"]] = parent
+                    self.tokens[block["block_hash"]] = tuple(t["token_id"] for t in block["tokens"])
+                    parent = block["block_hash"]
+            elif data["type"] == "removed":
+                for block_hash in data["block_hashes"]:
+                    del self.blocks[block_hash]
+
+    def chain(self, block_hash: int) -> tuple[int, ...]:
+        parent = self.blocks[block_hash]
+        return (() if parent is None else self.chain(parent)) + self.tokens[block_hash]
+
+
+@dataclass
+class Live:
+    tokens: list[int]
+    scope: ReuseScope
+    limit: int
+    sequence: BlockSequence
+    computed: int
+
+
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Random sequences over two tokens, so that prefixes collide all the time, on ten pages."""
+
+    NUM_BLOCKS = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.events = manager(self.NUM_BLOCKS)
+        self.live: list[Live] = []
+        self.mirror = Mirror()
+        #: What each page holds: the whole token prefix up to its end, as a forward pass or nobody would have left it.
+        self.contents: dict[int, tuple[ReuseScope, tuple[int, ...]]] = {}
+
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=18),
+        extra=st.integers(0, 10),
+        salt=st.sampled_from([None, "", "a"]),
+        priority=st.sampled_from([None, 10, 35, 90]),
+    )
+    def open(self, tokens: list[int], extra: int, salt: str | None, priority: int | None) -> None:
+        scope = ReuseScope(cache_salt=salt)
+        sequence = self.blocks.open(tokens, scope, len(tokens) + extra, priority)
+        if sequence is None:
+            return
+        reused = len(sequence.slots) * SIZE
+        assert reused < len(tokens)
+        for index, slot in enumerate(sequence.slots):
+            assert self.contents[slot] == (scope, tuple(tokens[: (index + 1) * SIZE]))
+        self.live.append(Live(tokens, scope, len(tokens) + extra, sequence, reused))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), step=st.integers(1, 9))
+    def compute(self, data: st.DataObject, step: int) -> None:
+        """Prefill or decode some tokens, then commit."""
+        live = data.draw(st.sampled_from(self.live))
+        end = min(live.computed + step, live.limit)
+        live.tokens += [data.draw(st.integers(0, 1)) for _ in range(end - len(live.tokens))]
+        before = list(live.sequence.slots)
+        self.blocks.grow(live.sequence, end)
+        assert live.sequence.slots[: len(before)] == before
+        for index in range(live.computed // SIZE, end // SIZE):
+            self.contents[live.sequence.slots[index]] = (live.scope, tuple(live.tokens[: (index + 1) * SIZE]))
+        live.computed = end
+        self.blocks.commit(live.sequence, live.tokens, end)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        live = data.draw(st.sampled_from(self.live))
+        self.live.remove(live)
+        self.blocks.close(live.sequence)
+
+    @rule()
+    def drop_cached(self) -> None:
+        self.blocks.drop_cached()
+        assert self.blocks.tree.num_evictable == 0
+
+    @invariant()
+    def pages_balance(self) -> None:
+        held = {slot for live in self.live for slot in live.sequence.slots}
+        assert self.blocks.num_referenced == len(held)
+        assert self.blocks.num_free + self.blocks.tree.num_evictable + len(held) == self.NUM_BLOCKS
+        reserved = sum(live.sequence.reserved for live in self.live)
+        assert reserved <= self.blocks.num_free + self.blocks.tree.num_evictable
+
+    @invariant()
+    def a_page_has_one_owner_or_one_content(self) -> None:
+        for live in self.live:
+            for index in range(live.computed // SIZE):
+                slot = live.sequence.slots[index]
+                assert self.contents[slot] == (live.scope, tuple(live.tokens[: (index + 1) * SIZE]))
+
+    @invariant()
+    def events_describe_the_tree(self) -> None:
+        self.events.flush()
+        self.mirror.apply(self.events.drain())
+        assert len(self.mirror.blocks) == len(self.blocks.tree)
+        for block_hash in self.mirror.blocks:
+            self.mirror.chain(block_hash)
+
+
+TestBlockManagerMachine = BlockManagerMachine.TestCase
+TestBlockManagerMachine.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def test_tokens_are_the_proof_and_the_hash_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every hash equal nothing wrong is shared."""
+    monkeypatch.setattr(reuse, "chain_hash", lambda parent, tokens: 7)
+    blocks, _ = manager(16)
+    assert run(blocks, [0] * 9) == 0
+    assert run(blocks, [1] * 9) == 0
+    assert run(blocks, [0] * 9) == 4  # the second block collided with the first and was not stored
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ReuseScope(cache_salt="a"), ReuseScope(cache_salt=""), ReuseScope(lora_task_id=0), ReuseScope(multimodal=b"x")],
+)
+def test_scopes_never_share(other: ReuseScope) -> None:
+    blocks, _ = manager(16)
+    assert run(blocks, [0] * 9) == 0
+    assert run(blocks, [0] * 9, other) == 0
+    assert run(blocks, [0] * 9, other) == 8
+    assert other.seed() != ReuseScope().seed()
+
+
+def test_scope_fields_do_not_run_into_each_other() -> None:
+    seeds = {ReuseScope("a", None, b"b").seed(), ReuseScope("ab", None, b"").seed(), ReuseScope(None, 1).seed()}
+    assert len(seeds) == 3
+
+
+def test_lower_priority_is_evicted_first_then_the_least_recently_used() -> None:
+    blocks, _ = manager(6)
+    kept, old, new = [0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1]
+    run(blocks, kept, priority=90)
+    run(blocks, old)
+    run(blocks, new)
+    run(blocks, old)  # most recent now
+    run(blocks, [1, 0] * 8)  # four blocks: evicts two of the three
+    assert [run(blocks, tokens) for tokens in (kept, old, new)] == [4, 0, 0]
+
+
+def test_a_leaf_goes_before_its_ancestors() -> None:
+    blocks, _ = manager(4)
+    run(blocks, [0] * 16)
+    run(blocks, [1] * 5)  # two pages
+    assert run(blocks, [0] * 16) == 8
+
+
+def test_an_evicted_prefix_takes_its_reachable_rest_along() -> None:
+    """Two equal prompts at once: the second keeps its own pages, and chains new blocks below the first one's."""
+    blocks, events = manager(8)
+    first = blocks.open([0] * 8, ReuseScope(), 12)
+    second = blocks.open([0] * 8, ReuseScope(), 12)
+    assert first is not None
+    assert second is not None
+    for sequence in (first, second):
+        blocks.grow(sequence, 8)
+        blocks.commit(sequence, [0] * 8, 8)
+    assert set(first.slots).isdisjoint(second.slots)
+    assert len(blocks.tree) == 2
+    blocks.grow(second, 12)
+    blocks.commit(second, [0] * 8 + [1] * 4, 12)
+    assert len(blocks.tree) == 3
+    blocks.close(first)
+    blocks.drop_cached()
+    assert len(blocks.tree) == 0
+    assert blocks.num_referenced == 3
+    blocks.close(second)
+    assert blocks.num_free == 8
+    events.flush()
+    mirror = Mirror()
+    mirror.apply(events.drain())
+    assert mirror.blocks == {}
+
+
+def test_hits_without_evictions_do_not_grow_the_eviction_order() -> None:
+    blocks, _ = manager(8)
+    for _ in range(500):
+        run(blocks, [0] * 16)
+    assert len(blocks.tree._idle) < 100
+
+
+def test_poisoned_pages_are_poisoned_again_when_they_change_hands() -> None:
+    pool = KvPool(SMALL, 2, SIZE, poison=True)
+    blocks = BlockManager(pool, KvEventBuffer(0, 64, 0))
+    sequence = blocks.open([0] * 4, ReuseScope(), 8)
+    assert sequence is not None
+    pool.tensor.zero_()
+    blocks.grow(sequence, 4)
+    assert pool.tensor[sequence.slots[0]].isnan().all()
+    assert not torch.isnan(pool.tensor).all()
