@@ -1,0 +1,57 @@
+"""What a client may not say: hints are ours to give.
+
+A hint names donors and their KV; one that a client could send would let it point an engine at another tenant's blocks. So every place
+where a hint could enter is cleared before the request is looked at, and how many were found is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "semantic_donor"})
+"""Names under which engines and Dynamo look for hints; cleared at every level where a client can write."""
+
+METADATA_PREFIX = "semkv"
+"""Request headers `x-dynamo-meta-<name>` reach us as metadata `<name>`; those of ours that start so are not a client's to set."""
+
+
+def _clear(mapping: Any) -> tuple[Any, int]:
+    if not isinstance(mapping, Mapping):
+        return mapping, 0
+    found = [key for key in mapping if key in HINT_KEYS]
+    if not found:
+        return mapping, 0
+    return {key: value for key, value in mapping.items() if key not in HINT_KEYS}, len(found)
+
+
+def strip_client_hints(request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The request without anything a client could have meant as a hint, and how many such fields it had.
+
+    Looks at the top level, `extra_args`, `nvext` and `extra_args.nvext`. The given request is not changed; parts that need no change are
+    shared.
+    """
+    cleared, count = _clear(request)
+    result = dict(cleared)
+    for name in ("extra_args", "nvext"):
+        if not isinstance(result.get(name), Mapping):
+            continue
+        part, found = _clear(result[name])
+        count += found
+        if name == "extra_args" and isinstance(part.get("nvext"), Mapping):
+            nvext, found = _clear(part["nvext"])
+            if found:
+                part = {**part, "nvext": nvext}
+                count += found
+        result[name] = part
+    return result, count
+
+
+def strip_client_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], int]:
+    """Request metadata without names that start with `semkv` (any case, also behind `x-`), and how many there were."""
+    kept = {
+        name: value
+        for name, value in metadata.items()
+        if not name.lower().removeprefix("x-").startswith(METADATA_PREFIX)
+    }
+    return kept, len(metadata) - len(kept)

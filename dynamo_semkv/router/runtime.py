@@ -1,0 +1,412 @@
+"""The edge to Dynamo: the only module of `dynamo_semkv` that imports `dynamo`.
+
+It registers the public model in front of workers that registered with no public endpoint, as `dynamo.thunderagent_router` does, and
+hands each request to a handler that knows nothing of Dynamo. Contracts: runtime_types.py.
+
+What it does not know: why a replica was chosen, what a hint says, what was reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo.common.utils.token_ids import token_ids_to_list
+from dynamo.llm import (
+    FpmEventSubscriber,
+    KvRouter,
+    KvRouterConfig,
+    LoadThresholdConfig,
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    RouterConfig,
+    RouterMode,
+    WorkerType,
+    register_model,
+)
+from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArgument
+from dynamo.runtime import DistributedRuntime
+
+from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.router.runtime_cards import CardTable
+from dynamo_semkv.router.runtime_dispatch import RequestDispatch
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_types import (
+    CallContext,
+    Choice,
+    Chunk,
+    Handler,
+    Overlap,
+    RankLoad,
+    RankOverlap,
+    ReplicaCard,
+    Request,
+    RouteCallback,
+)
+
+logger = logging.getLogger(__name__)
+
+RESPONSE_BUFFER = 16
+"""Chunks Dynamo may hold between its router and us. Not 0: an unbuffered stream of 1.6.1 drops the worker's stream at the first
+terminal chunk, which cuts the other choices of an n > 1 request, books every request as cancelled, makes workers log an ERROR
+when their end of stream comes after it, and turns typed failures into text. The price: a worker learns of a cancellation with its
+next chunk, so during a long prefill only at its end. 1, 16 and 100 measured alike."""
+
+OVERLOADED_STATUS = 529
+"""The status Dynamo's own frontend gives when its router refuses a request for lack of capacity."""
+
+
+@dataclass(frozen=True)
+class EdgeSettings:
+    """Where the workers are, what is offered to clients, and how Dynamo's router behaves.
+
+    `model_name`, `model_path`, the parsers and the context length default to what the workers' card says, so that they are told once.
+    """
+
+    worker_endpoint: str = "dynamo.backend.generate"
+    router_endpoint: str = "dynamo.semkv.generate"
+    model_name: str | None = None
+    model_path: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    kv_router: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of Dynamo's KvRouterConfig (router_temperature, overlap_score_credit, ...). `router_replica_sync` is on unless
+    said otherwise: with several router processes behind one name, each would know only its own share of the load."""
+    load_thresholds: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of Dynamo's LoadThresholdConfig; empty = no admission limit."""
+    session_affinity_ttl_s: int | None = None
+    wait_workers_s: float = 600.0
+    cards_s: float = 0.2
+    """How old the view of the workers' cards may be."""
+    suspect_s: float = 5.0
+    """How long a lost worker is not pinned to; Dynamo's own router leaves it out for as long."""
+
+    def __post_init__(self) -> None:
+        for name in ("worker_endpoint", "router_endpoint"):
+            value: str = getattr(self, name)
+            if len([part for part in value.split(".") if part]) != 3 or value.count(".") != 2:
+                raise ValueError(f"{name}: {value!r}, expected namespace.component.endpoint")
+
+
+class EdgeError(RuntimeError):
+    """The edge cannot start: no worker in time, or workers that do not fit together."""
+
+
+def runtime_from_env(loop: asyncio.AbstractEventLoop) -> DistributedRuntime:
+    """A DistributedRuntime as Dynamo's own components make it: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, DYN_EVENT_PLANE."""
+    return DistributedRuntime(
+        loop, os.environ.get("DYN_DISCOVERY_BACKEND", "etcd"), os.environ.get("DYN_REQUEST_PLANE", "tcp")
+    )
+
+
+class DynamoEdge:
+    """`Edge` over a Dynamo runtime. Made by `connect`; `serve` runs until `shutdown`."""
+
+    def __init__(self, runtime: DistributedRuntime, settings: EdgeSettings) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._workers = runtime.endpoint(settings.worker_endpoint)
+        self._public = runtime.endpoint(settings.router_endpoint)
+        self._cards = CardTable()
+        self._cards_read = -1.0
+        self._live: Mapping[ReplicaKey, ReplicaCard] = {}
+        self._suspects: dict[int, float] = {}
+        self._served: list[Any] = []
+        self._inflight = 0
+
+    @classmethod
+    async def connect(cls, settings: EdgeSettings, runtime: DistributedRuntime | None = None) -> DynamoEdge:
+        """Connect, wait for a worker with a usable card, build KvRouter. EdgeError after `wait_workers_s`."""
+        edge = cls(runtime or runtime_from_env(asyncio.get_running_loop()), settings)
+        await edge._connect()
+        return edge
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        deadline = time.monotonic() + settings.wait_workers_s
+        self._client = await self._workers.client()
+        self._subscriber = FpmEventSubscriber(self._workers)
+        self._subscriber.start_tracking()
+        # KvRouter reads the cards once, when it is built, to learn how the engine hashes blocks; so a card must be there first.
+        while not self._read_cards():
+            if time.monotonic() > deadline:
+                raise EdgeError(
+                    f"no worker with a usable model card at {settings.worker_endpoint} in {settings.wait_workers_s} s"
+                )
+            await asyncio.sleep(0.01)
+        sizes = {card.block_size for card in self._live.values()}
+        if len(sizes) != 1:
+            raise EdgeError(f"workers of {settings.worker_endpoint} have different KV block sizes: {sorted(sizes)}")
+        self.card = next(iter(self._live.values()))
+        self._cards.require_block_size(self.card.block_size)
+        self._kv = KvRouter(
+            endpoint=self._workers,
+            block_size=self.card.block_size,
+            kv_router_config=KvRouterConfig(**{"router_replica_sync": True, **settings.kv_router}),
+            session_affinity_ttl_secs=settings.session_affinity_ttl_s,
+            load_threshold_config=LoadThresholdConfig(**settings.load_thresholds) if settings.load_thresholds else None,
+        )
+
+    @property
+    def instance_id(self) -> int:
+        """Our own instance id: what the frontend's `nvext.worker_id` shows for a request that came this way."""
+        return int(self._public.connection_id())
+
+    @property
+    def inflight(self) -> int:
+        return self._inflight
+
+    # --- what Dynamo knows -------------------------------------------------------------------------------------------
+
+    def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        """Replicas that may be pinned: in discovery, with a usable card, not lost moments ago. At most `cards_s` old."""
+        if time.monotonic() - self._cards_read > self._settings.cards_s:
+            self._read_cards()
+        if not self._suspects:
+            return self._live
+        now = time.monotonic()
+        self._suspects = {worker: until for worker, until in self._suspects.items() if until > now}
+        return {key: card for key, card in self._live.items() if key.worker_id not in self._suspects}
+
+    def _read_cards(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        self._cards_read = time.monotonic()
+        instances = set(self._client.instance_ids())
+        cards = {
+            worker: text for worker, text in self._subscriber.get_model_cards().items() if int(worker) in instances
+        }
+        self._live = self._cards.update(cards)
+        return self._live
+
+    def lost(self, worker_id: int) -> None:
+        """Leave a worker out of `live_replicas` for `suspect_s`: discovery tells of its death only when its lease ends."""
+        self._suspects[worker_id] = time.monotonic() + self._settings.suspect_s
+
+    async def overlap(
+        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Overlap:
+        """Exact overlap per replica and tier. `cache_namespace` is the request's `routing.cache_salt`."""
+        scores = await self._kv.get_overlap_scores(
+            token_ids, lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
+        )
+        return Overlap(
+            block_size=scores["block_size"],
+            prompt_blocks=scores["num_blocks"],
+            ranks={
+                ReplicaKey(row["worker_id"], row["dp_rank"]): RankOverlap(
+                    row["device_blocks"], row["host_pinned_extension_blocks"], row["disk_extension_blocks"]
+                )
+                for row in scores["workers"]
+            },
+        )
+
+    async def loads(
+        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Mapping[ReplicaKey, RankLoad]:
+        """Per replica: prefill tokens, decode blocks and requests if the prompt were added. From this process's bookings."""
+        rows = await self._kv.get_potential_loads(token_ids, lora_name=lora_name, cache_namespace=cache_namespace)
+        return {
+            ReplicaKey(row["worker_id"], row["dp_rank"]): RankLoad(
+                row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"]
+            )
+            for row in rows
+        }
+
+    async def best_choice(
+        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Choice:
+        """Dynamo's own choice, not booked. RequestFailed(NO_WORKER) when there is none."""
+        try:
+            worker, rank, blocks = await self._kv.best_worker(
+                token_ids, lora_name=lora_name, cache_namespace=cache_namespace
+            )
+        except Exception as error:
+            raise RequestFailed(FailureKind.NO_WORKER, str(error)) from error
+        return Choice(ReplicaKey(worker, rank), blocks)
+
+    def dispatch(
+        self,
+        request: Request,
+        pin: ReplicaKey | None,
+        *,
+        unpinned: Request | None = None,
+        annotate: Mapping[str, Any] | None = None,
+    ) -> RequestDispatch:
+        """Send the request through KvRouter, to `pin` or where Dynamo likes; iterate the result for the chunks.
+
+        `unpinned` is what is sent when the pin is given up (without the hint that was meant for the pinned replica); default: the request.
+        `annotate` is told to the client beside the replica that served, in `engine_data.semkv`.
+        """
+        return RequestDispatch(
+            self._generate,
+            request,
+            pin,
+            unpinned=unpinned,
+            annotate=annotate,
+            losses=self,
+        )
+
+    async def _generate(self, request: Request) -> Any:
+        return await self._kv.generate_from_request(request, response_buffer_size=RESPONSE_BUFFER)
+
+    # --- what we offer -----------------------------------------------------------------------------------------------
+
+    def expose_metrics(self, exposition: Callable[[], str]) -> None:
+        """Append Prometheus exposition text to the status server's /metrics."""
+        self._public.metrics.register_prometheus_expfmt_callback(exposition)
+
+    def expose_route(self, name: str, callback: RouteCallback) -> None:
+        """JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Unauthenticated: loopback or pod network only."""
+        self._runtime.register_engine_route(name, callback)
+
+    async def serve(self, generate: Handler, others: Mapping[str, Handler] | None = None) -> None:
+        """Serve `generate` as the public model, and `others` as further endpoints of our component, until `shutdown`.
+
+        The endpoint is served before the model is announced, so that no client finds a model without an instance.
+        """
+        namespace, component, _ = self._settings.router_endpoint.split(".")
+        self._served.append(self._public)
+        tasks = [asyncio.ensure_future(self._public.serve_endpoint(_adapter(self, generate), graceful_shutdown=True))]
+        for name, handler in (others or {}).items():
+            endpoint = self._runtime.endpoint(f"{namespace}.{component}.{name}")
+            self._served.append(endpoint)
+            tasks.append(
+                asyncio.ensure_future(endpoint.serve_endpoint(_adapter(self, handler), graceful_shutdown=True))
+            )
+        client = await self._public.client()
+        while self.instance_id not in client.instance_ids():
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.005)
+        await self._announce()
+        await asyncio.gather(*tasks)
+
+    async def _announce(self) -> None:
+        settings, card = self._settings, self.card
+        config = ModelRuntimeConfig()
+        config.tool_call_parser = settings.tool_call_parser or card.tool_call_parser
+        config.reasoning_parser = settings.reasoning_parser or card.reasoning_parser
+        config.context_length = card.context_length
+        self.model_name = settings.model_name or card.model
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat | ModelType.Completions,
+            self._public,
+            settings.model_path or card.source_path,
+            self.model_name,
+            worker_type=WorkerType.Aggregated,
+            kv_cache_block_size=card.block_size,
+            # The routers behind our name are equal and hold no KV, whatever mode the frontend uses for other models.
+            router_config=RouterConfig(RouterMode.RoundRobin),
+            runtime_config=config,
+            ignore_weights=True,
+        )
+        logger.info(
+            "model %s is served by %s (instance %d)", self.model_name, settings.router_endpoint, self.instance_id
+        )
+
+    async def shutdown(self, grace_s: float = 5.0) -> None:
+        """Leave discovery, let requests in flight end for `grace_s`, stop."""
+        for endpoint in self._served:
+            await endpoint.unregister_endpoint_instance()
+        deadline = time.monotonic() + grace_s
+        while self._inflight and time.monotonic() < deadline:  # noqa: ASYNC110 - once a process, and bounded
+            await asyncio.sleep(0.02)
+        self._subscriber.shutdown()
+        self._runtime.shutdown()
+
+
+def token_ids_list(request: Request) -> list[int]:
+    """The prompt's token ids as a list, whichever form the request plane used. KvRouter's queries read packed bytes as tokens."""
+    return token_ids_to_list(request.get("token_ids") or [])
+
+
+def dynamo_error(failure: RequestFailed) -> Exception:
+    """What to raise so that the frontend does the right thing.
+
+    `Disconnected` is the one that makes it continue the request elsewhere and leaves this router in rotation; `EngineShutdown` and
+    `StreamIncomplete` take the router out for five seconds, and an untyped ValueError is taken for the client's fault.
+    """
+    text = str(failure)
+    if failure.kind in (FailureKind.WORKER_LOST, FailureKind.NO_WORKER):
+        return Disconnected(text)
+    if failure.kind in (FailureKind.INVALID_REQUEST, FailureKind.INVALID_PIN):
+        return InvalidArgument(text)
+    if failure.kind is FailureKind.OVERLOADED:
+        return HttpError(OVERLOADED_STATUS, text)
+    if failure.kind is FailureKind.CANCELLED:
+        return Cancelled(text)
+    return HttpError(500, text)
+
+
+def _adapter(edge: DynamoEdge, handler: Handler) -> Callable[..., AsyncIterator[Chunk]]:
+    """A Dynamo handler. Its parameter `response_sender` is what makes Dynamo use push egress, which costs one crossing into
+    Python per request and not one per chunk; without a sender (in-process and health-check calls) Dynamo pulls instead.
+    """
+
+    def serve(request: Request, context: Any = None, response_sender: Any = None) -> AsyncIterator[Chunk]:
+        if response_sender is None:
+            return _pull(edge, handler, request, context)
+        return _push(edge, handler, request, context, response_sender)
+
+    return serve
+
+
+async def _pull(edge: DynamoEdge, handler: Handler, request: Request, context: Any) -> AsyncIterator[Chunk]:
+    edge._inflight += 1
+    try:
+        async for chunk in handler(request, _call(context)):
+            yield chunk
+    except RequestFailed as failure:
+        raise dynamo_error(failure) from None
+    finally:
+        edge._inflight -= 1
+
+
+async def _push(
+    edge: DynamoEdge, handler: Handler, request: Request, context: Any, response_sender: Any
+) -> AsyncIterator[Chunk]:
+    # Dynamo does not interrupt a push handler: a client that leaves during a long prefill would be noticed with the first chunk only.
+    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+    pump = asyncio.ensure_future(_pump(handler, request, _call(context), response_sender.send))
+    edge._inflight += 1
+    try:
+        await asyncio.wait((pump, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not pump.done():
+            pump.cancel()
+            await asyncio.wait((pump,))
+            return
+        pump.result()
+    except RequestFailed as failure:
+        raise dynamo_error(failure) from None
+    finally:
+        stopped.cancel()
+        pump.cancel()
+        edge._inflight -= 1
+    # Only on success: an exception that leaves this generator ends the stream typed, close_with_error would flatten it to text.
+    response_sender.close()
+    return
+    yield {}  # type: ignore[unreachable]  # makes this an async generator, which is what Dynamo drives; it never yields
+
+
+async def _pump(handler: Handler, request: Request, call: CallContext, send: Callable[[Chunk], None]) -> None:
+    async for chunk in handler(request, call):
+        send(chunk)
+
+
+def _call(context: Any) -> CallContext:
+    if context is None:
+        return CallContext(request_id="", metadata={}, traceparent=None, is_stopped=lambda: False)
+    headers = context.trace_headers() or {}
+    return CallContext(
+        request_id=context.id(),
+        metadata=dict(context.metadata.items()),
+        traceparent=headers.get("traceparent"),
+        is_stopped=context.is_stopped,
+    )

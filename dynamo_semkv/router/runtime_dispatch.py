@@ -1,0 +1,209 @@
+"""One request through Dynamo's KvRouter: pin or not, fall back, forward, tell who served.
+
+Per chunk nothing happens but forwarding. The first and the terminal chunk get a closer look.
+
+Invariants:
+* A pin is (worker, rank), both or none: a worker id alone names no replica when a worker has several ranks.
+* A pin is our advice. When it cannot be followed and no chunk was sent, the request goes to Dynamo's own choice, once.
+* After the first chunk a lost worker is reported as WORKER_LOST: the frontend alone knows what the client already has, so
+  it alone can continue the stream.
+* The frontend books its own attribution: it dispatched to this router, and a `worker_id` from us that differs from it is logged
+  as an ERROR for every request. So the ids are taken out of `routing_data`, and the replica that served is told in `engine_data`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed, classify, message
+from dynamo_semkv.router.runtime_types import Chunk, Request
+
+logger = logging.getLogger(__name__)
+
+SERVED_KEY = "semkv"
+"""Key in a chunk's `engine_data` that tells the client which replica served (with nvext.extra_fields ["engine_data"])."""
+
+COMPLETE = frozenset({"stop", "length", "eos", "content_filter"})
+"""Finish reasons after which a trailing error of the worker changes nothing for the client."""
+
+
+class ChunkStream(Protocol):
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def __anext__(self) -> Awaitable[Chunk]: ...
+
+
+Generate = Callable[[Request], Awaitable[ChunkStream]]
+"""KvRouter.generate_from_request with its buffer size bound."""
+
+
+def pinned_request(request: Request, pin: ReplicaKey) -> Request:
+    """The request, routed to `pin`. Both fields, always; the caller's request is left as it is."""
+    routing = dict(request.get("routing") or {})
+    routing["backend_instance_id"] = pin.worker_id
+    routing["dp_rank"] = pin.dp_rank
+    return {**request, "routing": routing}
+
+
+def has_client_pin(request: Request) -> bool:
+    """Whether the request names a worker itself (a gateway that chose already); such a request is not ours to pin."""
+    routing = request.get("routing") or {}
+    return any(routing.get(key) is not None for key in ("backend_instance_id", "decode_worker_id", "prefill_worker_id"))
+
+
+def take_replica(chunk: Chunk) -> ReplicaKey | None:
+    """Remove the worker attribution from a first chunk's `routing_data` and return it.
+
+    Id and rank come from the same phase, decode preferred: mixing phases would name a replica that does not exist.
+    """
+    routing_data = chunk.get("routing_data")
+    if not isinstance(routing_data, dict):
+        return None
+    info = routing_data.pop("worker_id", None)
+    if not routing_data:
+        del chunk["routing_data"]
+    if not isinstance(info, dict):
+        return None
+    for phase in ("decode", "prefill"):
+        worker, rank = info.get(f"{phase}_worker_id"), info.get(f"{phase}_dp_rank")
+        if isinstance(worker, int) and isinstance(rank, int):
+            return ReplicaKey(worker, rank)
+    return None
+
+
+class Losses(Protocol):
+    """Told of a worker that was lost, so that nothing is pinned to it until discovery knows."""
+
+    def lost(self, worker_id: int) -> None: ...
+
+
+class RequestDispatch:
+    """`Dispatch` of runtime_types over one KvRouter."""
+
+    def __init__(
+        self,
+        generate: Generate,
+        request: Request,
+        pin: ReplicaKey | None,
+        *,
+        unpinned: Request | None,
+        annotate: Mapping[str, Any] | None,
+        losses: Losses,
+    ) -> None:
+        self._generate = generate
+        self._request = request
+        self._pin = pin
+        self._unpinned = request if unpinned is None else unpinned
+        self._annotate = annotate
+        self._choices_open = (request.get("sampling_options") or {}).get("n") or 1
+        self._losses = losses
+        self.replica: ReplicaKey | None = None
+        self.pinned = False
+        self.fallback: str | None = None
+        self.chunks = 0
+        self.finish_reason: str | None = None
+        self.engine_data: Mapping[str, Any] | None = None
+        self.usage: Mapping[str, Any] | None = None
+        self.timing: Mapping[str, Any] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        stream, chunk = await self._first()
+        if chunk is None:
+            return
+        self.replica = take_replica(chunk)
+        self._tell(chunk)
+        try:
+            while True:
+                self.chunks += 1
+                if chunk.get("finish_reason") is not None:
+                    self._terminal(chunk)
+                yield chunk
+                chunk = await stream.__anext__()
+        except StopAsyncIteration:
+            return
+        except Exception as error:
+            if self._choices_open <= 0:
+                logger.info("worker failed after a complete answer: %s", error)
+                return
+            raise self._failed(error) from error
+
+    async def _first(self) -> tuple[ChunkStream, Chunk | None]:
+        """The stream and its first chunk; falls back from our pin to Dynamo's choice, once."""
+        if self._pin is not None:
+            try:
+                stream = await self._generate(pinned_request(self._request, self._pin))
+            except Exception as error:  # noqa: BLE001 - no chunk was sent: whatever refused our pin, Dynamo's choice may serve
+                self._give_up_pin(error)
+            else:
+                try:
+                    chunk = await _next(stream)
+                except Exception as error:
+                    # From here the worker has the request. Its verdict on the request itself stands (a retry would only run the
+                    # same request twice); a worker that is gone, or full, has none.
+                    if classify(error) not in (FailureKind.WORKER_LOST, FailureKind.OVERLOADED, FailureKind.NO_WORKER):
+                        raise self._failed(error) from error
+                    self._give_up_pin(error)
+                else:
+                    self.pinned = True
+                    return stream, chunk
+        try:
+            stream = await self._generate(self._unpinned)
+            return stream, await _next(stream)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _give_up_pin(self, error: Exception) -> None:
+        assert self._pin is not None
+        kind = classify(error)
+        self.fallback = kind.value
+        if kind in (FailureKind.WORKER_LOST, FailureKind.NO_WORKER):
+            self._losses.lost(self._pin.worker_id)
+        logger.info("pin to worker %d rank %d given up (%s): %s", *self._pin, kind.value, error)
+
+    def _failed(self, error: Exception) -> RequestFailed:
+        kind = classify(error)
+        if kind is FailureKind.WORKER_LOST and self.replica is not None:
+            self._losses.lost(self.replica.worker_id)
+        return RequestFailed(kind, message(error))
+
+    def _terminal(self, chunk: Chunk) -> None:
+        """The last chunk of one choice (a request with n > 1 has n of them)."""
+        reason = chunk["finish_reason"]
+        self.finish_reason = reason if isinstance(reason, str) else "error"
+        if self.finish_reason in COMPLETE:
+            self._choices_open -= 1
+        engine_data = chunk.get("engine_data")
+        if isinstance(engine_data, dict):
+            self.engine_data = {key: value for key, value in engine_data.items() if key != SERVED_KEY}
+        usage = chunk.get("completion_usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+        routing_data = chunk.get("routing_data")
+        if isinstance(routing_data, dict) and isinstance(routing_data.get("timing"), dict):
+            self.timing = routing_data["timing"]
+        self._tell(chunk)
+
+    def _tell(self, chunk: Chunk) -> None:
+        """Put who served into the chunk's engine_data (the unary response keeps the last chunk's, a stream shows the first's)."""
+        if self.replica is None:
+            return
+        engine_data = chunk.get("engine_data")
+        if engine_data is None:
+            engine_data = chunk["engine_data"] = {}
+        if isinstance(engine_data, dict):
+            # u64 ids do not fit a JSON number everywhere (53 bits), hence text.
+            engine_data[SERVED_KEY] = {
+                "worker_id": str(self.replica.worker_id),
+                "dp_rank": self.replica.dp_rank,
+                **(self._annotate or {}),
+            }
+
+
+async def _next(stream: ChunkStream) -> Chunk | None:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None

@@ -1,0 +1,149 @@
+"""What the router service sees of Dynamo: plain data, and the Protocols of the edge. No Dynamo type crosses this file.
+
+`DynamoEdge` (runtime.py) implements `Edge`; the fakes of the unit tests do too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from dynamo_semkv.contracts.identity import ReplicaKey
+
+Request = dict[str, Any]
+"""A preprocessed request as the frontend sends it (token_ids, sampling_options, routing, extra_args, ...)."""
+Chunk = dict[str, Any]
+"""One response frame of a worker (token_ids, finish_reason, engine_data, completion_usage, routing_data, ...)."""
+
+
+class RankOverlap(NamedTuple):
+    """Exact prefix blocks of a prompt that Dynamo's index holds for one replica.
+
+    `host_pinned_extension` and `disk_extension` count blocks beyond the device prefix (then beyond the host prefix); they
+    are not Dynamo's cumulative `host_pinned_blocks` and `disk_blocks`.
+    """
+
+    device: int
+    host_pinned_extension: int
+    disk_extension: int
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host_pinned_extension + self.disk_extension
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Exact overlap of one prompt with every replica Dynamo knows. Blocks are full blocks of `block_size` tokens."""
+
+    block_size: int
+    prompt_blocks: int
+    ranks: Mapping[ReplicaKey, RankOverlap]
+
+
+class RankLoad(NamedTuple):
+    """What one replica would carry if the prompt were sent there (Dynamo's own bookings of this router process)."""
+
+    potential_prefill_tokens: int
+    potential_decode_blocks: int
+    active_requests: int
+
+
+@dataclass(frozen=True)
+class ReplicaCard:
+    """Facts of one replica from its worker's model card. `total_kv_blocks` is per rank."""
+
+    model: str
+    source_path: str
+    block_size: int
+    data_parallel_size: int
+    data_parallel_start_rank: int
+    stable_routing_id: str | None
+    total_kv_blocks: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    context_length: int | None
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    runtime_data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Choice(NamedTuple):
+    """What Dynamo's KvRouter would choose for a prompt, without booking it."""
+
+    replica: ReplicaKey
+    overlap_blocks: int
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """One call of one of our endpoints.
+
+    `request_id` is the frontend's (`chatcmpl-<id>`); it is the same for every migration attempt, so it is no attempt id. Dynamo gives the
+    worker another id. `metadata` are the client's `x-dynamo-meta-*` headers.
+    """
+
+    request_id: str
+    metadata: Mapping[str, str]
+    traceparent: str | None
+    is_stopped: Callable[[], bool]
+
+
+class Dispatch(Protocol):
+    """One request on its way through KvRouter; iterate it once for the chunks.
+
+    Facts are filled in as they become known: `replica` with the first chunk, the rest at the end.
+    """
+
+    replica: ReplicaKey | None
+    """Which replica served, as KvRouter reported it. None until the first chunk."""
+    pinned: bool
+    """Whether the attempt that served was pinned by us."""
+    fallback: str | None
+    """Why the pin was given up and Dynamo chose (the value of a `FailureKind`); None when the pin held or none was asked."""
+    chunks: int
+    finish_reason: str | None
+    engine_data: Mapping[str, Any] | None
+    """The worker's own engine_data of the last chunk that had any, as it sent it."""
+    usage: Mapping[str, Any] | None
+    timing: Mapping[str, Any] | None
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+
+class Handler(Protocol):
+    """One of our endpoints: a request in, chunks out. Raises `RequestFailed` kinds or lets the dispatch's own through."""
+
+    def __call__(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]: ...
+
+
+class Edge(Protocol):
+    """Dynamo, as the router service uses it. Token ids are a list of ints (`token_ids_list`), never packed bytes."""
+
+    def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]: ...
+
+    async def overlap(
+        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Overlap: ...
+
+    async def loads(
+        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Mapping[ReplicaKey, RankLoad]: ...
+
+    async def best_choice(
+        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Choice: ...
+
+    def dispatch(
+        self,
+        request: Request,
+        pin: ReplicaKey | None,
+        *,
+        unpinned: Request | None = None,
+        annotate: Mapping[str, Any] | None = None,
+    ) -> Dispatch: ...
+
+
+RouteCallback = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""An engine route of the status server: JSON body in, JSON body out."""
