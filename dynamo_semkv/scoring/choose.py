@@ -138,9 +138,17 @@ def _strongest(
     return min(values, key=_strength, default=None)
 
 
-def _strength(value: DonorValue) -> tuple[float, float, float, str, str]:
+def _strength(value: DonorValue) -> tuple[float, float, int, float, str, str, str]:
     match = value.match
-    return -value.beyond_exact, -value.explains, -match.confidence, match.donor_id, match.provider
+    return (
+        -value.beyond_exact,
+        -value.explains,
+        -value.claimed_tokens,
+        -match.confidence,
+        match.donor_id,
+        match.provider,
+        match.provider_generation,
+    )
 
 
 def _lot(replica: ReplicaKey, seed_material: bytes) -> bytes:

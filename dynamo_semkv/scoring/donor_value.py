@@ -1,7 +1,7 @@
 """What one donor is worth on one replica, beyond what Dynamo knows to be there exactly.
 
-A count of tokens is an integer and a fact or a claim; a value is a float of *expected* tokens of prefill saved. They are different types, so
-that a tier-weighted score can never be used as a block count (llm-d/llm-d-router P #2091).
+A count of tokens is an integer and a fact or a claim; a value is a float of *expected* tokens of prefill saved. They are different types,
+so that a tier-weighted score can never be used as a block count (llm-d/llm-d-router P #2091).
 """
 
 from __future__ import annotations
