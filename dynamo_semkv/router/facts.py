@@ -33,7 +33,7 @@ QUERY_ANNOTATION = "query_instance_id"
 @dataclass(frozen=True)
 class RequestFacts:
     model: str
-    token_ids: Sequence[int]
+    token_ids: list[int]
     """The prompt as plain integers: Dynamo's queries read packed bytes as one token a byte."""
     salt: str | None
     lora_name: str | None

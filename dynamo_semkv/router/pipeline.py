@@ -116,7 +116,7 @@ def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_ga
     """One per live replica. A replica that is too far behind the idlest one counts as overloaded: no donor is worth that wait."""
     size = exact.overlap.block_size
     queued = {replica: queued_prefill(exact, replica, prompt.length) for replica in directory.live()}
-    idlest = min(queued.values(), default=0)
+    idlest = min((tokens for tokens in queued.values() if tokens is not None), default=0)
     found = []
     for replica, card in directory.live().items():
         overlap, load = exact.of(replica), exact.loads.get(replica)
@@ -130,17 +130,18 @@ def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_ga
                 queued_prefill_tokens=queued[replica],
                 active_decode_blocks=max(0, load.potential_decode_blocks - exact.overlap.prompt_blocks) if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
-                overloaded=queued[replica] - idlest > max_load_gap,
+                overloaded=(queued[replica] or 0) - idlest > max_load_gap,
             )
         )
     return found
 
 
-def queued_prefill(exact: Exact, replica: ReplicaKey, prompt_tokens: int) -> int:
-    """Prefill tokens waiting on a replica before this request. Dynamo's figure includes what this prompt would add, less its overlap."""
+def queued_prefill(exact: Exact, replica: ReplicaKey, prompt_tokens: int) -> int | None:
+    """Prefill tokens waiting on a replica before this request; None where Dynamo says nothing. Its figure includes what this prompt would
+    add, less the device overlap."""
     load = exact.loads.get(replica)
     if load is None:
-        return 0
+        return None
     own = max(0, prompt_tokens - exact.of(replica).device * exact.overlap.block_size)
     return max(0, load.potential_prefill_tokens - own)
 
@@ -200,7 +201,7 @@ def weigh(
     pairs = reachable(matches, directory, view)
     rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens)
     sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material)
-    candidates = [candidate(row, exact, prompt) for row in sheet.rows if row.filtered_by is None]
+    candidates = [candidate(row) for row in sheet.rows if row.filtered_by is None]
     best = sheet.best.replica if sheet.best is not None else None
     if matches and not pairs:
         decision = no_advice(mode, DecisionReason.DONOR_UNREACHABLE)
@@ -228,18 +229,9 @@ def weigh(
     )
 
 
-def candidate(row: ScoreRow, exact: Exact, prompt: Prompt) -> Candidate:
+def candidate(row: ScoreRow) -> Candidate:
     """A row of the sheet as the gate sees it."""
-    device = exact.of(row.replica).device * exact.overlap.block_size
-    claimed = claimed_tokens(row.match) if row.match is not None else 0
-    return Candidate(row.replica, row.total, row.evidence, row.match, max(0, min(claimed, prompt.length) - device))
-
-
-def claimed_tokens(match: SemanticTrtMatch) -> int:
-    """Tokens that the match says may be reused: the proven prefix where there is one, else the verbatim estimate."""
-    if match.match_type is MatchType.EXACT_EQUIVALENT:
-        return match.exact_prefix_tokens
-    return match.reusable_token_count
+    return Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens)
 
 
 def _best_device(exact: Exact) -> RankOverlap:

@@ -341,3 +341,7 @@ def a_call(request_id: str = "req-1", *, stopped: bool = False) -> CallContext:
 
 async def never(stage: str) -> None:
     await asyncio.Event().wait()
+
+
+def donor_on_a1(tokens: int = 960, **changes: Any) -> FakeLookup:
+    return FakeLookup(Found([match(("w-a", 1), tokens, **changes)]))

@@ -10,46 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, stable_worker_id
-from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
-from dynamo_semkv.router.runtime_types import ReplicaCard
-
-BLOCK = 32
-NAMESPACE = CacheNamespace(model="m@1", engine="reference/1", tokens_per_block=BLOCK, kv_dtype="float32")
-A0, A1, B0, B1 = ReplicaKey(11, 0), ReplicaKey(11, 1), ReplicaKey(22, 0), ReplicaKey(22, 1)
-
-
-def card(stable: str | None, *, block_size: int = BLOCK, ranks: int = 2) -> ReplicaCard:
-    return ReplicaCard(
-        model="hidden",
-        source_path="",
-        block_size=block_size,
-        data_parallel_size=ranks,
-        data_parallel_start_rank=0,
-        stable_routing_id=stable,
-        total_kv_blocks=4096,
-        max_num_seqs=64,
-        max_num_batched_tokens=8192,
-        context_length=None,
-        tool_call_parser=None,
-        reasoning_parser=None,
-    )
-
-
-def announcement(
-    stable: str, rank: int, *, generation: str = "g1", model: str = "m", namespace: CacheNamespace = NAMESPACE
-) -> ReplicaAnnouncement:
-    return ReplicaAnnouncement(
-        version=ANNOUNCEMENT_VERSION,
-        stable_routing_id=stable,
-        dp_rank=rank,
-        generation=generation,
-        model=model,
-        namespace=namespace,
-        materialization="exact",
-    )
+from tests.router.fakes import A0, A1, B0, B1, NAMESPACE, announcement, card
 
 
 def two_workers() -> ReplicaDirectory:
@@ -81,7 +44,7 @@ def test_production_stack_1061_unknown_replica_is_none_and_counted() -> None:
 
 def test_llm_d_kv_cache_357_rank_is_part_of_the_identity() -> None:
     directory = ReplicaDirectory()
-    directory.update_live({A0: card("w-a", ranks=1)})
+    directory.update_live({A0: card("w-a")})
     assert directory.resolve(stable_worker_id("w-a"), 1) is None
 
 

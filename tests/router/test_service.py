@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from dynamo_semkv.contracts.codec import envelope_from_plain, parse_donor_payload
-from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import tenant_scope
-from dynamo_semkv.router.fallback import FallbackReason
-from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import RankOverlap
 from tests.router.fakes import (
     A0,
@@ -26,19 +22,12 @@ from tests.router.fakes import (
     FakeLookup,
     Found,
     Rig,
-    a_call,
     a_request,
     announcement,
     chunks,
+    donor_on_a1,
     match,
-    never,
 )
-
-LOST = RequestFailed(FailureKind.WORKER_LOST, "gone")
-
-
-def donor_on_a1(tokens: int = 960, **changes: Any) -> FakeLookup:
-    return FakeLookup(Found([match(("w-a", 1), tokens, **changes)]))
 
 
 async def test_a_donor_is_placed_on_hinted_both_ways_and_recorded() -> None:
@@ -191,260 +180,6 @@ async def test_host_tier_residency_is_evidence_without_a_donor() -> None:
     assert (opened.provider, opened.tier, opened.match_type) == ("dynamo", Tier.HOST_PINNED, MatchType.EXACT_EQUIVALENT)
     assert (opened.exact_host_tokens, opened.placed_tokens, opened.hinted_tokens) == (768, 768, 768)
     assert opened.donor_generation == "g1"
-
-
-# --- what goes wrong on our side -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", ["overlap", "loads"])
-async def test_production_stack_1016_dynamos_answer_that_never_comes_costs_the_deadline_only(stage: str) -> None:
-    async def gate(at: str) -> None:
-        if at == stage:
-            await never(at)
-
-    rig = Rig(edge=FakeEdge(gate=gate), lookup=donor_on_a1())
-    assert len(await asyncio.wait_for(rig.run(), 10)) == 3
-    assert rig.opened.decision_reason == "exact_unknown"
-    assert rig.dispatch.pin is None
-    assert rig.fallbacks.counts == {FallbackReason.EXACT_TIMEOUT: 1}
-    assert rig.lookup.queries == []
-
-
-async def test_production_stack_1016_a_lookup_that_never_returns_is_a_miss() -> None:
-    rig = Rig(lookup=FakeLookup(gate=never))
-    assert len(await asyncio.wait_for(rig.run(), 10)) == 3
-    assert (rig.opened.lookup, rig.opened.decision_reason) == ("timeout", "lookup_timeout")
-    assert rig.fallbacks.counts == {FallbackReason.LOOKUP_TIMEOUT: 1}
-
-
-@pytest.mark.parametrize("stage", ["overlap", "loads"])
-async def test_dynamos_failure_leaves_the_choice_to_dynamo(stage: str) -> None:
-    rig = Rig(edge=FakeEdge(fail={stage: Exception("InvalidRequest: no")}), lookup=donor_on_a1())
-    assert len(await rig.run()) == 3
-    assert rig.opened.decision_reason == "exact_unknown"
-    assert rig.fallbacks.counts == {FallbackReason.EXACT_ERROR: 1}
-
-
-async def test_a_lookup_that_raises_is_a_miss_with_its_reason() -> None:
-    rig = Rig(lookup=FakeLookup(RuntimeError("index broken")))
-    assert len(await rig.run()) == 3
-    assert (rig.opened.lookup, rig.opened.decision_reason) == ("error", "lookup_error")
-    assert rig.fallbacks.counts == {FallbackReason.LOOKUP_ERROR: 1}
-
-
-@pytest.mark.parametrize("status", ["timeout", "error"])
-async def test_the_runners_own_misses_are_counted(status: str) -> None:
-    rig = Rig(lookup=FakeLookup(Found(status=status)))
-    assert len(await rig.run()) == 3
-    assert rig.opened.decision_reason == f"lookup_{status}"
-    assert sum(rig.fallbacks.counts.values()) == 1
-
-
-async def test_matches_of_one_provider_count_although_another_was_late() -> None:
-    rig = Rig(lookup=FakeLookup(Found([match(("w-a", 1), 960)], status="timeout")))
-    await rig.run()
-    assert rig.opened.decision_reason == "placed"
-
-
-async def test_a_bug_in_the_advice_is_counted_and_the_request_served() -> None:
-    rig = Rig(edge=FakeEdge(fail={"live_replicas": RuntimeError("bug")}))
-    assert len(await rig.run()) == 3
-    assert rig.dispatch.pin is None
-    assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
-    assert rig.journal.opens == []
-
-
-@pytest.mark.parametrize("token_ids", [None, "text", b"odd", [1, -2], [1, 2**40], ["a"]])
-async def test_a_request_that_advice_cannot_read_is_passed_through(token_ids: Any) -> None:
-    rig = Rig()
-    request = a_request(token_ids=token_ids)
-    assert len(await rig.run(request)) == 3
-    assert rig.dispatch.sent == request
-    assert rig.fallbacks.counts == {FallbackReason.REQUEST_UNREADABLE: 1}
-
-
-async def test_a_record_that_cannot_be_written_stops_nothing() -> None:
-    rig = Rig(lookup=donor_on_a1())
-    rig.journal.fail = RuntimeError("full")
-    assert len(await rig.run()) == 3
-    assert rig.dispatch.pin == A1
-    assert rig.fallbacks.counts == {FallbackReason.JOURNAL_ERROR: 2}
-    assert rig.service.open_routes == 0
-
-
-@pytest.mark.parametrize("takes", [False, RuntimeError("bus")])
-async def test_a_bus_that_takes_no_hint_leaves_the_one_in_the_request(takes: Any) -> None:
-    rig = Rig(lookup=donor_on_a1())
-    rig.hints.takes = takes
-    await rig.run()
-    assert rig.dispatch.sent is not None
-    assert rig.dispatch.sent["extra_args"]["semkv"]
-    assert rig.opened.hinted_tokens == 960
-    assert rig.fallbacks.counts == {FallbackReason.HINT_NOT_SENT: 1}
-
-
-async def test_a_hint_that_cannot_be_made_is_not_counted_as_hinted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise ContractError("hint", "x", "y")
-
-    monkeypatch.setattr("dynamo_semkv.router.service.build_envelope", broken)
-    rig = Rig(lookup=donor_on_a1())
-    await rig.run()
-    assert rig.dispatch.pin == A1
-    assert rig.dispatch.sent is not None
-    assert rig.dispatch.sent["extra_args"] is None
-    assert (rig.opened.placed_tokens, rig.opened.hinted_tokens) == (960, 0)
-    assert rig.fallbacks.counts == {FallbackReason.HINT_ERROR: 1}
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (FailureKind.WORKER_LOST, FallbackReason.PIN_WORKER_LOST),
-        (FailureKind.OVERLOADED, FallbackReason.PIN_OVERLOADED),
-        (FailureKind.INVALID_PIN, FallbackReason.PIN_INVALID),
-    ],
-)
-async def test_dynamo_7615_a_refused_pin_goes_unpinned_and_unhinted(kind: FailureKind, reason: FallbackReason) -> None:
-    rig = Rig(edge=FakeEdge(refuse=kind.value), lookup=donor_on_a1())
-    request = a_request()
-    assert len(await rig.run(request)) == 3
-    assert rig.dispatch.pin == A1
-    assert rig.dispatch.sent == request
-    assert rig.opened.dp_rank == 1
-    assert (rig.ended.end, rig.ended.served_stable_routing_id, rig.ended.served_dp_rank) == ("complete", "w-b", 1)
-    assert rig.fallbacks.counts == {reason: 1}
-
-
-# --- how a stream ends -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("failure", "end"),
-    [
-        (LOST, "worker_lost"),
-        (RequestFailed(FailureKind.NO_WORKER, "none"), "worker_lost"),
-        (RequestFailed(FailureKind.CANCELLED, "stop"), "cancelled"),
-        (RequestFailed(FailureKind.INVALID_REQUEST, "bad"), "error"),
-        (ValueError("a bug of the edge"), "error"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("sent", [0, 2])
-async def test_a_failing_stream_is_recorded_once_and_its_failure_is_passed_on(
-    failure: Exception, end: str, sent: int
-) -> None:
-    rig = Rig(edge=FakeEdge(script=[*chunks(3)[:sent], failure]), lookup=donor_on_a1())
-    got: list[Any] = []
-
-    async def consume() -> None:
-        async for chunk in rig.service.handle(a_request(), a_call()):
-            got.append(chunk)
-
-    with pytest.raises(type(failure), match=str(failure)):
-        await consume()
-    assert len(got) == sent
-    rig.journal.check()
-    assert rig.ended.end == end
-    assert (rig.ended.ttft_seconds is None) == (sent == 0)
-    assert rig.ended.output_tokens == sent
-
-
-@pytest.mark.parametrize(
-    ("last", "stopped", "end"),
-    [
-        ({"finish_reason": "stop"}, False, "complete"),
-        ({"finish_reason": "cancelled"}, False, "cancelled"),
-        ({"finish_reason": "error"}, False, "error"),
-        ({}, True, "cancelled"),
-        ({}, False, "error"),
-    ],
-)
-async def test_a_stream_that_just_ends_is_complete_only_with_a_finish_reason(
-    last: dict[str, Any], stopped: bool, end: str
-) -> None:
-    rig = Rig(edge=FakeEdge(script=[{"token_ids": [1]}, {"token_ids": [2], **last}]))
-    _ = [chunk async for chunk in rig.service.handle(a_request(), a_call(stopped=stopped))]
-    assert rig.ended.end == end
-
-
-async def test_dynamo_12315_a_client_that_leaves_mid_stream_ends_its_route_once() -> None:
-    rig = Rig(lookup=donor_on_a1())
-    stream = rig.service.handle(a_request(), a_call())
-    assert await stream.__anext__()
-    await stream.aclose()
-    rig.journal.check()
-    assert rig.ended.end == "cancelled"
-    assert rig.ended.served_stable_routing_id == "w-a"
-    assert rig.service.open_routes == 0
-    assert rig.dispatch.closed
-
-
-@pytest.mark.parametrize("stage", ["overlap", "loads", "lookup", "first_chunk", "next_chunk"])
-async def test_dynamo_12315_cancelled_at_each_await_nothing_stays_open(stage: str) -> None:
-    entered = asyncio.Event()
-
-    async def gate(at: str) -> None:
-        if at == stage:
-            entered.set()
-            await never(at)
-
-    lookup = donor_on_a1()
-    lookup.gate = gate
-    rig = Rig({"evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}}, edge=FakeEdge(gate=gate), lookup=lookup)
-    task = asyncio.ensure_future(rig.run())
-    await asyncio.wait_for(entered.wait(), 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    rig.journal.check()
-    assert rig.service.open_routes == 0
-    assert all(d.closed for d in rig.edge.dispatched)
-    if stage in ("first_chunk", "next_chunk"):
-        assert rig.ended.end == "cancelled"
-    else:
-        assert rig.journal.opens == []
-
-
-async def test_dynamo_12315_cancelled_after_any_number_of_steps_nothing_stays_open() -> None:
-    async def gate(at: str) -> None:
-        await asyncio.sleep(0)
-
-    ends = set()
-    for steps in range(60):
-        lookup = donor_on_a1()
-        lookup.gate = gate
-        rig = Rig(
-            {"evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}}, edge=FakeEdge(gate=gate), lookup=lookup
-        )
-        task = asyncio.ensure_future(rig.run())
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        rig.journal.check()
-        assert rig.service.open_routes == 0
-        ends.add(rig.ended.end if rig.journal.ends else "not opened")
-    assert ends == {"not opened", "cancelled", "complete"}
-
-
-async def test_dynamo_13191_a_migrated_request_is_another_attempt_with_a_route_of_its_own() -> None:
-    edge = FakeEdge(script=[*chunks(3)[:2], LOST])
-    rig = Rig(edge=edge, lookup=donor_on_a1())
-    with pytest.raises(RequestFailed):
-        await rig.run()
-    edge.script = chunks(3)
-    await rig.run(a_request(1026))
-    await rig.run(request_id="another")
-    first, second, other = rig.journal.opens
-    assert (first.attempt, second.attempt, other.attempt) == (0, 1, 0)
-    assert first.request_id == second.request_id
-    assert first.route_id != second.route_id
-    assert [e.end for e in rig.journal.ends] == ["worker_lost", "complete", "complete"]
-    rig.journal.check()
-
-
-# --- whose KV --------------------------------------------------------------------------------------------------------
 
 
 async def test_semantic_router_2134_tenants_search_partitions_of_their_own() -> None:

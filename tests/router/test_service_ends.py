@@ -1,0 +1,146 @@
+"""How a stream ends: whatever the end, an opened route is recorded once, and nothing stays open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from tests.router.fakes import (
+    FakeEdge,
+    Rig,
+    a_call,
+    a_request,
+    chunks,
+    donor_on_a1,
+    never,
+)
+
+LOST = RequestFailed(FailureKind.WORKER_LOST, "gone")
+
+
+@pytest.mark.parametrize(
+    ("failure", "end"),
+    [
+        (LOST, "worker_lost"),
+        (RequestFailed(FailureKind.NO_WORKER, "none"), "worker_lost"),
+        (RequestFailed(FailureKind.CANCELLED, "stop"), "cancelled"),
+        (RequestFailed(FailureKind.INVALID_REQUEST, "bad"), "error"),
+        (ValueError("a bug of the edge"), "error"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sent", [0, 2])
+async def test_a_failing_stream_is_recorded_once_and_its_failure_is_passed_on(
+    failure: Exception, end: str, sent: int
+) -> None:
+    rig = Rig(edge=FakeEdge(script=[*chunks(3)[:sent], failure]), lookup=donor_on_a1())
+    got: list[Any] = []
+
+    async def consume() -> None:
+        async for chunk in rig.service.handle(a_request(), a_call()):
+            got.append(chunk)
+
+    with pytest.raises(type(failure), match=str(failure)):
+        await consume()
+    assert len(got) == sent
+    rig.journal.check()
+    assert rig.ended.end == end
+    assert (rig.ended.ttft_seconds is None) == (sent == 0)
+    assert rig.ended.output_tokens == sent
+
+
+@pytest.mark.parametrize(
+    ("last", "stopped", "end"),
+    [
+        ({"finish_reason": "stop"}, False, "complete"),
+        ({"finish_reason": "cancelled"}, False, "cancelled"),
+        ({"finish_reason": "error"}, False, "error"),
+        ({}, True, "cancelled"),
+        ({}, False, "error"),
+    ],
+)
+async def test_a_stream_that_just_ends_is_complete_only_with_a_finish_reason(
+    last: dict[str, Any], stopped: bool, end: str
+) -> None:
+    rig = Rig(edge=FakeEdge(script=[{"token_ids": [1]}, {"token_ids": [2], **last}]))
+    _ = [chunk async for chunk in rig.service.handle(a_request(), a_call(stopped=stopped))]
+    assert rig.ended.end == end
+
+
+async def test_dynamo_12315_a_client_that_leaves_mid_stream_ends_its_route_once() -> None:
+    rig = Rig(lookup=donor_on_a1())
+    stream = rig.service.handle(a_request(), a_call())
+    assert await stream.__anext__()
+    await stream.aclose()
+    rig.journal.check()
+    assert rig.ended.end == "cancelled"
+    assert rig.ended.served_stable_routing_id == "w-a"
+    assert rig.service.open_routes == 0
+    assert rig.dispatch.closed
+
+
+@pytest.mark.parametrize("stage", ["overlap", "loads", "lookup", "first_chunk", "next_chunk"])
+async def test_dynamo_12315_cancelled_at_each_await_nothing_stays_open(stage: str) -> None:
+    entered = asyncio.Event()
+
+    async def gate(at: str) -> None:
+        if at == stage:
+            entered.set()
+            await never(at)
+
+    lookup = donor_on_a1()
+    lookup.gate = gate
+    rig = Rig({"evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}}, edge=FakeEdge(gate=gate), lookup=lookup)
+    task = asyncio.ensure_future(rig.run())
+    await asyncio.wait_for(entered.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    rig.journal.check()
+    assert rig.service.open_routes == 0
+    assert all(d.closed for d in rig.edge.dispatched)
+    if stage in ("first_chunk", "next_chunk"):
+        assert rig.ended.end == "cancelled"
+    else:
+        assert rig.journal.opens == []
+
+
+async def test_dynamo_12315_cancelled_after_any_number_of_steps_nothing_stays_open() -> None:
+    async def gate(at: str) -> None:
+        await asyncio.sleep(0)
+
+    ends = set()
+    for steps in range(60):
+        lookup = donor_on_a1()
+        lookup.gate = gate
+        rig = Rig(
+            {"evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}}, edge=FakeEdge(gate=gate), lookup=lookup
+        )
+        task = asyncio.ensure_future(rig.run())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        rig.journal.check()
+        assert rig.service.open_routes == 0
+        ends.add(rig.ended.end if rig.journal.ends else "not opened")
+    assert ends == {"not opened", "cancelled", "complete"}
+
+
+async def test_dynamo_13191_a_migrated_request_is_another_attempt_with_a_route_of_its_own() -> None:
+    edge = FakeEdge(script=[*chunks(3)[:2], LOST])
+    rig = Rig(edge=edge, lookup=donor_on_a1())
+    with pytest.raises(RequestFailed):
+        await rig.run()
+    edge.script = chunks(3)
+    await rig.run(a_request(1026))
+    await rig.run(request_id="another")
+    first, second, other = rig.journal.opens
+    assert (first.attempt, second.attempt, other.attempt) == (0, 1, 0)
+    assert first.request_id == second.request_id
+    assert first.route_id != second.route_id
+    assert [e.end for e in rig.journal.ends] == ["worker_lost", "complete", "complete"]
+    rig.journal.check()

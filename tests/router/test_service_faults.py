@@ -1,0 +1,143 @@
+"""What goes wrong on our side of a request: each fault is counted by its reason, and the client gets Dynamo's own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.router.fallback import FallbackReason
+from dynamo_semkv.router.runtime_errors import FailureKind
+from tests.router.fakes import (
+    A1,
+    FakeEdge,
+    FakeLookup,
+    Found,
+    Rig,
+    a_request,
+    donor_on_a1,
+    match,
+    never,
+)
+
+
+@pytest.mark.parametrize("stage", ["overlap", "loads"])
+async def test_production_stack_1016_dynamos_answer_that_never_comes_costs_the_deadline_only(stage: str) -> None:
+    async def gate(at: str) -> None:
+        if at == stage:
+            await never(at)
+
+    rig = Rig(edge=FakeEdge(gate=gate), lookup=donor_on_a1())
+    assert len(await asyncio.wait_for(rig.run(), 10)) == 3
+    assert rig.opened.decision_reason == "exact_unknown"
+    assert rig.dispatch.pin is None
+    assert rig.fallbacks.counts == {FallbackReason.EXACT_TIMEOUT: 1}
+    assert rig.lookup.queries == []
+
+
+async def test_production_stack_1016_a_lookup_that_never_returns_is_a_miss() -> None:
+    rig = Rig(lookup=FakeLookup(gate=never))
+    assert len(await asyncio.wait_for(rig.run(), 10)) == 3
+    assert (rig.opened.lookup, rig.opened.decision_reason) == ("timeout", "lookup_timeout")
+    assert rig.fallbacks.counts == {FallbackReason.LOOKUP_TIMEOUT: 1}
+
+
+@pytest.mark.parametrize("stage", ["overlap", "loads"])
+async def test_dynamos_failure_leaves_the_choice_to_dynamo(stage: str) -> None:
+    rig = Rig(edge=FakeEdge(fail={stage: Exception("InvalidRequest: no")}), lookup=donor_on_a1())
+    assert len(await rig.run()) == 3
+    assert rig.opened.decision_reason == "exact_unknown"
+    assert rig.fallbacks.counts == {FallbackReason.EXACT_ERROR: 1}
+
+
+async def test_a_lookup_that_raises_is_a_miss_with_its_reason() -> None:
+    rig = Rig(lookup=FakeLookup(RuntimeError("index broken")))
+    assert len(await rig.run()) == 3
+    assert (rig.opened.lookup, rig.opened.decision_reason) == ("error", "lookup_error")
+    assert rig.fallbacks.counts == {FallbackReason.LOOKUP_ERROR: 1}
+
+
+@pytest.mark.parametrize("status", ["timeout", "error"])
+async def test_the_runners_own_misses_are_counted(status: str) -> None:
+    rig = Rig(lookup=FakeLookup(Found(status=status)))
+    assert len(await rig.run()) == 3
+    assert rig.opened.decision_reason == f"lookup_{status}"
+    assert sum(rig.fallbacks.counts.values()) == 1
+
+
+async def test_matches_of_one_provider_count_although_another_was_late() -> None:
+    rig = Rig(lookup=FakeLookup(Found([match(("w-a", 1), 960)], status="timeout")))
+    await rig.run()
+    assert rig.opened.decision_reason == "placed"
+
+
+async def test_a_bug_in_the_advice_is_counted_and_the_request_served() -> None:
+    rig = Rig(edge=FakeEdge(fail={"live_replicas": RuntimeError("bug")}))
+    assert len(await rig.run()) == 3
+    assert rig.dispatch.pin is None
+    assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
+    assert rig.journal.opens == []
+
+
+@pytest.mark.parametrize("token_ids", [None, "text", b"odd", [1, -2], [1, 2**40], ["a"]])
+async def test_a_request_that_advice_cannot_read_is_passed_through(token_ids: Any) -> None:
+    rig = Rig()
+    request = a_request(token_ids=token_ids)
+    assert len(await rig.run(request)) == 3
+    assert rig.dispatch.sent == request
+    assert rig.fallbacks.counts == {FallbackReason.REQUEST_UNREADABLE: 1}
+
+
+async def test_a_record_that_cannot_be_written_stops_nothing() -> None:
+    rig = Rig(lookup=donor_on_a1())
+    rig.journal.fail = RuntimeError("full")
+    assert len(await rig.run()) == 3
+    assert rig.dispatch.pin == A1
+    assert rig.fallbacks.counts == {FallbackReason.JOURNAL_ERROR: 2}
+    assert rig.service.open_routes == 0
+
+
+@pytest.mark.parametrize("takes", [False, RuntimeError("bus")])
+async def test_a_bus_that_takes_no_hint_leaves_the_one_in_the_request(takes: Any) -> None:
+    rig = Rig(lookup=donor_on_a1())
+    rig.hints.takes = takes
+    await rig.run()
+    assert rig.dispatch.sent is not None
+    assert rig.dispatch.sent["extra_args"]["semkv"]
+    assert rig.opened.hinted_tokens == 960
+    assert rig.fallbacks.counts == {FallbackReason.HINT_NOT_SENT: 1}
+
+
+async def test_a_hint_that_cannot_be_made_is_not_counted_as_hinted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ContractError("hint", "x", "y")
+
+    monkeypatch.setattr("dynamo_semkv.router.service.build_envelope", broken)
+    rig = Rig(lookup=donor_on_a1())
+    await rig.run()
+    assert rig.dispatch.pin == A1
+    assert rig.dispatch.sent is not None
+    assert rig.dispatch.sent["extra_args"] is None
+    assert (rig.opened.placed_tokens, rig.opened.hinted_tokens) == (960, 0)
+    assert rig.fallbacks.counts == {FallbackReason.HINT_ERROR: 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (FailureKind.WORKER_LOST, FallbackReason.PIN_WORKER_LOST),
+        (FailureKind.OVERLOADED, FallbackReason.PIN_OVERLOADED),
+        (FailureKind.INVALID_PIN, FallbackReason.PIN_INVALID),
+    ],
+)
+async def test_dynamo_7615_a_refused_pin_goes_unpinned_and_unhinted(kind: FailureKind, reason: FallbackReason) -> None:
+    rig = Rig(edge=FakeEdge(refuse=kind.value), lookup=donor_on_a1())
+    request = a_request()
+    assert len(await rig.run(request)) == 3
+    assert rig.dispatch.pin == A1
+    assert rig.dispatch.sent == request
+    assert rig.opened.dp_rank == 1
+    assert (rig.ended.end, rig.ended.served_stable_routing_id, rig.ended.served_dp_rank) == ("complete", "w-b", 1)
+    assert rig.fallbacks.counts == {reason: 1}
