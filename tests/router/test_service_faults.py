@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.evidence.deadline import DeadlineRunner
 from dynamo_semkv.router.fallback import FallbackReason
 from dynamo_semkv.router.runtime_errors import FailureKind
+from dynamo_semkv.testing import ScriptedProvider
 from tests.router.fakes import (
     A1,
     FakeEdge,
@@ -141,3 +143,37 @@ async def test_dynamo_7615_a_refused_pin_goes_unpinned_and_unhinted(kind: Failur
     assert rig.opened.dp_rank == 1
     assert (rig.ended.end, rig.ended.served_stable_routing_id, rig.ended.served_dp_rank) == ("complete", "w-b", 1)
     assert rig.fallbacks.counts == {reason: 1}
+
+
+async def test_production_stack_1016_a_provider_that_never_returns_takes_only_its_own_answer() -> None:
+    provider = ScriptedProvider()
+    provider.then(provider.hang)
+    good = ScriptedProvider([match(("w-a", 1), 960)], name="good")
+    runner = DeadlineRunner([provider, good], 0.05, 8)
+    rig = Rig({"evidence": {"deadline_ms": 50}}, lookup=runner)
+    try:
+        for i in range(3):
+            assert len(await asyncio.wait_for(rig.run(request_id=str(i)), 10)) == 3
+    finally:
+        provider.release()
+        runner.close()
+    assert provider.entered.is_set()
+    # It answers once, then waits for ever: while it is stuck it is not asked again.
+    assert len(provider.queries) == 2
+    assert [o.decision_reason for o in rig.journal.opens] == ["placed", "placed", "placed"]
+    assert {d.pin for d in rig.edge.dispatched} == {A1}
+
+
+async def test_production_stack_1016_with_only_a_stuck_provider_requests_go_on_without_evidence() -> None:
+    provider = ScriptedProvider()
+    provider.then(provider.hang)
+    runner = DeadlineRunner([provider], 0.005, 8)
+    rig = Rig(lookup=runner)
+    try:
+        for i in range(3):
+            assert len(await asyncio.wait_for(rig.run(request_id=str(i)), 10)) == 3
+    finally:
+        provider.release()
+        runner.close()
+    assert [o.decision_reason for o in rig.journal.opens] == ["no_evidence", "lookup_timeout", "lookup_skipped"]
+    assert rig.fallbacks.counts == {FallbackReason.LOOKUP_TIMEOUT: 1}
