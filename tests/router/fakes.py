@@ -275,7 +275,9 @@ class Rig:
         announce: bool = True,
         router: str = "r1",
     ) -> None:
-        self.config = build({"placement": {"mode": "enforce"}, **(settings or {})})
+        # Deadlines so long that a busy machine is not taken for a slow provider; tests of the deadlines set their own.
+        patient = {"deadline_ms": 1000, "exact_deadline_ms": 1000}
+        self.config = build({"placement": {"mode": "enforce"}, "evidence": patient, **(settings or {})})
         self.edge = edge or FakeEdge()
         self.lookup = lookup if lookup is not None else FakeLookup()
         self.journal, self.hints, self.fallbacks = FakeJournal(), FakeHints(), Fallbacks()

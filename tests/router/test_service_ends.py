@@ -93,7 +93,7 @@ async def test_dynamo_12315_cancelled_at_each_await_nothing_stays_open(stage: st
 
     lookup = donor_on_a1()
     lookup.gate = gate
-    rig = Rig({"evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}}, edge=FakeEdge(gate=gate), lookup=lookup)
+    rig = Rig(edge=FakeEdge(gate=gate), lookup=lookup)
     task = asyncio.ensure_future(rig.run())
     await asyncio.wait_for(entered.wait(), 10)
     task.cancel()
