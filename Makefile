@@ -2,14 +2,16 @@
 #   PYTHON=python3.12   the interpreter for the environment (3.10 to 3.13)
 #   TORCH=cpu           refuse any torch but the CPU build
 #   PYTEST_ARGS="..."   more arguments for pytest: files, -k, -x
+#   DEMO_ARGS=--keep    arguments for the demo
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test lint format typecheck clean
+.PHONY: help setup test demo lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -19,6 +21,9 @@ setup: ## make the environment, or do nothing if it is current
 
 test: lint typecheck ## lint, formatting, types, import rules and all tests
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+demo: setup ## the whole graph on this machine, a workload, one table
+	$(VENV_PYTHON) -m graphs.local demo $(DEMO_ARGS)
 
 lint: setup ## ruff: rules and formatting
 	$(VENV_PYTHON) -m ruff check
