@@ -152,6 +152,10 @@ class ReplicaDirectory:
         announcement = self._announcement(replica)
         return announcement.generation if announcement is not None else None
 
+    def announcement_of(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
+        """What the replica's engine announced last, if it is alive and has spoken."""
+        return self._announcement(replica)
+
     def live(self) -> Mapping[ReplicaKey, ReplicaCard]:
         return {replica: known.card for replica, known in self._live.items()}
 
