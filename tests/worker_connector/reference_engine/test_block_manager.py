@@ -244,6 +244,38 @@ def test_an_evicted_prefix_takes_its_reachable_rest_along() -> None:
     assert mirror.blocks == {}
 
 
+def test_nothing_is_stored_below_an_evicted_prefix() -> None:
+    """The first sequence's blocks, below which the second one would chain, are gone when it gets there."""
+    blocks, events = manager(8)
+    first = blocks.open([0] * 8, ReuseScope(), 8)
+    second = blocks.open([0] * 8, ReuseScope(), 12)
+    assert first is not None
+    assert second is not None
+    for sequence in (first, second):
+        blocks.grow(sequence, 8)
+        blocks.commit(sequence, [0] * 8, 8)
+    blocks.close(first)
+    blocks.drop_cached()
+    blocks.grow(second, 12)
+    blocks.commit(second, [0] * 12, 12)
+    assert len(blocks.tree) == 0
+    blocks.close(second)
+    assert blocks.num_free == 8
+    events.flush()
+    assert [event["data"]["type"] for event in events.drain()] == ["created", "stored", "removed"]
+
+
+def test_reviving_cached_pages_counts_against_reservations() -> None:
+    """Two pages are free, two cached; a reservation of two leaves two, so four cannot be promised, cached or not."""
+    blocks, _ = manager(4)
+    run(blocks, [0] * 8)
+    holder = blocks.open([1] * 4, ReuseScope(), 8)
+    assert holder is not None
+    assert blocks.open([0] * 9, ReuseScope(), 16) is None
+    blocks.close(holder)
+    assert blocks.open([0] * 9, ReuseScope(), 16) is not None
+
+
 def test_hits_without_evictions_do_not_grow_the_eviction_order() -> None:
     blocks, _ = manager(8)
     for _ in range(500):
