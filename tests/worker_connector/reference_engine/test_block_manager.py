@@ -211,10 +211,12 @@ def test_lower_priority_is_evicted_first_then_the_least_recently_used() -> None:
 
 
 def test_a_leaf_goes_before_its_ancestors() -> None:
+    """Even where the ancestor has the lower priority."""
     blocks, _ = manager(4)
-    run(blocks, [0] * 16)
-    run(blocks, [1] * 5)  # two pages
-    assert run(blocks, [0] * 16) == 8
+    run(blocks, [0] * 5, priority=10)
+    run(blocks, [0] * 9)
+    run(blocks, [1] * 12)  # three pages, two are free
+    assert run(blocks, [0] * 9) == 4
 
 
 def test_an_evicted_prefix_takes_its_reachable_rest_along() -> None:
