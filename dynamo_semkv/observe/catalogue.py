@@ -1,0 +1,256 @@
+"""Every metric once: name, type, unit, labels, what it means, and what to do when it moves.
+
+Label values come from closed sets (the enumerations of contracts, evidence, advice and outcome); what is not in its set is `other`. Never a
+label: request, route, donor, tenant, salt, prompt, text of an error.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class MetricSpec(NamedTuple):
+    name: str
+    kind: str
+    """`counter`, `gauge` or `histogram`."""
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+    usage: str
+    buckets: tuple[float, ...] = ()
+
+
+def _tokens(step: str, meaning: str, usage: str) -> MetricSpec:
+    return MetricSpec(f"semkv_{step}_tokens_total", "counter", "tokens", (), meaning, usage)
+
+
+_FAST = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1)
+_TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.5, 5.0, 10.0, 20.0, 60.0)
+_LOAD = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+INPUT = _tokens("input", "Prompt tokens of closed routes.", "Denominator of the funnel.")
+EVIDENCE = _tokens(
+    "evidence",
+    "Tokens that the best donor could save beyond what its replica has on the device.",
+    "Low against input: the workload does not repeat, or donors are not registered (see semkv_catalog_donors).",
+)
+PLACED = _tokens(
+    "placed",
+    "Tokens of evidence on the replica that the request was pinned to.",
+    "Low against evidence: semkv_placement_total says why. Zero in shadow mode.",
+)
+HINTED = _tokens(
+    "hinted", "Tokens that a hint named to the engine.", "Low against placed: hints are off or could not be sent."
+)
+MATERIALIZED = _tokens(
+    "materialized",
+    "Hinted tokens that the backend confirmed: copied on every rank, and the forward pass started behind them.",
+    "The only one of these that is reuse. Low against hinted: semkv_outcome_total says why.",
+)
+UNHINTED = _tokens(
+    "unhinted",
+    "Tokens that the backend confirmed and that nobody had hinted.",
+    "Reuse that Dynamo's own placement found in the host tier; in no step of the funnel.",
+)
+
+LOOKUPS = MetricSpec(
+    "semkv_lookup_total",
+    "counter",
+    "requests",
+    ("result",),
+    "Donor lookups by result, one a request.",
+    "`timeout` or `error` rising: a provider is slow or broken; requests are served without evidence.",
+)
+LOOKUP_SECONDS = MetricSpec(
+    "semkv_lookup_seconds",
+    "histogram",
+    "seconds",
+    (),
+    "Duration of the donor lookups that were made.",
+    "Near `evidence.deadline_ms`: raise the deadline, or look at the providers one by one.",
+    _FAST,
+)
+PROVIDER_LOOKUPS = MetricSpec(
+    "semkv_provider_lookup_total",
+    "counter",
+    "requests",
+    ("provider", "result"),
+    "Lookups by provider and result.",
+    "`skipped` rising: the provider is stuck in an earlier lookup, or put aside after failures.",
+)
+PLACEMENTS = MetricSpec(
+    "semkv_placement_total",
+    "counter",
+    "requests",
+    ("mode", "result"),
+    "Decisions by the mode the request really had, and why it was placed or left to Dynamo.",
+    "`shadow` is what `enforce` would have placed.",
+)
+OUTCOMES = MetricSpec(
+    "semkv_outcome_total",
+    "counter",
+    "routes",
+    ("outcome", "reason"),
+    "Closed routes of this router by outcome and reason; `orphan_report` counts reports that belong to no route.",
+    "`unconfirmed`: reports do not arrive. `declined`: the reason says what the engine missed. Orphans are seen by every router: "
+    "take the maximum, not the sum.",
+)
+CROSS_CHECKS = MetricSpec(
+    "semkv_cross_check_total",
+    "counter",
+    "routes",
+    ("result",),
+    "The engine's own cached-token count against the connector's report.",
+    "`differs` above zero: one of the two counts wrongly; trust neither until it is found.",
+)
+TTFT = MetricSpec(
+    "semkv_time_to_first_token_seconds",
+    "histogram",
+    "seconds",
+    ("class",),
+    "Time to first token at the router by where most of the prompt's KV came from: cold, warm (device), loaded (connector).",
+    "`loaded` not well below `cold`: loading costs more than it saves; raise connector.min_offer_tokens.",
+    _TTFT,
+)
+LOAD_SECONDS = MetricSpec(
+    "semkv_load_seconds",
+    "histogram",
+    "seconds",
+    ("tier",),
+    "Duration of confirmed loads by the tier they came from, as reported by the connectors.",
+    "Rising: the host is short of memory bandwidth, or a tier below is slow.",
+    _LOAD,
+)
+FALLBACKS = MetricSpec(
+    "semkv_fallback_total",
+    "counter",
+    "requests",
+    ("reason",),
+    "Requests that went without advice, hint, pin or record because of a fault of ours.",
+    "Anything but zero deserves a look; no request failed for it.",
+)
+
+READY = MetricSpec(
+    "semkv_ready",
+    "gauge",
+    "",
+    (),
+    "1 ready, 0.5 ready but degraded, 0 not ready.",
+    "`/readyz` has the checks in words.",
+)
+CONFIG = MetricSpec(
+    "semkv_config_info",
+    "gauge",
+    "",
+    ("mode", "config_hash"),
+    "Always 1: the placement mode and the hash of the configuration.",
+    "More than one hash over the routers of one component: a roll-out is under way, or stuck.",
+)
+REPLICAS = MetricSpec(
+    "semkv_replicas",
+    "gauge",
+    "replicas",
+    ("standing",),
+    "Live replicas (worker and rank) by whether they may be advised.",
+    "Anything but `ok`: readiness says which replica and why.",
+)
+OPEN_ROUTES = MetricSpec(
+    "semkv_open_routes", "gauge", "routes", (), "Routes without an outcome yet.", "Rising: ends or reports are lost."
+)
+HELD_REPORTS = MetricSpec(
+    "semkv_held_reports",
+    "gauge",
+    "reports",
+    (),
+    "Reports whose route is not known yet.",
+    "Rising: route events are lost.",
+)
+BOOK_EVENTS = MetricSpec(
+    "semkv_outcome_events_total",
+    "counter",
+    "events",
+    ("event",),
+    "What the outcome book did: opened, observed, reports, closed, orphans, duplicates, superseded, evicted_routes, unmatched_ends, "
+    "callback_errors.",
+    "`evicted_routes`: raise outcome.max_open_routes. `callback_errors`: a bug.",
+)
+CATALOG_DONORS = MetricSpec(
+    "semkv_catalog_donors", "gauge", "donors", (), "Donors in the catalog.", "Zero under traffic: no events arrive."
+)
+CATALOG_STREAMS = MetricSpec(
+    "semkv_catalog_streams",
+    "gauge",
+    "streams",
+    ("state",),
+    "Donor event streams (one a rank): ok, quarantined (a gap, no credit until a reset), absent (its worker is gone).",
+    "`quarantined` that stays: events are lost and the engine does not reset.",
+)
+CATALOG_EVENTS = MetricSpec(
+    "semkv_catalog_events_total", "counter", "events", ("verdict",), "Donor events by what they did.", "See the names."
+)
+BUS_CONNECTED = MetricSpec(
+    "semkv_bus_connected",
+    "gauge",
+    "",
+    ("side",),
+    "1 while connected to the broker, by side (publish, subscribe).",
+    "0: requests are served, but no evidence is new and no outcome is confirmed.",
+)
+BUS_BUFFERED = MetricSpec(
+    "semkv_bus_buffered_messages",
+    "gauge",
+    "messages",
+    (),
+    "Messages that wait for the broker.",
+    "At bus.max_buffered_messages the next ones are dropped.",
+)
+BUS_DROPPED = MetricSpec(
+    "semkv_bus_dropped_messages_total",
+    "counter",
+    "messages",
+    (),
+    "Messages that were dropped.",
+    "Outcomes are missing.",
+)
+BUS_RECONNECTS = MetricSpec(
+    "semkv_bus_reconnects_total", "counter", "", ("side",), "Connections made again.", "Rising: look at the broker."
+)
+STREAM_CAUGHT_UP = MetricSpec(
+    "semkv_stream_caught_up",
+    "gauge",
+    "",
+    ("stream",),
+    "1 when all that the stream kept was read, by stream.",
+    "0 for long: replay is slow, or the broker is away.",
+)
+STREAM_MESSAGES = MetricSpec(
+    "semkv_stream_messages_total", "counter", "messages", ("stream",), "Messages read from the bus.", "Flat: silence."
+)
+STREAM_REFUSED = MetricSpec(
+    "semkv_stream_refused_total",
+    "counter",
+    "messages",
+    ("stream", "kind"),
+    "Messages that were dropped as malformed or of an unsupported version.",
+    "A peer of another version, or a foreign publisher.",
+)
+
+_REPLICA = ("worker_id", "dp_rank")
+REPLICA_PREFILL = MetricSpec(
+    "semkv_replica_queued_prefill_tokens", "gauge", "tokens", _REPLICA, "Dynamo's own booking.", "Load of a replica."
+)
+REPLICA_DECODE = MetricSpec(
+    "semkv_replica_active_decode_blocks", "gauge", "blocks", _REPLICA, "Dynamo's own booking.", "Load of a replica."
+)
+REPLICA_SLAB = MetricSpec(
+    "semkv_replica_resident_blocks",
+    "gauge",
+    "blocks",
+    _REPLICA,
+    "Blocks that the replica's connector holds in host memory, as it announced.",
+    "Zero under traffic: nothing is saved, so nothing can be loaded.",
+)
+
+CATALOGUE: tuple[MetricSpec, ...] = tuple(
+    value for name, value in dict(globals()).items() if isinstance(value, MetricSpec) and not name.startswith("_")
+)

@@ -1,0 +1,150 @@
+"""Readiness, in words. Pure.
+
+Liveness is that the process answers; it depends on nothing. Readiness is about advice: a router that is not ready still serves, with
+Dynamo's own choices. The broker alone can never make a router unready for long: after START_SECONDS its absence is a degradation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import stable_worker_id
+from dynamo_semkv.observe.state import ReplicaStatus, RouterState
+
+START_SECONDS = 30.0
+"""How long the first replay may take before it only counts as degraded."""
+DONOR_GRACE_SECONDS = 60.0
+"""How long a replica may be silent on the donor stream after the router's start (ai-dynamo/dynamo#12095)."""
+_NAMED = 5
+
+
+class Level(str, Enum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    level: Level
+    detail: str
+
+
+@dataclass(frozen=True)
+class Readiness:
+    checks: tuple[Check, ...]
+
+    @property
+    def ready(self) -> bool:
+        return all(check.level is not Level.FAIL for check in self.checks)
+
+    @property
+    def state(self) -> str:
+        """`ready`, `degraded` or `not_ready`."""
+        if not self.ready:
+            return "not_ready"
+        return "ready" if all(check.level is Level.OK for check in self.checks) else "degraded"
+
+    def plain(self) -> dict[str, Any]:
+        checks = [{"name": c.name, "level": c.level.value, "detail": c.detail} for c in self.checks]
+        return {"state": self.state, "ready": self.ready, "checks": checks}
+
+
+def readiness(state: RouterState) -> Readiness:
+    return Readiness(
+        (
+            _workers(state),
+            _advice(state),
+            _bus(state),
+            _replay(state),
+            _donor_events(state),
+            _catalog(state),
+            _providers(state),
+        )
+    )
+
+
+def _workers(state: RouterState) -> Check:
+    if not state.replicas:
+        return Check("workers", Level.FAIL, "no live replica: no worker has registered its model card")
+    workers = len({replica.worker_id for replica in state.replicas})
+    return Check("workers", Level.OK, f"{len(state.replicas)} replicas on {workers} workers")
+
+
+def _advice(state: RouterState) -> Check:
+    if state.mode == "off":
+        return Check("advice", Level.OK, "placement.mode is off: requests pass through")
+    kept_out = [replica for replica in state.replicas if replica.standing != "ok"]
+    if not kept_out:
+        return Check("advice", Level.OK, "every live replica may be advised")
+    return Check("advice", Level.WARN, f"no advice for {_listed(f'{r.name} ({r.standing})' for r in kept_out)}")
+
+
+def _bus(state: RouterState) -> Check:
+    sides = {"publish": state.publisher, "subscribe": state.subscriber}
+    away = [side for side, stats in sides.items() if stats is not None and not stats.connected]
+    if away:
+        return Check("bus", Level.WARN, f"not connected to the broker ({', '.join(away)}): served without new evidence")
+    if state.publisher is not None and state.publisher.dropped:
+        return Check("bus", Level.WARN, f"connected; {state.publisher.dropped} messages were dropped")
+    return Check("bus", Level.OK, "connected")
+
+
+def _replay(state: RouterState) -> Check:
+    behind = [stream.name for stream in state.streams if not stream.caught_up]
+    if state.replayed and not behind:
+        return Check("replay", Level.OK, "everything that the bus kept was read")
+    level = Level.FAIL if state.uptime_seconds < START_SECONDS and not state.replayed else Level.WARN
+    return Check("replay", level, f"still reading {', '.join(behind) or 'what the bus kept'}")
+
+
+def _donor_events(state: RouterState) -> Check:
+    speakers = {(row["worker_id"], row["dp_rank"]) for row in state.catalog.get("streams", ())}
+    silent = [replica for replica in state.replicas if replica.standing == "ok" and not _speaks(replica, speakers)]
+    if not silent or state.mode == "off":
+        return Check("donor_events", Level.OK, f"{len(speakers)} donor streams")
+    if state.uptime_seconds < DONOR_GRACE_SECONDS:
+        return Check("donor_events", Level.OK, f"waiting for {len(silent)} replicas")
+    return Check("donor_events", Level.WARN, f"no donor events from {_listed(r.name for r in silent)}")
+
+
+def _speaks(replica: ReplicaStatus, speakers: set[tuple[str, int]]) -> bool:
+    names = [str(replica.worker_id)]
+    if replica.stable_routing_id is not None:
+        try:
+            names.append(str(stable_worker_id(replica.stable_routing_id)))
+        except ContractError:
+            pass  # an id that our wire types cannot carry: then only the instance id can speak
+    return any((name, replica.dp_rank) in speakers for name in names)
+
+
+def _catalog(state: RouterState) -> Check:
+    donors = state.catalog.get("donors", 0)
+    fenced = [f"{r['worker_id']}/{r['dp_rank']}" for r in state.catalog.get("streams", ()) if r["quarantined"]]
+    if fenced:
+        return Check("catalog", Level.WARN, f"events are missing, no credit until a reset: {_listed(fenced)}")
+    return Check("catalog", Level.OK, f"{donors} donors")
+
+
+def _providers(state: RouterState) -> Check:
+    bad = []
+    for name, provider in state.providers.items():
+        breaker = provider.get("breaker", "closed")
+        if provider.get("stuck"):
+            bad.append(f"{name} is stuck in a lookup")
+        elif breaker != "closed":
+            bad.append(f"{name} is put aside ({breaker}; {provider.get('last_error') or 'late'})")
+    if bad:
+        return Check("providers", Level.WARN, "; ".join(bad))
+    return Check("providers", Level.OK, ", ".join(state.providers) or "none configured")
+
+
+def _listed(names: Iterator[str] | list[str]) -> str:
+    all_names = sorted(names)
+    more = len(all_names) - _NAMED
+    return ", ".join(all_names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

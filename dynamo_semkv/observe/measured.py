@@ -1,0 +1,89 @@
+"""Wrappers that count around the stages, so that no stage holds a counter for others.
+
+    MeasuredJournal(journal, metrics)          around RouteJournal: decisions and lookups, as they are written down
+    MeasuredLookup(runner, metrics)            around DeadlineRunner: answers by provider
+    MeasuredHistory(history, metrics, ...)     in front of History: outcomes of this router's own routes
+
+A fault in a counter never reaches the stage behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.evidence.deadline import LookupResult
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
+from dynamo_semkv.outcome.history import History
+
+_log = logging.getLogger(__name__)
+
+
+class Journal(Protocol):
+    def opened(self, event: RouteOpened) -> None: ...
+
+    def observed(self, event: RouteObserved) -> None: ...
+
+
+class Lookup(Protocol):
+    async def lookup(self, query: LookupQuery) -> LookupResult: ...
+
+
+class MeasuredJournal:
+    def __init__(self, journal: Journal, metrics: Metrics) -> None:
+        self._journal = journal
+        self._metrics = metrics
+
+    def opened(self, event: RouteOpened) -> None:
+        self._journal.opened(event)
+        _guarded(lambda: self._metrics.opened(event))
+
+    def observed(self, event: RouteObserved) -> None:
+        self._journal.observed(event)
+
+
+class MeasuredLookup:
+    def __init__(self, runner: Lookup, metrics: Metrics) -> None:
+        self._runner = runner
+        self._metrics = metrics
+
+    async def lookup(self, query: LookupQuery) -> LookupResult:
+        result = await self._runner.lookup(query)
+        _guarded(lambda: self._count(result))
+        return result
+
+    def _count(self, result: LookupResult) -> None:
+        for provider, (status, _) in result.by_provider.items():
+            self._metrics.provider_answered(provider, status)
+
+
+class MeasuredHistory:
+    """`router`: whose routes are counted. Every router hears of all routes, so each counts its own and sums over routers are right.
+    `is_live`: routes that closed in the past were counted by the process that closed them."""
+
+    def __init__(self, history: History, metrics: Metrics, *, router: str, is_live: Callable[[], bool]) -> None:
+        self._history = history
+        self._metrics = metrics
+        self._router = router
+        self._is_live = is_live
+
+    def add(self, route: ClosedRoute) -> None:
+        self._history.add(route)
+        if route.opened.router == self._router and self._is_live():
+            self._metrics.closed(route)
+
+    def add_orphan(self, orphan: OrphanReport) -> None:
+        self._history.add_orphan(orphan)
+        if self._is_live():
+            self._metrics.orphan(orphan)
+
+
+def _guarded(count: Callable[[], None]) -> None:
+    try:
+        count()
+    except Exception:  # noqa: BLE001 - a counter may not fail the request that it counts; logged
+        _log.exception("a metric was not counted")

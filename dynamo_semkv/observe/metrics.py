@@ -1,0 +1,191 @@
+"""Metrics: the catalogue as a Prometheus registry.
+
+    Metrics()   .opened(event) .provider_answered(...) .closed(route) .orphan(orphan)   counted as it happens
+                .watch(state)    everything else, read from a RouterState at scrape time
+                .text()          the exposition, for our own /metrics and for Dynamo's status server
+
+Series of replicas exist only while the replica is alive: they are made from the state at each scrape, so a late write cannot bring back one
+that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from dynamo_semkv.advice.decision import DecisionReason
+from dynamo_semkv.config.schema import PlacementMode
+from dynamo_semkv.contracts.location import Tier
+from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.contracts.route_events import RouteOpened
+from dynamo_semkv.evidence.deadline import LookupStatus
+from dynamo_semkv.observe import catalogue
+from dynamo_semkv.observe.catalogue import MetricSpec
+from dynamo_semkv.observe.health import readiness
+from dynamo_semkv.observe.state import RouterState
+from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReason, OrphanReport
+from dynamo_semkv.outcome.totals import bounded
+
+_LOOKUPS = frozenset(status.value for status in LookupStatus)
+_MODES = frozenset(mode.value for mode in PlacementMode)
+_DECISIONS = frozenset(reason.value for reason in DecisionReason)
+_REASONS = frozenset(reason.value for reason in Reason) | frozenset(reason.value for reason in OrphanReason)
+_TIERS = frozenset(tier.value for tier in Tier)
+_PROVIDERS = frozenset({"fingerprint", "embedding", "semblend", "dynamo"})
+_MAX_STATE_LABELS = 64
+_READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._funnel = {
+            "input": self._counter(catalogue.INPUT),
+            "evidence": self._counter(catalogue.EVIDENCE),
+            "placed": self._counter(catalogue.PLACED),
+            "hinted": self._counter(catalogue.HINTED),
+            "materialized": self._counter(catalogue.MATERIALIZED),
+            "unhinted": self._counter(catalogue.UNHINTED),
+        }
+        self._lookups = self._counter(catalogue.LOOKUPS)
+        self._lookup_seconds = self._histogram(catalogue.LOOKUP_SECONDS)
+        self._provider_lookups = self._counter(catalogue.PROVIDER_LOOKUPS)
+        self._placements = self._counter(catalogue.PLACEMENTS)
+        self._outcomes = self._counter(catalogue.OUTCOMES)
+        self._cross_checks = self._counter(catalogue.CROSS_CHECKS)
+        self._ttft = self._histogram(catalogue.TTFT)
+        self._load_seconds = self._histogram(catalogue.LOAD_SECONDS)
+
+    def opened(self, event: RouteOpened) -> None:
+        """A decision was made."""
+        lookup = bounded(event.lookup, _LOOKUPS)
+        self._lookups.labels(lookup).inc()
+        if lookup != LookupStatus.SKIPPED.value:
+            self._lookup_seconds.observe(event.lookup_seconds)
+        self._placements.labels(bounded(event.mode, _MODES), bounded(event.decision_reason, _DECISIONS)).inc()
+
+    def provider_answered(self, provider: str, status: LookupStatus) -> None:
+        self._provider_lookups.labels(bounded(provider, _PROVIDERS), status.value).inc()
+
+    def closed(self, route: ClosedRoute) -> None:
+        for step, tokens in route.funnel._asdict().items():
+            self._funnel[step].inc(tokens)
+        self._outcomes.labels(route.outcome.value, route.reason.value).inc()
+        self._cross_checks.labels(route.cross_check.value).inc()
+        observed, report = route.observed, route.report
+        if route.ttft_class is not None and observed is not None and observed.ttft_seconds is not None:
+            self._ttft.labels(route.ttft_class.value).observe(observed.ttft_seconds)
+        if report is not None and report.load_seconds is not None and report.confirmed:
+            tier = report.tier.value if report.tier is not None else "unknown"
+            self._load_seconds.labels(bounded(tier, _TIERS)).observe(report.load_seconds)
+
+    def orphan(self, orphan: OrphanReport) -> None:
+        self._outcomes.labels(Outcome.ORPHAN_REPORT.value, bounded(orphan.reason.value, _REASONS)).inc()
+
+    def watch(self, state: Callable[[], RouterState]) -> None:
+        """Once: from now on `text()` also shows what `state()` says."""
+        self._registry.register(_StateCollector(state))
+
+    def text(self) -> str:
+        """Prometheus text format 0.0.4, without the `_created` series that double every counter."""
+        return generate_latest(_WithoutCreated(self._registry)).decode()
+
+    def _counter(self, spec: MetricSpec) -> Counter:
+        return Counter(spec.name, spec.meaning, spec.labels, registry=self._registry)
+
+    def _histogram(self, spec: MetricSpec) -> Histogram:
+        return Histogram(spec.name, spec.meaning, spec.labels, buckets=spec.buckets, registry=self._registry)
+
+
+class _WithoutCreated:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: Callable[[], RouterState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield from _router(state)
+        yield from _bus(state)
+        yield from _catalog(state)
+        yield from _replicas(state)
+
+
+def _family(spec: MetricSpec, values: Mapping[tuple[str, ...], float]) -> Metric:
+    kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    family = kind(spec.name, spec.meaning, labels=spec.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _router(state: RouterState) -> Iterator[Metric]:
+    yield _family(catalogue.READY, {(): _READY[readiness(state).state]})
+    yield _family(catalogue.CONFIG, {(bounded(state.mode, _MODES), state.config_hash): 1.0})
+    yield _family(catalogue.OPEN_ROUTES, {(): state.open_routes})
+    yield _family(catalogue.HELD_REPORTS, {(): state.held_reports})
+    yield _family(catalogue.BOOK_EVENTS, {(name,): count for name, count in asdict(state.book).items()})
+    yield _family(catalogue.FALLBACKS, _by_name(state.fallbacks))
+
+
+def _bus(state: RouterState) -> Iterator[Metric]:
+    sides = {"publish": state.publisher, "subscribe": state.subscriber}
+    known = {side: stats for side, stats in sides.items() if stats is not None}
+    yield _family(catalogue.BUS_CONNECTED, {(side,): float(stats.connected) for side, stats in known.items()})
+    yield _family(catalogue.BUS_RECONNECTS, {(side,): float(stats.reconnects) for side, stats in known.items()})
+    if state.publisher is not None:
+        yield _family(catalogue.BUS_BUFFERED, {(): state.publisher.buffered})
+        yield _family(catalogue.BUS_DROPPED, {(): state.publisher.dropped})
+    yield _family(catalogue.STREAM_CAUGHT_UP, {(s.name,): float(s.caught_up) for s in state.streams})
+    yield _family(catalogue.STREAM_MESSAGES, {(s.name,): s.messages for s in state.streams})
+    refused: dict[tuple[str, ...], float] = {}
+    for stream in state.streams:
+        refused[stream.name, "malformed"] = stream.malformed
+        refused[stream.name, "unsupported_version"] = stream.unsupported_version
+    yield _family(catalogue.STREAM_REFUSED, refused)
+
+
+def _catalog(state: RouterState) -> Iterator[Metric]:
+    streams = state.catalog.get("streams", ())
+    quarantined = sum(bool(row["quarantined"]) for row in streams)
+    absent = sum(bool(row["absent"]) and not row["quarantined"] for row in streams)
+    yield _family(catalogue.CATALOG_DONORS, {(): state.catalog.get("donors", 0)})
+    states = {"ok": len(streams) - quarantined - absent, "quarantined": quarantined, "absent": absent}
+    yield _family(catalogue.CATALOG_STREAMS, {(name,): count for name, count in states.items()})
+    yield _family(catalogue.CATALOG_EVENTS, _by_name(state.catalog.get("counts", {})))
+
+
+def _replicas(state: RouterState) -> Iterator[Metric]:
+    standings: dict[tuple[str, ...], float] = {}
+    for replica in state.replicas:
+        standings[(replica.standing,)] = standings.get((replica.standing,), 0.0) + 1.0
+    yield _family(catalogue.REPLICAS, standings)
+    for spec, field in (
+        (catalogue.REPLICA_PREFILL, "queued_prefill_tokens"),
+        (catalogue.REPLICA_DECODE, "active_decode_blocks"),
+        (catalogue.REPLICA_SLAB, "resident_blocks"),
+    ):
+        known = [(replica, getattr(replica, field)) for replica in state.replicas]
+        yield _family(spec, {(str(r.worker_id), str(r.dp_rank)): value for r, value in known if value is not None})
+
+
+def _by_name(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    """Names that are closed where they are made; bounded here all the same."""
+    values: dict[tuple[str, ...], float] = {}
+    for name, count in sorted(counts.items()):
+        key = (str(getattr(name, "value", name)),) if len(values) < _MAX_STATE_LABELS else ("other",)
+        values[key] = values.get(key, 0.0) + count
+    return values

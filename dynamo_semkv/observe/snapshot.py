@@ -1,0 +1,196 @@
+"""The snapshot: a RouterState as JSON, for the page and for `status`.
+
+    build_snapshot(state) -> dict        explain(route) -> dict
+
+Ids are strings (they exceed 2^53), unknown numbers are null, no number is NaN. Neither holds a prompt, a token id, a salt or a key over
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from dynamo_semkv import __version__
+from dynamo_semkv.observe.health import readiness
+from dynamo_semkv.observe.state import ReplicaStatus, RouterState
+from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
+from dynamo_semkv.outcome.history import BUCKET_SECONDS
+from dynamo_semkv.outcome.totals import STEPS, ReplicaTotals, Totals
+
+SCHEMA = 1
+MAX_REPLICA_ROWS = 256
+MAX_SAFE_INTEGER = 2**53 - 1
+_MAX_TEXT = 256
+_MAX_DEPTH = 8
+
+
+def build_snapshot(state: RouterState) -> dict[str, Any]:
+    totals = state.totals
+    snapshot = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "now": state.now,
+        "since": state.since,
+        "uptime_seconds": state.uptime_seconds,
+        "router": state.router,
+        "mode": state.mode,
+        "canary_percent": state.canary_percent,
+        "models": sorted({replica.model for replica in state.replicas if replica.model is not None}),
+        "config_hash": state.config_hash,
+        "replayed": state.replayed,
+        "readiness": readiness(state).plain(),
+        "requests": totals.requests,
+        "open_routes": state.open_routes,
+        "held_reports": state.held_reports,
+        "history_size": state.history_size,
+        "funnel": _funnel(totals),
+        "beside": {
+            "confirmed_tokens": totals.confirmed_tokens,
+            "unhinted_tokens": totals.unhinted_tokens,
+            "orphan_confirmed_tokens": totals.orphan_confirmed_tokens,
+            "exact_device_tokens": totals.exact_device_tokens,
+            "exact_host_tokens": totals.exact_host_tokens,
+            "local_tokens": totals.local_tokens,
+        },
+        "outcomes": [
+            {"outcome": outcome, "reason": reason, "routes": routes}
+            for (outcome, reason), routes in sorted(totals.outcomes.items(), key=lambda item: (-item[1], item[0]))
+        ],
+        "orphans": _ranked(totals.orphans, "reason", "reports"),
+        "decisions": _ranked(totals.decisions, "reason", "routes"),
+        "lookups": dict(totals.lookups),
+        "modes": dict(totals.modes),
+        "ends": dict(totals.ends),
+        "joined_by": dict(totals.joined_by),
+        "cross_checks": dict(totals.cross_checks),
+        "would_have": {"routes": totals.would_have, "agreed": totals.would_have_agreed},
+        "ttft": [
+            {
+                "class": name,
+                "count": sample.count,
+                "mean_seconds": sample.sum_seconds / sample.count if sample.count else None,
+                "median_seconds": sample.quantile(0.5),
+                "p95_seconds": sample.quantile(0.95),
+            }
+            for name, sample in totals.ttft.items()
+        ],
+        "replicas": _replicas(state.replicas, totals.replicas),
+        "course": {
+            "bucket_seconds": BUCKET_SECONDS,
+            "start": [bucket.start for bucket in state.course],
+            "requests": [bucket.requests for bucket in state.course],
+            **{step: [bucket.tokens[step] for bucket in state.course] for step in STEPS},
+        },
+        "recent": [route_row(route) for route in state.recent],
+        "publisher": asdict(state.publisher) if state.publisher is not None else None,
+        "subscriber": asdict(state.subscriber) if state.subscriber is not None else None,
+        "streams": [asdict(stream) for stream in state.streams],
+        "catalog": state.catalog,
+        "providers": state.providers,
+        "book": asdict(state.book),
+        "fallbacks": {str(getattr(name, "value", name)): count for name, count in state.fallbacks.items()},
+    }
+    plain: dict[str, Any] = to_plain(snapshot)
+    return plain
+
+
+def route_row(route: ClosedRoute) -> dict[str, Any]:
+    """One line of the list of recent routes."""
+    opened, observed, funnel = route.opened, route.observed, route.funnel
+    return {
+        "route_id": route.route_id,
+        "request_id": opened.request_id,
+        "attempt": opened.attempt,
+        "opened_at": opened.opened_at,
+        "model": opened.model,
+        "mode": opened.mode,
+        "decision": opened.decision_reason,
+        "outcome": route.outcome.value,
+        "reason": route.reason.value,
+        "placed_on": _name(placed_on(opened)),
+        "served_by": _name(route.replica),
+        "tokens": {**{step: getattr(funnel, step) for step in STEPS}, "unhinted": funnel.unhinted},
+        "ttft_seconds": observed.ttft_seconds if observed is not None else None,
+        "ttft_class": route.ttft_class.value if route.ttft_class is not None else None,
+    }
+
+
+def explain(route: ClosedRoute) -> dict[str, Any]:
+    """Everything that is known of one route: what was decided, what was seen, what the backend said."""
+    opened: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(route.opened, prompt_key=b""))
+    report: dict[str, Any] | None = None
+    if route.report is not None:
+        report = msgspec.to_builtins(msgspec.structs.replace(route.report, prompt_key=b""))
+        report.pop("prompt_key")
+    opened.pop("prompt_key")
+    plain: dict[str, Any] = to_plain(
+        {
+            **route_row(route),
+            "joined_by": route.joined_by.value,
+            "cross_check": route.cross_check.value,
+            "closed_at": route.closed_at,
+            "opened": opened,
+            "observed": msgspec.to_builtins(route.observed) if route.observed is not None else None,
+            "report": report,
+        }
+    )
+    return plain
+
+
+def to_plain(value: object, depth: int = 0) -> Any:
+    """JSON-able, whatever a provider put into its state: too large integers and unknown types become text, NaN becomes null."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) <= MAX_SAFE_INTEGER else str(int(value))
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        text = str(getattr(value, "value", value))
+        return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+    if depth < _MAX_DEPTH:
+        if isinstance(value, Mapping):
+            return {to_plain(str(getattr(key, "value", key))): to_plain(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
+            return [to_plain(item, depth + 1) for item in value]
+    return to_plain(type(value).__name__)
+
+
+def _funnel(totals: Totals) -> list[dict[str, Any]]:
+    denominator = totals.funnel.tokens["input"]
+    return [
+        {
+            "step": step,
+            "tokens": totals.funnel.tokens[step],
+            "requests": totals.funnel.requests[step],
+            "share": totals.funnel.tokens[step] / denominator if denominator else None,
+        }
+        for step in STEPS
+    ]
+
+
+def _replicas(live: Iterable[ReplicaStatus], totals: Mapping[str, ReplicaTotals]) -> list[dict[str, Any]]:
+    """Live ones first, then those that only history knows."""
+    statuses = {status.name: status for status in live}
+    names = [*sorted(statuses), *sorted(totals.keys() - statuses.keys())][:MAX_REPLICA_ROWS]
+    rows = []
+    for name in names:
+        status = statuses.get(name)
+        row: dict[str, Any] = {"name": name, "live": status is not None, **asdict(totals.get(name, ReplicaTotals()))}
+        if status is not None:
+            row |= {**asdict(status), "worker_id": str(status.worker_id)}
+        rows.append(row)
+    return rows
+
+
+def _ranked(counts: Mapping[str, int], key: str, value: str) -> list[dict[str, Any]]:
+    return [{key: name, value: count} for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def _name(replica: object | None) -> str | None:
+    return str(replica) if replica is not None else None

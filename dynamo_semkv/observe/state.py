@@ -1,0 +1,81 @@
+"""RouterState: everything that a router shows, read at one moment. Plain values; the router fills in what only it knows (replicas).
+
+Metrics, snapshot and readiness are functions of it, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_semkv.bus.publisher import PublisherStats
+from dynamo_semkv.bus.subscriber import SubscriberStats
+from dynamo_semkv.outcome.book import BookStats
+from dynamo_semkv.outcome.closed import ClosedRoute, ReplicaName
+from dynamo_semkv.outcome.history import Bucket
+from dynamo_semkv.outcome.totals import Totals
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One live replica. `None`: not known."""
+
+    worker_id: int
+    dp_rank: int
+    stable_routing_id: str | None = None
+    standing: str = "ok"
+    """Why it may, or may not, be advised: a value of router.replicas.Standing."""
+    model: str | None = None
+    generation: str | None = None
+    materialization: str | None = None
+    slab_blocks: int | None = None
+    resident_blocks: int | None = None
+    total_blocks: int | None = None
+    queued_prefill_tokens: int | None = None
+    active_decode_blocks: int | None = None
+    active_requests: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As reports and route events name it; by instance where it has no stable id."""
+        return str(ReplicaName(self.stable_routing_id or str(self.worker_id), self.dp_rank))
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    name: str
+    caught_up: bool
+    messages: int = 0
+    malformed: int = 0
+    unsupported_version: int = 0
+
+
+@dataclass(frozen=True)
+class RouterState:
+    now: float
+    """Unix seconds."""
+    uptime_seconds: float
+    router: str
+    mode: str
+    canary_percent: float
+    config_hash: str
+    history_size: int
+    totals: Totals
+    since: float | None = None
+    recent: Sequence[ClosedRoute] = ()
+    course: Sequence[Bucket] = ()
+    open_routes: int = 0
+    held_reports: int = 0
+    replayed: bool = True
+    """What the bus kept of routes and reports is in the totals."""
+    book: BookStats = field(default_factory=BookStats)
+    replicas: Sequence[ReplicaStatus] = ()
+    publisher: PublisherStats | None = None
+    subscriber: SubscriberStats | None = None
+    streams: Sequence[StreamStatus] = ()
+    catalog: Mapping[str, Any] = field(default_factory=dict)
+    """`DonorCatalog.snapshot()`."""
+    providers: Mapping[str, Any] = field(default_factory=dict)
+    """`DeadlineRunner.snapshot()`."""
+    fallbacks: Mapping[str, int] = field(default_factory=dict)

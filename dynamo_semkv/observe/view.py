@@ -1,0 +1,147 @@
+"""RouterView: the parts of a running router, read together.
+
+    RouterView(config=..., config_hash=..., router=..., history=..., book=..., intake=..., publisher=..., subscriber=...,
+               catalog=catalog.snapshot, providers=lookup.snapshot, replicas=..., fallbacks=..., metrics=Metrics())
+    .state() -> RouterState   .snapshot() -> dict   .readiness() -> Readiness   .metrics_text() -> str
+
+`replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part that fails to say how it is
+shows as unknown: a view never takes the page, or readiness, down with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from dynamo_semkv.bus.publisher import PublisherStats
+from dynamo_semkv.bus.subscriber import SubscriberStats
+from dynamo_semkv.config.schema import Config
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.observe.health import Readiness, readiness
+from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.observe.snapshot import build_snapshot
+from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
+from dynamo_semkv.outcome.book import OutcomeBook
+from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.intake import Intake
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RECENT_ROUTES = 50
+_STREAMS = {
+    "donors": subjects.DONOR_STREAM,
+    "announcements": subjects.ANNOUNCEMENT_STREAM,
+    "routes": subjects.ROUTE_STREAM,
+    "reports": subjects.REPORT_STREAM,
+}
+
+
+class PublisherView(Protocol):
+    def stats(self) -> PublisherStats: ...
+
+
+class SubscriberView(Protocol):
+    def stats(self) -> SubscriberStats: ...
+
+    def caught_up(self, stream: str) -> bool: ...
+
+
+class RouterView:
+    def __init__(
+        self,
+        *,
+        config: Config,
+        config_hash: str,
+        router: str,
+        history: History,
+        book: OutcomeBook,
+        intake: Intake,
+        publisher: PublisherView,
+        subscriber: SubscriberView,
+        catalog: Callable[[], Mapping[str, Any]],
+        providers: Callable[[], Mapping[str, Any]],
+        replicas: Callable[[], Sequence[ReplicaStatus]],
+        fallbacks: Callable[[], Mapping[str, int]],
+        metrics: Metrics,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._config_hash = config_hash
+        self._router = router
+        self._history = history
+        self._book = book
+        self._intake = intake
+        self._publisher = publisher
+        self._subscriber = subscriber
+        self._catalog = catalog
+        self._providers = providers
+        self._replicas = replicas
+        self._fallbacks = fallbacks
+        self._metrics = metrics
+        self._wall = wall
+        self._monotonic = monotonic
+        self._began = monotonic()
+        self._failing: set[str] = set()
+        metrics.watch(self.state)
+
+    def state(self) -> RouterState:
+        history, book, placement = self._history, self._book, self._config.placement
+        return RouterState(
+            now=self._wall(),
+            uptime_seconds=self._monotonic() - self._began,
+            router=self._router,
+            mode=placement.mode.value,
+            canary_percent=placement.canary_percent,
+            config_hash=self._config_hash,
+            history_size=self._config.outcome.history_size,
+            totals=history.totals(),
+            since=history.since,
+            recent=history.recent(RECENT_ROUTES),
+            course=history.course(),
+            open_routes=book.open_routes + self._intake.waiting,
+            held_reports=book.held_reports,
+            replayed=self._intake.live,
+            book=book.stats,
+            replicas=tuple(self._ask("replicas", self._replicas, ())),
+            publisher=self._publisher.stats(),
+            subscriber=self._subscriber.stats(),
+            streams=[self._stream(name, stream) for name, stream in _STREAMS.items()],
+            catalog=self._ask("catalog", self._catalog, {}),
+            providers=self._ask("providers", self._providers, {}),
+            fallbacks=self._ask("fallbacks", self._fallbacks, {}),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        return build_snapshot(self.state())
+
+    def readiness(self) -> Readiness:
+        return readiness(self.state())
+
+    def metrics_text(self) -> str:
+        return self._metrics.text()
+
+    def _stream(self, name: str, stream: str) -> StreamStatus:
+        counts = self._intake.counts
+        return StreamStatus(
+            name,
+            self._subscriber.caught_up(stream),
+            counts[f"{name}.messages"],
+            counts[f"{name}.malformed"],
+            counts[f"{name}.unsupported_version"],
+        )
+
+    def _ask(self, what: str, call: Callable[[], T], unknown: T) -> T:
+        try:
+            answer = call()
+        except Exception:  # noqa: BLE001 - it shows as unknown; logged once until it answers again
+            if what not in self._failing:
+                self._failing.add(what)
+                _log.exception("the state of %s cannot be read", what)
+            return unknown
+        self._failing.discard(what)
+        return answer

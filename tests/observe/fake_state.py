@@ -1,0 +1,211 @@
+"""A router's state as an operator would find it: made of real routes in a real history, seeded."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from dynamo_semkv.bus.publisher import PublisherStats
+from dynamo_semkv.bus.subscriber import SubscriberStats
+from dynamo_semkv.contracts.identity import stable_worker_id
+from dynamo_semkv.contracts.location import Tier
+from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
+from dynamo_semkv.outcome.book import BookStats
+from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, OrphanReason, OrphanReport, close_route
+from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.totals import Totals
+from tests.outcome.build import observed, opened, report, route_id
+
+NOW = 1_790_000_000.0
+WORKERS = ("worker-a", "worker-b")
+INSTANCES = {"worker-a": 7_587_890_123_456_789_001, "worker-b": 7_587_890_123_456_789_002}
+
+_ENDINGS: list[tuple[float, Outcome, Reason]] = [
+    (0.42, Outcome.MATERIALIZED_EXACT, Reason.OK),
+    (0.14, Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS),
+    (0.16, Outcome.NO_DONOR, Reason.NONE),
+    (0.10, Outcome.DECLINED, Reason.NOT_IDENTICAL),
+    (0.06, Outcome.DECLINED, Reason.NOT_RESIDENT),
+    (0.04, Outcome.STALE_DONOR, Reason.DONOR_EVICTED),
+    (0.02, Outcome.LOAD_FAILED, Reason.CHECKSUM_MISMATCH),
+]
+
+
+def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enforce", **fields: Any) -> ClosedRoute:
+    """One closed route of a workload in which about half of the placed tokens are confirmed."""
+    outcome, reason = _ending(rng)
+    tokens = rng.choice([640, 1_280, 2_560, 4_096])
+    donor = outcome not in (Outcome.NO_DONOR, Outcome.LOCAL_EXACT)
+    evidence = int(tokens * rng.uniform(0.7, 0.95)) // 32 * 32 if donor else 0
+    acts = mode == "enforce" and donor
+    loaded = evidence if outcome is Outcome.MATERIALIZED_EXACT and (acts or rng.random() < 0.3) else 0
+    local = int(tokens * 0.9) // 32 * 32 if outcome is Outcome.LOCAL_EXACT else 32
+    worker, rank = rng.choice(WORKERS), rng.randrange(2)
+    ttft = rng.gauss(1.0, 0.05) * {True: 0.06}.get(bool(loaded), 0.045 if local > tokens / 2 else 0.6)
+    values: dict[str, Any] = {
+        "request_id": f"chatcmpl-{number:08x}",
+        "model": "SmolLM2-135M-Instruct",
+        "mode": mode,
+        "opened_at": at - ttft - 2.0,
+        "input_tokens": tokens,
+        "evidence_tokens": evidence,
+        "placed_tokens": evidence if acts else 0,
+        "hinted_tokens": evidence if acts else 0,
+        "lookup": "hit" if donor else rng.choice(["miss", "miss", "skipped", "timeout"]),
+        "lookup_seconds": 0.0011,
+        "decision_reason": ("placed" if acts else "shadow") if donor else rng.choice(["no_evidence", "exact_covers"]),
+        "stable_routing_id": worker if acts else None,
+        "dp_rank": rank if acts else None,
+        "shadow_choice": f"{worker}/{rank}" if donor and not acts else None,
+        "prompt_key": number.to_bytes(16, "big"),
+        **fields,
+    }
+    start = opened(number, **values)
+    silent = rng.random() < 0.03
+    end = observed(
+        number,
+        observed_at=at - 1.0,
+        end="cancelled" if silent and rng.random() < 0.4 else "complete",
+        served_stable_routing_id=fields.get("stable_routing_id", worker),
+        served_dp_rank=rank,
+        served_worker_id=str(INSTANCES[worker]),
+        ttft_seconds=ttft,
+        engine_cached_tokens=local + loaded,
+    )
+    what = report(
+        number,
+        prompt_key=values["prompt_key"],
+        stable_routing_id=worker,
+        dp_rank=rank,
+        prompt_tokens=tokens,
+        local_tokens=local if local + loaded <= tokens else 0,
+        confirmed=loaded,
+        outcome=outcome if loaded or outcome is not Outcome.MATERIALIZED_EXACT else Outcome.NO_DONOR,
+        reason=reason if loaded or outcome is not Outcome.MATERIALIZED_EXACT else Reason.NONE,
+        tier=Tier.HOST_PINNED if loaded else None,
+        load_seconds=0.004 if loaded else None,
+    )
+    return close_route(start, end, None if silent else what, JoinedBy.NONE if silent else JoinedBy.ROUTE_ID, at)
+
+
+def fake_history(routes: int = 600, *, mode: str = "enforce", seed: int = 7, size: int = 10_000) -> History:
+    """`routes` over the last half hour, more of them later on."""
+    rng = random.Random(seed)
+    history = History(size)
+    times = sorted(NOW - 1_800.0 * rng.random() ** 1.5 for _ in range(routes))
+    for number, at in enumerate(times, start=1):
+        history.add(fake_route(number, at, rng, mode=mode))
+    for number, reason in enumerate((OrphanReason.LATE, OrphanReason.WRONG_REPLICA), start=1) if routes else ():
+        history.add_orphan(OrphanReport(report(10**6 + number), reason, NOW))
+    return history
+
+
+def fake_replicas() -> list[ReplicaStatus]:
+    return [
+        ReplicaStatus(
+            worker_id=INSTANCES[worker],
+            dp_rank=rank,
+            stable_routing_id=worker,
+            model="SmolLM2-135M-Instruct",
+            generation="5f2a9c0d1e7b4a36",
+            materialization="exact",
+            slab_blocks=4_096,
+            resident_blocks=900 + 700 * number,
+            total_blocks=1_024,
+            queued_prefill_tokens=[0, 2_560, 640, 5_120][number],
+            active_decode_blocks=[120, 610, 300, 890][number],
+            active_requests=[1, 4, 2, 6][number],
+        )
+        for number, (worker, rank) in enumerate((w, r) for w in WORKERS for r in range(2))
+    ]
+
+
+def fake_catalog(donors: int = 412) -> dict[str, Any]:
+    return {
+        "donors": donors,
+        "sketch_bytes": donors * 1_400,
+        "namespaces": 3,
+        "held_events": 0,
+        "counts": {"applied": donors + 220, "duplicate": 3},
+        "streams": [
+            {
+                "worker_id": str(stable_worker_id(worker)),
+                "dp_rank": rank,
+                "generation": "5f2a9c0d1e7b4a36",
+                "next_event_id": 158,
+                "donors": donors // 4,
+                "quarantined": False,
+                "absent": False,
+            }
+            for worker in WORKERS
+            for rank in range(2)
+        ],
+    }
+
+
+def fake_state(history: History | None = None, **changes: Any) -> RouterState:
+    """Everything is well, unless `changes` says otherwise."""
+    history = history if history is not None else fake_history()
+    state = RouterState(
+        now=NOW,
+        uptime_seconds=1_860.0,
+        router="router-1",
+        mode="enforce",
+        canary_percent=5.0,
+        config_hash="9d1f27c4",
+        history_size=10_000,
+        totals=history.totals(),
+        since=history.since,
+        recent=history.recent(50),
+        course=history.course(),
+        open_routes=3,
+        held_reports=0,
+        book=BookStats(opened=600, observed=598, reports=580, closed=597, orphans=2, duplicates=1_790),
+        replicas=fake_replicas(),
+        publisher=PublisherStats(True, 0, 0, 1_812, 0, 0, 0, 0, None),
+        subscriber=SubscriberStats(True, 4_211, 0, 0, 0, 0, 0, None),
+        streams=[
+            StreamStatus(name, True, messages)
+            for name, messages in (("donors", 632), ("announcements", 188), ("routes", 1_195), ("reports", 580))
+        ],
+        catalog=fake_catalog(),
+        providers={
+            "fingerprint": {"lookups": {"hit": 430, "miss": 150, "timeout": 4}, "stuck": False, "breaker": "closed"}
+        },
+        fallbacks={"lookup_timeout": 4},
+    )
+    return replace(state, **changes)
+
+
+def empty_state(**changes: Any) -> RouterState:
+    """A router that has just come up, before any worker."""
+    return fake_state(
+        History(10),
+        **{
+            "uptime_seconds": 2.0,
+            "mode": "shadow",
+            "open_routes": 0,
+            "book": BookStats(),
+            "replicas": [],
+            "streams": [StreamStatus(name, True) for name in ("donors", "announcements", "routes", "reports")],
+            "catalog": {"donors": 0, "streams": [], "counts": {}},
+            "providers": {"fingerprint": {"lookups": {}, "stuck": False, "breaker": "closed"}},
+            "fallbacks": {},
+            **changes,
+        },
+    )
+
+
+def totals_of(state: RouterState) -> Totals:
+    return state.totals
+
+
+def _ending(rng: random.Random) -> tuple[Outcome, Reason]:
+    weights = [weight for weight, _, _ in _ENDINGS]
+    _, outcome, reason = rng.choices(_ENDINGS, weights)[0]
+    return outcome, reason
+
+
+__all__ = ["NOW", "empty_state", "fake_history", "fake_route", "fake_state", "route_id"]

@@ -1,0 +1,88 @@
+"""The view reads a running router, and no part of it that fails takes the others along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.config.schema import Config, PlacementConfig, PlacementMode
+from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.observe.view import RouterView
+from dynamo_semkv.outcome.intake import Intake
+from tests.observe.fake_state import fake_catalog, fake_replicas, fake_state
+from tests.observe.test_metrics import value
+from tests.outcome.build import Listener, ManualClock, observed, opened, report
+from tests.outcome.fakes import FakeBroker, FakeSubscriber
+
+
+class Stats:
+    """A publisher or subscriber that only knows how it is."""
+
+    def __init__(self, stats: Any) -> None:
+        self.stats = lambda: stats
+
+    def caught_up(self, stream: str) -> bool:
+        return True
+
+
+def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) -> RouterView:
+    clock = ManualClock()
+    state = fake_state(listener.history)
+    intake = Intake(
+        FakeSubscriber(FakeBroker(clock)), listener.book, apply_donor_event=lambda e: None, announce=lambda a: None
+    )
+    intake.counts["reports.messages"] = 5
+    intake.counts["reports.malformed"] = 2
+    return RouterView(
+        **{
+            "config": Config(placement=PlacementConfig(mode=PlacementMode.CANARY, canary_percent=20.0)),
+            "config_hash": "abc",
+            "router": "router-1",
+            "history": listener.history,
+            "book": listener.book,
+            "intake": intake,
+            "publisher": Stats(state.publisher),
+            "subscriber": Stats(state.subscriber),
+            "catalog": fake_catalog,
+            "providers": lambda: {"fingerprint": {"breaker": "closed"}},
+            "replicas": fake_replicas,
+            "fallbacks": lambda: {"hint_error": 3},
+            "metrics": metrics or Metrics(),
+            "wall": lambda: 5_000.0,
+            "monotonic": clock,
+            **parts,
+        }
+    )
+
+
+def busy_listener() -> Listener:
+    it = Listener()
+    it.book.opened(opened(1), 1.0)
+    it.book.report(report(1), 2.0)
+    it.book.observed(observed(1), 3.0)
+    it.book.opened(opened(2), 4.0)
+    return it
+
+
+def test_everything_is_read() -> None:
+    metrics = Metrics()
+    view = make_view(busy_listener(), metrics)
+    snapshot = view.snapshot()
+    assert (snapshot["mode"], snapshot["canary_percent"], snapshot["config_hash"]) == ("canary", 20.0, "abc")
+    assert (snapshot["requests"], snapshot["open_routes"], snapshot["now"]) == (1, 1, 5_000.0)
+    assert snapshot["models"] == ["SmolLM2-135M-Instruct"]
+    reports = next(row for row in snapshot["streams"] if row["name"] == "reports")
+    assert (reports["messages"], reports["malformed"]) == (5, 2)
+    assert view.readiness().plain()["state"] in {"ready", "degraded", "not_ready"}
+    assert value(metrics, "semkv_fallback_total", reason="hint_error") == 3
+    assert "semkv_open_routes 1.0" in view.metrics_text()
+
+
+@pytest.mark.parametrize("part", ["catalog", "providers", "replicas", "fallbacks"])
+def test_a_part_that_fails_shows_as_unknown(part: str, caplog: pytest.LogCaptureFixture) -> None:
+    view = make_view(busy_listener(), **{part: lambda: 1 / 0})
+    for _ in range(3):
+        assert view.snapshot()["requests"] == 1
+        assert "semkv_ready" in view.metrics_text()
+    assert len(caplog.records) == 1
