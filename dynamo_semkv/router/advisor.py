@@ -86,7 +86,7 @@ class Advisor:
             facts = request_facts(request)
             view = self._directory.view_of(facts.model)
             prompt = narrow(facts, view, self._salt_key)
-            reason = self._no_advice(facts, view, prompt)
+            reason = no_advice_reason(facts, view, prompt)
             if reason is not None:
                 return Advice(no_advice(mode, reason), prompt)
             return await self._weigh(facts, view, prompt, mode, request_id)
@@ -95,16 +95,6 @@ class Advisor:
         except Exception as error:  # noqa: BLE001 - a fault of ours may not fail the request; counted and logged
             self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
         return Advice(no_advice(mode, DecisionReason.FAULT), prompt) if prompt is not None else None
-
-    @staticmethod
-    def _no_advice(facts: RequestFacts, view: ModelView, prompt: Prompt) -> DecisionReason | None:
-        if facts.client_pinned:
-            return DecisionReason.CLIENT_PINNED
-        if facts.salt_is_empty:
-            return DecisionReason.SALT_UNKNOWN
-        if view.namespace is None:
-            return no_advice_reason(view)
-        return DecisionReason.NO_EVIDENCE if prompt.length == 0 else None
 
     async def _weigh(
         self, facts: RequestFacts, view: ModelView, prompt: Prompt, mode: PlacementMode, request_id: str

@@ -85,11 +85,20 @@ class Advice:
     sheet: ScoreSheet | None = field(default=None, repr=False)
 
 
-def no_advice_reason(view: ModelView) -> DecisionReason:
-    """Why a model without a common namespace gets no advice."""
-    if view.standing is Standing.NAMESPACE_DIFFERS:
-        return DecisionReason.NAMESPACE_DIFFERS
-    return DecisionReason.NAMESPACE_UNKNOWN
+def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> DecisionReason | None:
+    """Why nothing is looked up for a request at all; None: it is. A namespace with an unknown field equals nobody's."""
+    if facts.client_pinned:
+        return DecisionReason.CLIENT_PINNED
+    if view.namespace is None:
+        differs = view.standing is Standing.NAMESPACE_DIFFERS
+        return DecisionReason.NAMESPACE_DIFFERS if differs else DecisionReason.NAMESPACE_UNKNOWN
+    if prompt.namespace.tenant is None:
+        return DecisionReason.SALT_UNKNOWN
+    if prompt.namespace.lora_revision is None:
+        return DecisionReason.ADAPTER_UNKNOWN
+    if prompt.namespace.multimodal is None:
+        return DecisionReason.MULTIMODAL_UNHASHED
+    return DecisionReason.NO_EVIDENCE if prompt.length == 0 else None
 
 
 def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
@@ -165,7 +174,8 @@ def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, pr
                 provider=DYNAMO_PROVIDER,
                 provider_generation=directory.generation_of(replica) or "",
                 overlap=prefix / prompt.length,
-                confidence=1.0,
+                # Of equal evidence the one that names its donor is preferred.
+                confidence=0.0,
             )
         )
     return found

@@ -194,21 +194,32 @@ async def test_semantic_router_2134_tenants_search_partitions_of_their_own() -> 
     assert [asked[2] for asked in rig.edge.asked] == ["tenant-a", "tenant-b", None]
 
 
-async def test_an_empty_salt_is_nobodys_tenant_and_the_request_is_untouched() -> None:
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"routing": {"lora_name": "adapter"}}, "adapter_unknown"),
+        ({"multi_modal_data": {"image_url": [{"Url": "http://x"}]}}, "multimodal_unhashed"),
+        ({"routing": {"cache_salt": ""}}, "salt_unknown"),
+    ],
+)
+async def test_vllm_44250_what_cannot_be_told_apart_is_not_looked_up_and_says_so(
+    changes: dict[str, Any], reason: str
+) -> None:
     rig = Rig(lookup=donor_on_a1())
-    request = a_request(routing={"cache_salt": ""})
+    request = a_request(**changes)
     await rig.run(request)
     assert rig.lookup.queries == []
     assert rig.dispatch.sent == request
-    assert rig.opened.decision_reason == "salt_unknown"
+    assert rig.opened.decision_reason == reason
 
 
-async def test_vllm_44250_an_adapter_has_a_namespace_of_its_own_with_an_unknown_revision() -> None:
+async def test_lmcache_4086_media_with_hashes_has_a_partition_of_its_own() -> None:
     rig = Rig()
-    await rig.run(a_request(routing={"lora_name": "adapter"}))
-    (query,) = rig.lookup.queries
-    assert (query.namespace.lora, query.namespace.lora_revision) == ("adapter", None)
-    assert rig.edge.asked[0][3] == "adapter"
+    media = {"multi_modal_data": {"image_url": [{"Url": "http://x"}]}}
+    for image in ("a" * 64, "b" * 64):
+        await rig.run(a_request(**media, extra_args={"mm_hashes": [image]}))
+    await rig.run()
+    assert len({query.digest for query in rig.lookup.queries}) == 3
 
 
 async def test_replicas_that_disagree_get_no_advice_and_the_reason_is_recorded() -> None:
