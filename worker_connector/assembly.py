@@ -1,0 +1,134 @@
+"""Puts a leader or a rank together from `llm_args` and the environment, and takes it apart again. The only place that knows all parts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dynamo_semkv.bus.publisher import BusPublisher
+from dynamo_semkv.contracts.codec import parse_donor_payload
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.hints import DONOR_ACTION, DONOR_VERSION, HintDelivery
+from dynamo_semkv.contracts.identity import StableReplica
+from worker_connector.background import Background, Job
+from worker_connector.channel import leader_channel, rank_channel
+from worker_connector.hint_listener import HintListener
+from worker_connector.leader import Leader
+from worker_connector.outlet import Identity, JobQueue, Outlet
+from worker_connector.rank import Rank
+from worker_connector.settings import Settings, load_settings
+from worker_connector.sink import ReportSink
+
+_log = logging.getLogger(__name__)
+
+
+class _Closeable(Protocol):
+    def close(self, timeout: float = ...) -> object: ...
+
+
+class InlineQueue:
+    """Runs each job where it is handed over (tests)."""
+
+    def submit(self, job: Job) -> bool:
+        job()
+        return True
+
+
+@dataclass
+class LeaderParts:
+    leader: Leader
+    outlet: Outlet
+    queue: JobQueue
+    background: Background | None
+    _publisher: BusPublisher | None = None
+    _listener: HintListener | None = None
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Background first: what it still has to say goes to the publisher."""
+        parts: list[_Closeable | None] = [self._listener, self.background, self._publisher]
+        for part in parts:
+            if part is not None:
+                part.close(timeout)
+
+
+def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
+    """The real thing: bus, background thread, hint listener. Raises Refused or ContractError at bring-up."""
+    settings = load_settings(llm_args, env)
+    publisher = BusPublisher(settings.bus, f"connector-{settings.stable_routing_id}")
+    background = Background(
+        f"connector-{settings.stable_routing_id}",
+        settings.connector.report_buffer,
+        settings.connector.announce_interval_seconds,
+        lambda: _beat(parts),
+    )
+    outlet = Outlet(
+        publisher,
+        background,
+        settings.connector,
+        time.monotonic,
+        on_open=lambda identity: _listen(parts, settings, identity),
+    )
+    leader = Leader(settings, llm_args, leader_channel(llm_args), outlet, time.monotonic)
+    parts = LeaderParts(leader, outlet, background, background, publisher)
+    publisher.start()
+    background.start()
+    return parts
+
+
+def assemble_leader_with(
+    llm_args: Any, settings: Settings, sink: ReportSink, *, clock: Callable[[], float] = time.monotonic
+) -> LeaderParts:
+    """Without threads and bus: everything runs in the caller's thread, and `sink` gets what would be published."""
+    queue = InlineQueue()
+    outlet = Outlet(sink, queue, settings.connector, clock)
+    return LeaderParts(Leader(settings, llm_args, leader_channel(llm_args), outlet, clock), outlet, queue, None)
+
+
+def assemble_rank(llm_args: Any, env: Mapping[str, str]) -> Rank:
+    return assemble_rank_with(llm_args, load_settings(llm_args, env))
+
+
+def assemble_rank_with(llm_args: Any, settings: Settings, *, inline: bool = False) -> Rank:
+    number = getattr(llm_args, "attention_dp_rank", None)
+    return Rank(
+        rank_channel(llm_args),
+        number if isinstance(number, int) else 0,
+        settings.connector.slab_bytes if settings.exact else None,
+        inline=inline,
+    )
+
+
+def _beat(parts: LeaderParts) -> None:
+    parts.outlet.announce()
+    parts.leader.sweep_idle()
+
+
+def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:
+    listener = HintListener(
+        settings.bus, identity.replica, lambda payload: receive_hint(parts, identity.replica, payload)
+    )
+    parts._listener = listener
+    listener.start()
+
+
+def receive_hint(parts: LeaderParts, replica: StableReplica, payload: bytes) -> None:
+    """Into the table, and the hinted donor's blocks to the head of the scrub: the request is about to ask for them."""
+    delivery = parts.outlet.table.receive(payload, replica)
+    if delivery is None:
+        return
+    donor_id = _donor_of(delivery)
+    if donor_id is not None:
+        parts.leader.hint_received(donor_id)
+
+
+def _donor_of(delivery: HintDelivery) -> str | None:
+    for action in delivery.envelope.actions:
+        if action.action_type == DONOR_ACTION and action.action_version == DONOR_VERSION:
+            try:
+                return parse_donor_payload(action).donor_id
+            except ContractError:
+                return None  # counted when the request that it belongs to is reported
+    return None

@@ -1,0 +1,50 @@
+"""Attempt: one time that the engine asked about one request, from the question to its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dynamo_semkv.contracts.identity import Generation
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.hints import ParsedHints
+from worker_connector.plan import LoadPlan, PlanKey
+from worker_connector.report import Ending
+from worker_connector.verdict import Decline, Question
+
+
+@dataclass(eq=False)
+class Attempt:
+    key: PlanKey
+    tokens: bytes
+    """The prompt when it was asked about, packed u32."""
+    namespace: CacheNamespace
+    digest: bytes
+    question: Question
+    asked: int
+    """Iteration of the question."""
+    decline: Decline | None = None
+    """Set when nothing was offered; else there is a plan."""
+    plan: LoadPlan | None = None
+    hints: ParsedHints | None = None
+    """From the request itself, where the engine carries hints."""
+    position: int | None = None
+    """Where the forward pass starts, as read after allocation."""
+    allocated: bool = False
+    scheduled: bool = False
+    """It was in a batch: what happens to it now is this attempt's, not a repetition of the question."""
+    leased: bool = False
+    closed: bool = False
+
+
+class ClosedAttempt(NamedTuple):
+    """What the reporter needs. Immutable, so that it can be worked on in another thread."""
+
+    key: PlanKey
+    tokens: bytes
+    namespace: CacheNamespace
+    digest: bytes
+    question: Question
+    ending: Ending | Decline
+    hints: ParsedHints | None
+    generation: Generation

@@ -1,0 +1,136 @@
+"""AttemptBook: all open attempts, their leases and their endings. Each attempt is closed once, and every lease comes back once.
+
+Not thread-safe: the leader's lock covers it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from dynamo_semkv.contracts.report import Outcome, Reason
+from worker_connector.attempt import Attempt
+from worker_connector.ledger import Ledger
+from worker_connector.plan import PlanKey, PlanState
+from worker_connector.report import Ending, ending_of
+from worker_connector.verdict import Decline
+
+
+class AttemptBook:
+    """The newest attempt of each request, and older ones whose copies may still run."""
+
+    def __init__(self, ledger: Ledger | None, on_closed: Callable[[Attempt, Ending | Decline], None]) -> None:
+        self._ledger = ledger
+        self._on_closed = on_closed
+        self._newest: dict[int, Attempt] = {}
+        self._copying: dict[PlanKey, Attempt] = {}
+        self._leases = 0
+        self.counts: Counter[str] = Counter()
+        """`asked`, `superseded`, `replayed`, `offered_tokens`, `confirmed_tokens`, `closed`."""
+
+    @property
+    def leases(self) -> int:
+        """Attempts that hold a lease."""
+        return self._leases
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(list(self._newest.values()))
+
+    def get(self, request_id: int) -> Attempt | None:
+        return self._newest.get(request_id)
+
+    def next_epoch(self, request_id: int) -> int:
+        """Ends what was open for this request. A question that is put again before the request was in a batch is the same attempt and
+        replaces the first one, unreported; a request whose allocation was destroyed is another one."""
+        previous = self._newest.pop(request_id, None)
+        if previous is None:
+            return 0
+        if previous.scheduled or previous.closed:
+            self.counts["replayed"] += 1
+            self.end(previous, Reason.CANCELLED)
+            return previous.key.epoch + 1
+        self.counts["superseded"] += 1
+        previous.closed = True
+        if previous.plan is not None:
+            previous.plan.drop(Reason.NOT_SCHEDULED)
+        self.settle(previous)
+        return previous.key.epoch
+
+    def add(self, attempt: Attempt) -> None:
+        """Takes the lease of the blocks that its plan offers."""
+        self.counts["asked"] += 1
+        self._newest[attempt.key.request_id] = attempt
+        plan = attempt.plan
+        if plan is not None and self._ledger is not None:
+            self._ledger.lease(plan.path[plan.local_tokens // plan.tokens_per_block :])
+            attempt.leased = True
+            self._leases += 1
+            self.counts["offered_tokens"] += plan.offered
+
+    def sent(self, attempt: Attempt) -> None:
+        """Its plan went out to the ranks."""
+        if attempt.plan is not None and attempt.plan.copying:
+            self._copying[attempt.key] = attempt
+
+    def copied(self, key: PlanKey, ok: bool, seconds: float | None) -> Attempt | None:
+        """A rank's answer; None for a plan that nobody sent."""
+        attempt = self._copying.pop(key, None)
+        if attempt is None or attempt.plan is None:
+            return None
+        attempt.plan.copy_done(ok, seconds)
+        self.settle(attempt)
+        return attempt
+
+    def confirm(self, attempt: Attempt) -> None:
+        assert attempt.plan is not None
+        attempt.plan.confirm()
+        self.counts["confirmed_tokens"] += attempt.plan.confirmed
+        self.settle(attempt)
+
+    def end(self, attempt: Attempt, reason: Reason) -> None:
+        """It comes to nothing more: cancelled, never scheduled, stale. Does nothing to an attempt that has ended."""
+        plan = attempt.plan
+        if plan is not None and not plan.ended:
+            plan.drop(reason)
+        elif plan is None and not attempt.closed:
+            outcome = Outcome.CANCELLED if reason is Reason.CANCELLED else Outcome.DECLINED
+            self._close(attempt, Decline(outcome, reason))
+        self.settle(attempt)
+
+    def close_declined(self, attempt: Attempt) -> None:
+        """Nothing was offered, and now the request runs: say why."""
+        if attempt.decline is not None:
+            self._close(attempt, attempt.decline)
+
+    def settle(self, attempt: Attempt) -> None:
+        """Gives back what is due and reports what has ended."""
+        plan = attempt.plan
+        if plan is None:
+            return
+        if attempt.leased and plan.lease_ended:
+            attempt.leased = False
+            self._leases -= 1
+            if self._ledger is not None:
+                self._ledger.release(plan.path[plan.local_tokens // plan.tokens_per_block :])
+        if plan.ended:
+            self._close(attempt, ending_of(plan))
+
+    def forget(self, request_id: int) -> None:
+        """The request is gone. An attempt whose copy may still run keeps its lease until the ranks answer."""
+        attempt = self._newest.pop(request_id, None)
+        if attempt is not None and not attempt.closed:
+            self.end(attempt, Reason.CANCELLED)
+
+    def awaiting_forward(self) -> list[Attempt]:
+        """Copied, not confirmed."""
+        return [a for a in self._newest.values() if a.plan is not None and a.plan.state is PlanState.COPIED]
+
+    def _close(self, attempt: Attempt, ending: Ending | Decline) -> None:
+        if attempt.closed:
+            return
+        attempt.closed = True
+        self.counts["closed"] += 1
+        self._on_closed(attempt, ending)

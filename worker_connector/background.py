@@ -1,0 +1,88 @@
+"""Background: one thread for everything that may not run on the engine's scheduler thread: hashing whole prompts, sketches, encoding, and
+the steady beat. Jobs run in the order in which they were handed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+Job = Callable[[], None]
+
+
+class Background:
+    """`submit` never blocks and never raises; beyond `capacity` waiting jobs it refuses, counted. A job that raises is counted and
+    logged, and the next one runs."""
+
+    def __init__(self, name: str, capacity: int, beat_seconds: float, on_beat: Job) -> None:
+        self._name = name
+        self._capacity = capacity
+        self._beat_seconds = beat_seconds
+        self._on_beat = on_beat
+        self._wake = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._running = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.refused = 0
+        self.failed = 0
+
+    def start(self) -> None:
+        """Once."""
+        self._thread = threading.Thread(target=self._run, name=f"semkv-{self._name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> bool:
+        with self._wake:
+            if self._closing or len(self._jobs) >= self._capacity:
+                self.refused += 1
+                return False
+            self._jobs.append(job)
+            self._wake.notify_all()
+        return True
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until all jobs have run; False when the time is over. Never from a job."""
+        deadline = time.monotonic() + timeout
+        with self._wake:
+            while self._jobs or self._running:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._wake.wait(left):
+                    return not (self._jobs or self._running)
+        return True
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Runs what is waiting, as far as the time allows, and ends the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        next_beat = time.monotonic()
+        while True:
+            with self._wake:
+                while not self._jobs and not self._closing and (left := next_beat - time.monotonic()) > 0:
+                    self._wake.wait(left)
+                if self._closing and not self._jobs:
+                    return
+                # A beat that is due goes first: steady work must not silence the announcements.
+                beat = time.monotonic() >= next_beat and not self._closing
+                job = self._on_beat if beat else self._jobs.popleft()
+                self._running = True
+            if beat:
+                next_beat = time.monotonic() + self._beat_seconds
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - jobs are independent: one that fails costs its own report or donor
+                self.failed += 1
+                _log.exception("semkv %s: a background job failed", self._name)
+            with self._wake:
+                self._running = False
+                self._wake.notify_all()

@@ -1,0 +1,170 @@
+"""RankChannel: how a leader and the worker of its own rank talk, beside the metadata that the engine carries.
+
+TensorRT-LLM constructs scheduler and worker concurrently, hands both nothing but `llm_args`, and returns only request ids from the worker
+(`get_finished`). But the leader must know the pool's layout before it can offer, and which copies have landed before it may
+call anything confirmed. On the leader's rank both objects live in one process (also under attention data parallelism, where every rank
+has both), so a process-local channel serves: whoever comes first makes it, under the identity of the `llm_args` object that
+both were given. If one object is given to several ranks of one process that is ambiguous, and the first metadata settles it: it names
+the channel of its leader, and the worker moves there.
+
+Messages go one way, rank -> leader, and are handled in the caller's thread. A rank in another process (tensor parallelism) has no such
+channel; reducing the results of several ranks to one is a seam: `RankResult.rank` says who speaks, and a leader that expects more than
+one rank refuses to start materialization today.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from worker_connector.plan import PlanKey
+
+_log = logging.getLogger(__name__)
+_WAITING = 1024
+
+
+@dataclass(frozen=True)
+class RankReady:
+    """The rank's pools are registered."""
+
+    rank: int
+    tokens_per_block: int
+    group_ids: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    bytes_per_block: int
+    kv_dtype: str
+    kv_layout: str
+    slots: int
+    """Blocks that the rank's slab holds; 0 without a slab."""
+
+
+@dataclass(frozen=True)
+class LoadDone:
+    """The copies of one plan have landed (`ok`), or will not."""
+
+    rank: int
+    iteration: int
+    key: PlanKey
+    ok: bool
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ForwardDone:
+    """`wait_for_save` of this iteration was called: its forward pass was enqueued behind its loads."""
+
+    rank: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class SaveDone:
+    """The blocks of one save order have landed and are sealed (`ok`), or their slots hold nothing."""
+
+    rank: int
+    save_id: int
+    ok: bool
+
+
+@dataclass(frozen=True)
+class SlotsDamaged:
+    """The scrubber found slots whose bytes are not what was sealed."""
+
+    rank: int
+    slots: tuple[int, ...]
+    loaded: bool = False
+    """Found right after a load of them: pages got damaged bytes."""
+
+
+RankResult = RankReady | LoadDone | ForwardDone | SaveDone | SlotsDamaged
+
+
+class LocalRank(Protocol):
+    """What the leader may ask of the rank in its own process, without waiting."""
+
+    def verify(self, slots: Sequence[int], budget_bytes: int) -> list[int]:
+        """Slots that may not be offered (see `HostSlab.verify`)."""
+
+    def verify_soon(self, slots: Sequence[int]) -> None:
+        """Puts these slots at the head of the scrubber's round."""
+
+
+@dataclass(eq=False)
+class RankChannel:
+    """Results that come before the leader listens are kept, in order."""
+
+    channel_id: int
+    rank: LocalRank | None = None
+    _handler: Callable[[RankResult], None] | None = None
+    _waiting: deque[RankResult] = field(default_factory=lambda: deque(maxlen=_WAITING))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def listen(self, handler: Callable[[RankResult], None]) -> None:
+        """The leader's end. `handler` must not raise."""
+        with self._lock:
+            self._handler = handler
+            waiting, self._waiting = list(self._waiting), deque(maxlen=_WAITING)
+        for result in waiting:
+            handler(result)
+
+    def post(self, result: RankResult) -> None:
+        with self._lock:
+            handler = self._handler
+            if handler is None:
+                self._waiting.append(result)
+                return
+        handler(result)
+
+    @property
+    def has_leader(self) -> bool:
+        return self._handler is not None
+
+
+class _Pairing:
+    """All channels of this process, and which of them belongs to which `llm_args` object."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids = count(1)
+        self._channels: weakref.WeakValueDictionary[int, RankChannel] = weakref.WeakValueDictionary()
+        self._halves: dict[int, tuple[str, weakref.ref[RankChannel]]] = {}
+
+    def join(self, llm_args: Any, side: str) -> RankChannel:
+        """The channel whose other half was opened with the same object, or a new one."""
+        with self._lock:
+            found = self._halves.pop(id(llm_args), None)
+            if found is not None:
+                other, reference = found
+                channel = reference()
+                if channel is not None and other != side:
+                    return channel
+            channel = RankChannel(next(self._ids))
+            self._channels[channel.channel_id] = channel
+            self._halves[id(llm_args)] = (side, weakref.ref(channel))
+            return channel
+
+    def find(self, channel_id: int) -> RankChannel | None:
+        with self._lock:
+            return self._channels.get(channel_id)
+
+
+_PAIRING = _Pairing()
+
+
+def leader_channel(llm_args: Any) -> RankChannel:
+    return _PAIRING.join(llm_args, "leader")
+
+
+def rank_channel(llm_args: Any) -> RankChannel:
+    return _PAIRING.join(llm_args, "rank")
+
+
+def channel_by_id(channel_id: int) -> RankChannel | None:
+    """None in another process than the leader's."""
+    return _PAIRING.find(channel_id)

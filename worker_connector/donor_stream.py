@@ -1,0 +1,70 @@
+"""DonorStream: the donor lifecycle events of one replica, numbered without a gap (contracts/donor_events.py).
+
+The number is given to an event and the event handed to the bus under one lock, so numbers and order agree. Whatever the bus could not
+keep is a gap that consumers answer by quarantine; `reset` ends it: a new generation, after which everything resident is registered anew.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from dynamo_semkv.contracts.codec import MSGPACK, encode_donor_event
+from dynamo_semkv.contracts.donor_events import SCHEMA_VERSION, DonorEvent, DonorEventData, GenerationReset
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
+from dynamo_semkv.contracts.subjects import donor_events
+from worker_connector.sink import ReportSink
+
+
+class DonorStream:
+    """Thread-safe. Event ids go on over resets and start at 0 with the process, whose first event is a reset."""
+
+    def __init__(self, sink: ReportSink, replica: StableReplica) -> None:
+        self._sink = sink
+        self._subject = donor_events(replica)
+        self._worker_id = stable_worker_id(replica.stable_routing_id)
+        self._dp_rank = replica.dp_rank
+        self._lock = threading.Lock()
+        self._next_id = 0
+        self.emitted = 0
+        self.lost = 0
+        """Events that the bus refused; each one is a gap until the next reset."""
+        self.oversized = 0
+
+    @property
+    def subject(self) -> str:
+        return self._subject
+
+    @property
+    def worker_id(self) -> int:
+        """How this replica is named in locations."""
+        return self._worker_id
+
+    @property
+    def dp_rank(self) -> int:
+        return self._dp_rank
+
+    def reset(self, generation: str) -> bool:
+        return self.emit(GenerationReset(generation=generation))
+
+    def emit(self, data: DonorEventData) -> bool:
+        """False: not sent. An event that is too large uses up no number, so it makes no gap."""
+        with self._lock:
+            event = DonorEvent(
+                schema_version=SCHEMA_VERSION,
+                event_id=self._next_id,
+                worker_id=self._worker_id,
+                dp_rank=self._dp_rank,
+                data=data,
+            )
+            try:
+                payload = encode_donor_event(event, MSGPACK)
+            except ContractError:
+                self.oversized += 1
+                return False
+            self._next_id += 1
+            if self._sink.publish(self._subject, payload, content_type=MSGPACK, persistent=True):
+                self.emitted += 1
+                return True
+            self.lost += 1
+            return False

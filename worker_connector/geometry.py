@@ -1,0 +1,124 @@
+"""The registered KV pool as byte planes, and what a block of it looks like in host memory.
+
+A *block* is one block ordinal in all layer groups. In the slab its bytes are the regions of all groups one after the other, in the
+order in which they were registered. Regions are copied whole as bytes: a region may hold keys, values, block scales or what a future
+model needs, so nothing here knows "K and V" (KV Cache Connector doc, "KvCacheLayout reference").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from worker_connector.refusal import Refused
+
+FINGERPRINT_SCHEMA = "semkv-layout-1"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One region of one layer group."""
+
+    group: int
+    """Index into `PoolGeometry.group_ids`, not the id itself."""
+    offset: int
+    """First byte of the region inside a block in the slab."""
+    size: int
+    pages: torch.Tensor
+    """uint8, shape [num_slots, size], rows strided as in the pool: a view of the engine's memory."""
+
+
+@dataclass(frozen=True)
+class PoolGeometry:
+    """Pools of one rank. `windows[g]`: attention window of group g in tokens, None for full attention."""
+
+    tokens_per_block: int
+    group_ids: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    planes: tuple[Plane, ...]
+    bytes_per_block: int
+    dtype: str
+    fingerprint: str
+    """16 hex digits over what decides the meaning of a block's bytes: groups, layers, regions, roles, sizes, element type, tokens per
+    block. Not over addresses, strides or the number of pages: two engines with different pool sizes share one layout."""
+
+    @property
+    def num_pages(self) -> tuple[int, ...]:
+        """Page slots per group: the smallest over its regions."""
+        return tuple(
+            min(plane.pages.shape[0] for plane in self.planes if plane.group == group)
+            for group in range(len(self.group_ids))
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.planes[0].pages.device
+
+    @classmethod
+    def from_layout(cls, layout: Any) -> PoolGeometry:
+        """From `register_kv_cache_layout`. Refused: no groups, a group without regions, more layouts than bytes can describe."""
+        planes: list[Plane] = []
+        offset = 0
+        marks: list[str] = []
+        for index, group in enumerate(layout.groups):
+            window = getattr(group, "window_size", None)
+            marks.append(f"group {group.layer_group_id} window {window} layers {','.join(map(str, group.layer_ids))}")
+            for region in group.regions:
+                planes.append(Plane(index, offset, region.size, region.as_tensor(torch.uint8)))
+                offset += region.size
+                buffers = (f"{b.layer_id}/{b.role}/{getattr(b, 'expansion', 1)}" for b in region.buffers)
+                marks.append(f"region {region.size} {','.join(buffers)}")
+        ids = tuple(int(group.layer_group_id) for group in layout.groups)
+        if not planes or {plane.group for plane in planes} != set(range(len(ids))):
+            raise Refused(
+                "register_kv_cache_layout",
+                f"{len(ids)} groups, {len(planes)} regions",
+                "every layer group needs at least one region",
+                "use a KV cache that describes its pools, or set connector.materialization: off",
+            )
+        dtype = _dtype_name(getattr(layout, "dtype", torch.uint8))
+        return cls(
+            tokens_per_block=int(layout.tokens_per_block),
+            group_ids=ids,
+            windows=tuple(getattr(group, "window_size", None) for group in layout.groups),
+            planes=tuple(planes),
+            bytes_per_block=offset,
+            dtype=dtype,
+            fingerprint=_fingerprint(int(layout.tokens_per_block), dtype, marks),
+        )
+
+    @classmethod
+    def from_tensor(cls, pool: torch.Tensor, tokens_per_block: int) -> PoolGeometry:
+        """From `register_kv_caches`: `[num_blocks, num_layers, kv_factor, block_size]`, row i is page slot i."""
+        if pool.dim() != 4 or not pool.is_contiguous():
+            raise Refused(
+                "register_kv_caches",
+                f"shape {tuple(pool.shape)}, contiguous {pool.is_contiguous()}",
+                "expected a contiguous [num_blocks, num_layers, kv_factor, block_size] tensor",
+                "use a single-pool KV cache, or one that registers a KvCacheLayout",
+            )
+        blocks, layers, kv_factor, block_size = pool.shape
+        pages = pool.view(blocks, -1).view(torch.uint8)
+        dtype = _dtype_name(pool.dtype)
+        marks = [f"tensor layers {layers} kv_factor {kv_factor} block_size {block_size}"]
+        return cls(
+            tokens_per_block=tokens_per_block,
+            group_ids=(0,),
+            windows=(None,),
+            planes=(Plane(0, 0, pages.shape[1], pages),),
+            bytes_per_block=pages.shape[1],
+            dtype=dtype,
+            fingerprint=_fingerprint(tokens_per_block, dtype, marks),
+        )
+
+
+def _dtype_name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fingerprint(tokens_per_block: int, dtype: str, marks: list[str]) -> str:
+    text = "\n".join([FINGERPRINT_SCHEMA, f"tokens_per_block {tokens_per_block} dtype {dtype}", *marks])
+    return hashlib.blake2b(text.encode(), digest_size=8, person=b"semkv-layout").hexdigest()

@@ -1,0 +1,178 @@
+"""Hints that reached this engine: parsing, and the out-of-band table.
+
+TensorRT-LLM carries no hint to its requests yet (NVIDIA/TensorRT-LLM#18153), so the router also sends each envelope to the replica,
+keyed by the digest of the request's tokens, and the leader finds it by hashing the tokens itself. A request that does carry
+`kv_hints` needs no table. A hint is advice: nothing here decides what is correct, and a lost one costs the route's id on the
+report and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_semkv.contracts import hints as wire
+from dynamo_semkv.contracts.codec import (
+    UnsupportedVersion,
+    check_envelope,
+    decode_hint_delivery,
+    envelope_from_plain,
+    parse_donor_payload,
+    parse_fetch_payload,
+)
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.hints import DonorHint, FetchHint, HintDelivery, KvHintsEnvelope
+from dynamo_semkv.contracts.identity import StableReplica
+
+_PER_PROMPT = 64
+
+
+@dataclass(frozen=True)
+class ParsedHints:
+    """The actions of one envelope that this build knows."""
+
+    donor: DonorHint | None = None
+    fetch: FetchHint | None = None
+    traceparent: str | None = None
+
+
+class HintReader:
+    """Envelope -> known actions. What is not known, or not well formed, is skipped and counted; the other actions go on."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """`donor`, `fetch_not_supported`, `unknown_action`, `unknown_version`, `bad_payload`, `bad_envelope`, `unsupported_envelope`."""
+
+    def parse(self, envelope: KvHintsEnvelope, traceparent: str | None = None) -> ParsedHints:
+        donor: DonorHint | None = None
+        fetch: FetchHint | None = None
+        try:
+            check_envelope(envelope)
+            for action in envelope.actions:
+                try:
+                    if action.action_type == wire.DONOR_ACTION and action.action_version == wire.DONOR_VERSION:
+                        found = parse_donor_payload(action)
+                        donor = donor or found
+                        self.counts["donor"] += 1
+                    elif action.action_type == wire.FETCH_ACTION and action.action_version == wire.FETCH_VERSION:
+                        fetch = fetch or parse_fetch_payload(action)
+                        self.counts["fetch_not_supported"] += 1
+                    elif action.action_type in (wire.DONOR_ACTION, wire.FETCH_ACTION):
+                        self.counts["unknown_version"] += 1
+                    else:
+                        self.counts["unknown_action"] += 1
+                except ContractError:
+                    self.counts["bad_payload"] += 1
+        except UnsupportedVersion:
+            self.counts["unsupported_envelope"] += 1
+        except ContractError:
+            self.counts["bad_envelope"] += 1
+        return ParsedHints(donor, fetch, traceparent)
+
+    def of_request(self, request: Any) -> ParsedHints | None:
+        """From `request.kv_hints`; None where the request has none, so that the table is asked."""
+        native = getattr(request, "kv_hints", None)
+        if native is None:
+            return None
+        try:
+            return self.parse(native if isinstance(native, KvHintsEnvelope) else envelope_from_plain(native))
+        except UnsupportedVersion:
+            self.counts["unsupported_envelope"] += 1
+        except ContractError:
+            self.counts["bad_envelope"] += 1
+        return None
+
+
+@dataclass
+class _Row:
+    delivery: HintDelivery
+    expires: float
+    spent: bool = False
+
+
+class HintTable:
+    """Deliveries of the last seconds by prompt key; bounded; thread-safe (the bus thread puts, the reporter takes).
+
+    Equal prompts in flight have one row each, oldest first. A row's route id is given out once, or one route would be closed by another
+    route's report; its last row then stays until it expires, without the id, for a request that comes again.
+    """
+
+    def __init__(self, ttl_seconds: float, max_hints: int, clock: Callable[[], float]) -> None:
+        self._ttl = ttl_seconds
+        self._max = max_hints
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[bytes, deque[_Row]] = OrderedDict()
+        self._count = 0
+        self.counts: Counter[str] = Counter()
+        """`received`, `taken`, `expired`, `crowded_out`, `misdirected`, `undecodable`."""
+
+    def receive(self, payload: bytes, replica: StableReplica) -> HintDelivery | None:
+        """One message of the hint subject; None, counted, if it is not well formed or for another replica."""
+        try:
+            delivery = decode_hint_delivery(payload)
+        except ContractError:
+            self.counts["undecodable"] += 1
+            return None
+        if (delivery.stable_routing_id, delivery.dp_rank) != replica:
+            self.counts["misdirected"] += 1
+            return None
+        self.put(delivery)
+        return delivery
+
+    def put(self, delivery: HintDelivery) -> None:
+        now = self._clock()
+        with self._lock:
+            self.counts["received"] += 1
+            rows = self._rows.setdefault(delivery.prompt_key, deque())
+            self._rows.move_to_end(delivery.prompt_key)
+            rows.append(_Row(delivery, now + self._ttl))
+            self._count += 1
+            if len(rows) > _PER_PROMPT:
+                rows.popleft()
+                self._count -= 1
+                self.counts["crowded_out"] += 1
+            self._expire(now)
+            while self._count > self._max:
+                _, oldest = self._rows.popitem(last=False)
+                self._count -= len(oldest)
+                self.counts["crowded_out"] += len(oldest)
+
+    def take(self, prompt_key: bytes) -> tuple[HintDelivery, bool] | None:
+        """The oldest live delivery for a prompt, and whether its route id is still to be given out."""
+        now = self._clock()
+        with self._lock:
+            rows = self._rows.get(prompt_key)
+            while rows and rows[0].expires <= now:
+                rows.popleft()
+                self._count -= 1
+                self.counts["expired"] += 1
+            if not rows:
+                self._rows.pop(prompt_key, None)
+                return None
+            self.counts["taken"] += 1
+            row = rows[0]
+            if row.spent and len(rows) > 1:
+                rows.popleft()
+                self._count -= 1
+                row = rows[0]
+            fresh, row.spent = not row.spent, True
+            return row.delivery, fresh
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _expire(self, now: float) -> None:
+        """Rows of the least recently fed prompts first; a prompt that is fed again is looked at when it is asked for."""
+        while self._rows:
+            key, rows = next(iter(self._rows.items()))
+            while rows and rows[0].expires <= now:
+                rows.popleft()
+                self._count -= 1
+                self.counts["expired"] += 1
+            if rows:
+                return
+            del self._rows[key]

@@ -1,0 +1,119 @@
+"""SlabKeeper: the rank's thread that waits for copies, seals what has landed, and reads sealed blocks again (see slab.py).
+
+It takes the waiting and the checksums off the engine's threads. Jobs first; in between one small step of the scrub at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from worker_connector.slab import HostSlab
+
+_log = logging.getLogger(__name__)
+
+SCRUB_BYTES_PER_SECOND = 64 * 1024 * 1024
+"""About half a percent of one core. 1 GiB is read in 16 s."""
+STEP_BYTES = 4 * 1024 * 1024
+_IDLE_SECONDS = 1.0
+_MAX_URGENT = 65_536
+
+OnDamaged = Callable[[Sequence[int], bool], None]
+"""(slots, they were loaded just before)"""
+
+
+class Scrubber:
+    """One step of the scrub at a time; no thread of its own."""
+
+    def __init__(self, slab: HostSlab, on_damaged: OnDamaged) -> None:
+        self._slab = slab
+        self._on_damaged = on_damaged
+        self._lock = threading.Lock()
+        self._urgent: deque[tuple[int, bool]] = deque(maxlen=_MAX_URGENT)
+        self._round: list[int] = []
+        self._step = max(1, STEP_BYTES // slab.row_bytes)
+        self.checked = 0
+        self.damaged = 0
+
+    def urgent(self, slots: Sequence[int], *, loaded: bool) -> None:
+        with self._lock:
+            self._urgent.extend((slot, loaded) for slot in slots)
+
+    def step(self) -> int:
+        """Checks a few slots; returns how many bytes that read."""
+        with self._lock:
+            batch = [self._urgent.popleft() for _ in range(min(self._step, len(self._urgent)))]
+        if not batch:
+            if not self._round:
+                self._round = self._slab.sealed_slots()
+            batch = [(slot, False) for slot in self._round[: self._step]]
+            self._round = self._round[self._step :]
+        for loaded in (False, True):
+            slots = sorted({slot for slot, was_loaded in batch if was_loaded is loaded})
+            wrong = self._slab.damaged(slots)
+            self.checked += len(slots)
+            if wrong:
+                self.damaged += len(wrong)
+                self._on_damaged(wrong, loaded)
+        return len(batch) * self._slab.row_bytes
+
+
+class SlabKeeper:
+    """Runs jobs in order on its thread. `inline=True`: on the caller's, and no scrub runs by itself (tests)."""
+
+    def __init__(self, name: str, scrubber: Scrubber, *, inline: bool = False) -> None:
+        self._scrubber = scrubber
+        self._inline = inline
+        self._wake = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._busy = False
+        self.failed = 0
+        self._thread = threading.Thread(target=self._run, name=f"semkv-slab-{name}", daemon=True)
+        if not inline:
+            self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """A job may wait for a copy. What it raises is counted and logged; it must answer for its own failure."""
+        if self._inline:
+            job()
+            return
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify_all()
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until all jobs have run; False when the time is over."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._jobs and not self._busy, timeout)
+
+    def close(self, timeout: float = 5.0) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        pause = _IDLE_SECONDS
+        while True:
+            with self._wake:
+                if not self._jobs and not self._closing:
+                    self._wake.wait(pause)
+                if self._closing and not self._jobs:
+                    return
+                job = self._jobs.popleft() if self._jobs else None
+                self._busy = True
+            try:
+                if job is not None:
+                    job()
+                else:
+                    pause = self._scrubber.step() / SCRUB_BYTES_PER_SECOND or _IDLE_SECONDS
+            except Exception:  # noqa: BLE001 - one block's fault may not end the sealing of all later ones
+                self.failed += 1
+                _log.exception("semkv connector: a job of the slab's thread failed")
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()

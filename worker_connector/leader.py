@@ -1,0 +1,272 @@
+"""Leader: the connector's scheduler side without an engine in it. One per leader rank, one per rank under attention data parallelism.
+
+The engine's callbacks, in order: `ask` (possibly under the engine's own lock, so no I/O and no waiting), `allocated`, `batch`, `finished`.
+What ranks did comes in by `on_result`. Everything is under one lock, held for as long as a callback takes, because results may come
+from another thread; hashing, encoding and publishing are the outlet's.
+
+The callbacks may raise; their caller (`scheduler.py`) catches, counts and answers "nothing", since an exception would end the executor. The
+one fault that must be loud is a promise that cannot be kept: `ConnectorMetadata.unloadable` carries it to the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dynamo_semkv.contracts.identity import StableReplica, new_generation
+from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone
+from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
+from worker_connector.life import CacheLife
+from worker_connector.metadata import ConnectorMetadata
+from worker_connector.outlet import Identity, Outlet
+from worker_connector.request_view import is_dummy
+from worker_connector.settings import Settings
+from worker_connector.sink import ResidencySink
+
+_log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 30.0
+"""Without any iteration for this long, an engine has no running request."""
+_OF_THE_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
+
+
+class Leader:
+    """Thread-safe."""
+
+    def __init__(
+        self, settings: Settings, llm_args: Any, channel: RankChannel, outlet: Outlet, clock: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._llm_args = llm_args
+        self._channel = channel
+        self._outlet = outlet
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._generation = new_generation()
+        self._dp_rank = _configured_rank(llm_args)
+        self._life: CacheLife | None = None
+        self._namespaces: RequestNamespaces | None = None
+        self._iteration = 0
+        self._last_batch = clock()
+        self._replica: StableReplica | None = None
+        self.counts: Counter[str] = Counter()
+        """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
+        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `donor_events_lost`."""
+        outlet.attach_owner(self)
+        channel.listen(self.on_result)
+
+    # the engine's callbacks
+
+    def ask(self, request: Any, computed: int) -> int:
+        """Tokens beyond `computed` that the slab will serve."""
+        if is_dummy(request):
+            return 0
+        with self._lock:
+            if self._life is None:
+                self.counts["not_ready"] += 1
+                return 0
+            return self._life.ask(request, computed)
+
+    def allocated(self, request: Any) -> None:
+        """Pages are there. They are taken from the reports that follow; here only where the forward pass starts is read."""
+        if is_dummy(request):
+            return
+        with self._lock:
+            if self._life is not None:
+                self._life.allocated(request)
+
+    def batch(self, output: Any) -> ConnectorMetadata:
+        """One iteration's instructions for the ranks."""
+        with self._lock:
+            self._iteration += 1
+            self._last_batch = self._clock()
+            self._see_rank(getattr(output, "attention_dp_rank", None))
+            if self._life is None:
+                return ConnectorMetadata(self._channel.channel_id, self._generation, self._iteration)
+            loads, saves, unloadable = self._life.batch(output, self._iteration)
+            return ConnectorMetadata(
+                self._channel.channel_id, self._generation, self._iteration, tuple(loads), tuple(saves), unloadable
+            )
+
+    def finished(self, request: Any) -> None:
+        """The request ended by itself. Cancelled ones may come here too, or never."""
+        with self._lock:
+            if self._life is not None:
+                self._life.finished(request)
+
+    # from the ranks
+
+    def on_result(self, result: RankResult) -> None:
+        """Never raises: it is called from the rank's copies."""
+        try:
+            with self._lock:
+                if isinstance(result, RankReady):
+                    self._ready(result)
+                elif self._life is not None:
+                    self._book(self._life, result)
+        except Exception:  # noqa: BLE001 - a fault of the leader's books may not fail a rank's forward pass
+            self.counts["result_errors"] += 1
+            _log.exception("semkv connector: a rank's result could not be booked")
+
+    @staticmethod
+    def _book(life: CacheLife, result: RankResult) -> None:
+        if isinstance(result, LoadDone):
+            life.copied(result.key, result.ok, result.seconds)
+        elif isinstance(result, ForwardDone):
+            life.forwarded(result.iteration)
+        elif isinstance(result, SaveDone):
+            life.landed(result.save_id, result.ok)
+        elif not isinstance(result, RankReady):
+            for slot in result.slots:
+                life.damaged(slot, result.loaded)
+
+    def _ready(self, pool: RankReady) -> None:
+        """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of the cache."""
+        if self._life is not None:
+            self.counts["pool_changed"] += 1
+            _log.warning("semkv connector: the KV cache was registered anew; what was saved so far is gone")
+            self._life.close()
+            self._new_generation()
+        self._namespaces = RequestNamespaces(
+            engine_namespace(self._llm_args, pool, self._settings.model),
+            adapters_of(self._llm_args),
+            self._settings.salt_key,
+        )
+        self._life = CacheLife(
+            pool,
+            self._settings,
+            self._namespaces,
+            self._outlet,
+            self._verify,
+            lambda: self._generation,
+            self.counts,
+        )
+        unknown = set(self._namespaces.base.unknown_fields()) - _OF_THE_REQUEST
+        if unknown and self._settings.exact:
+            _log.warning("semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown))
+        self._open()
+
+    def _verify(self, slots: Sequence[int], budget_bytes: int) -> list[int]:
+        rank = self._channel.rank
+        return list(slots) if rank is None else rank.verify(slots, budget_bytes)
+
+    # identity and generation
+
+    def _see_rank(self, rank: int | None) -> None:
+        """The engine's word on which data-parallel rank this is counts, as long as nothing was published under another."""
+        if rank is not None and rank != self._dp_rank:
+            if self._replica is not None:
+                self.counts["rank_differs"] += 1
+                return
+            self._dp_rank = rank
+        if self._replica is None:
+            self._dp_rank = self._dp_rank or 0
+            self._open()
+
+    def _open(self) -> None:
+        """Speaks to the world once it is known who speaks and in which namespace."""
+        if self._life is None or self._namespaces is None or self._dp_rank is None:
+            return
+        self._replica = StableReplica(self._settings.stable_routing_id, self._dp_rank)
+        self._outlet.open(
+            Identity(
+                replica=self._replica,
+                model=served_model_name(self._llm_args, self._settings.model),
+                namespace=self._namespaces.base,
+                tokens_per_block=self._life.pool.tokens_per_block,
+                slab_blocks=self._life.pool.slots,
+            ),
+            self._generation,
+        )
+
+    @property
+    def replica(self) -> StableReplica | None:
+        """None until pool and rank are known."""
+        return self._replica
+
+    def reset_cache(self) -> None:
+        """The engine's weights changed or its cache was reset for another reason that makes old KV wrong."""
+        with self._lock:
+            if self._life is not None:
+                self._life.forget_blocks()
+            self._new_generation()
+
+    def _new_generation(self) -> None:
+        self._generation = new_generation()
+        if self._replica is not None:
+            self._outlet.reset(self._generation, resident=False)
+
+    def donor_events_lost(self) -> None:
+        """Consumers have a gap in our donor events: a new generation, and everything resident again."""
+        with self._lock:
+            self.counts["donor_events_lost"] += 1
+            self._generation = new_generation()
+            self._outlet.reset(self._generation, resident=True)
+
+    def sweep_idle(self) -> None:
+        """From the beat: an engine that has not iterated for long runs nothing, and will not tell of what was cancelled."""
+        with self._lock:
+            if self._life is not None and self._clock() - self._last_batch >= IDLE_SECONDS:
+                self._life.sweep(self._iteration, keep_offers=True)
+
+    # residency, hints, numbers
+
+    def attach_residency(self, sink: ResidencySink) -> None:
+        """`sink` is told of what is resident now and of every change from now on, on the background thread."""
+        with self._lock:
+            life = self._life
+            if life is None or life.ledger is None:
+                self._outlet.attach_residency(sink, ())
+                return
+            life.flush()
+            resident = sorted((e for e in life.ledger.entries() if e.resident), key=lambda entry: entry.ordinal)
+            self._outlet.attach_residency(sink, [(entry, life.scoped(entry)) for entry in resident])
+
+    def resident_blocks(self) -> int:
+        with self._lock:
+            return self._life.ledger.stats().resident if self._life is not None and self._life.ledger is not None else 0
+
+    def hint_received(self, donor_id: str) -> None:
+        """A request for this donor is on its way: have its blocks checked first."""
+        donor = self._outlet.donors.get(donor_id) if self._outlet.donors is not None else None
+        rank = self._channel.rank
+        if donor is not None and donor.tip is not None and rank is not None:
+            rank.verify_soon([entry.slot for entry in donor.tip.chain() if entry.slot >= 0])
+
+    def snapshot(self) -> dict[str, Any]:
+        """Numbers for logs, tests and an operator; nothing of any prompt."""
+        with self._lock:
+            life = self._life
+            numbers: dict[str, Any] = {
+                "generation": self._generation,
+                "iteration": self._iteration,
+                "counts": dict(self.counts),
+                "outlet": dict(self._outlet.counts),
+                "outcomes": {f"{o.value}/{r.value}": n for (o, r), n in self._outlet.outcomes.items()},
+                "donors": len(self._outlet.donors) if self._outlet.donors is not None else 0,
+                "hints": {**self._outlet.table.counts, **self._outlet.hints.counts},
+            }
+            if life is not None:
+                numbers |= {
+                    "tracked": life.tracked,
+                    "finishing": life.finishing,
+                    "attempts": len(life.attempts),
+                    "leases": life.attempts.leases,
+                    "attempt_counts": dict(life.attempts.counts),
+                    "saves": dict(life.saves.counts) if life.saves is not None else {},
+                    "open_saves": life.saves.open_orders if life.saves is not None else 0,
+                    "ledger": asdict(life.ledger.stats()) if life.ledger is not None else None,
+                }
+            return numbers
+
+
+def _configured_rank(llm_args: Any) -> int | None:
+    """0 without attention data parallelism; else the rank if the engine says it, or None until the first scheduler output does."""
+    if not getattr(llm_args, "enable_attention_dp", False):
+        return 0
+    rank = getattr(llm_args, "attention_dp_rank", None)
+    return rank if isinstance(rank, int) else None

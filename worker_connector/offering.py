@@ -1,0 +1,106 @@
+"""From the engine's question to an attempt: read the request, look into the ledger, verify, decide. Runs on the scheduler's thread, so it
+does no I/O; its cost is packing the tokens, one step per matched block and the bounded check of checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dynamo_semkv.contracts.report import Reason
+from worker_connector.attempt import Attempt
+from worker_connector.engine_namespace import RequestNamespaces
+from worker_connector.hints import HintReader
+from worker_connector.ledger import BlockEntry, Ledger, MatchEnd
+from worker_connector.plan import LoadPlan, PlanKey
+from worker_connector.request_view import request_tokens, scope_of, unsupported
+from worker_connector.verdict import Decline, Question, before_lookup, judge
+
+CHECK_BUDGET_BYTES = 1024 * 1024
+"""Of slab that one offer may read to verify checksums: about 0.1 ms (see slab.py)."""
+
+Verify = Callable[[Sequence[int], int], list[int]]
+"""(slots, budget in bytes) -> slots that may not be offered."""
+
+
+class Offering:
+    """Not thread-safe: the leader's lock covers it."""
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        namespaces: RequestNamespaces,
+        hints: HintReader,
+        *,
+        tokens_per_block: int,
+        min_offer_tokens: int,
+        max_leases: int,
+        verify: Verify,
+        on_damaged: Callable[[BlockEntry], None],
+    ) -> None:
+        """`ledger` None: materialization is off."""
+        self._ledger = ledger
+        self._namespaces = namespaces
+        self._hints = hints
+        self._tokens_per_block = tokens_per_block
+        self._min_offer_tokens = min_offer_tokens
+        self._max_leases = max_leases
+        self._verify = verify
+        self._on_damaged = on_damaged
+
+    def attempt(self, request: Any, computed: int, epoch: int, iteration: int, leases: int) -> Attempt:
+        """May raise what reading a strange request raises; changes nothing but the order of use of what it matched."""
+        tokens = request_tokens(request)
+        namespace, digest, problem = self._namespaces.of(scope_of(request))
+        problem = problem or unsupported(request) or (Reason.MATERIALIZATION_OFF if self._ledger is None else None)
+        prompt_tokens = min(len(tokens) // 4, int(getattr(request, "prompt_len", len(tokens) // 4)))
+        question = Question(
+            prompt_tokens=prompt_tokens,
+            local_tokens=min(max(computed, 0), prompt_tokens),
+            tokens_per_block=self._tokens_per_block,
+            problem=problem,
+            min_offer_tokens=self._min_offer_tokens,
+            leases_left=leases < self._max_leases,
+        )
+        attempt = Attempt(
+            key=PlanKey(int(request.request_id), epoch),
+            tokens=tokens,
+            namespace=namespace,
+            digest=digest,
+            question=question,
+            asked=iteration,
+            hints=self._hints.of_request(request),
+        )
+        found = before_lookup(question) or self._look(attempt)
+        if isinstance(found, Decline):
+            attempt.decline = found
+        else:
+            attempt.plan = found
+        return attempt
+
+    def _look(self, attempt: Attempt) -> LoadPlan | Decline:
+        assert self._ledger is not None
+        question = attempt.question
+        match = self._ledger.match(attempt.digest, attempt.tokens, question.limit_blocks)
+        path, end, damaged = match.path, match.end, False
+        while True:
+            verdict = judge(question, len(path), end, damaged)
+            if isinstance(verdict, Decline):
+                return verdict
+            path = path[: verdict.blocks]
+            sound = self._sound(path, question.local_blocks)
+            if sound == len(path):
+                self._ledger.touch(path)
+                return LoadPlan(attempt.key, path, question.local_tokens, self._tokens_per_block)
+            path, end, damaged = path[:sound], MatchEnd.NOT_RESIDENT, True
+
+    def _sound(self, path: list[BlockEntry], first: int) -> int:
+        """How many blocks of the path may be offered: those before the first damaged one, which leaves the ledger."""
+        wrong = set(self._verify([entry.slot for entry in path[first:]], CHECK_BUDGET_BYTES))
+        if not wrong:
+            return len(path)
+        sound = next(index for index in range(first, len(path)) if path[index].slot in wrong)
+        for entry in path[sound:]:
+            if not entry.removed and entry.slot in wrong:
+                self._on_damaged(entry)
+        return sound

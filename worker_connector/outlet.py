@@ -1,0 +1,307 @@
+"""Outlet: everything that a leader tells the world. The leader calls it under its lock and it only appends; the background thread does
+the hashing, the sketches, the encoding and the publishing.
+
+What happens to resident blocks (stored, departed, become a donor) goes through one ordered list that is never dropped, so a donor cannot
+outlive its blocks because two messages overtook each other. Reports are bounded by the background's capacity.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynamo_semkv.config.schema import ConnectorConfig
+from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
+from dynamo_semkv.contracts.codec import MSGPACK, encode_announcement, encode_report
+from dynamo_semkv.contracts.identity import Generation, StableReplica
+from dynamo_semkv.contracts.keys import prompt_key
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
+from worker_connector.attempt import ClosedAttempt
+from worker_connector.background import Job
+from worker_connector.donor_stream import DonorStream
+from worker_connector.donors import DonorRegistry
+from worker_connector.engine_namespace import CONNECTOR_VERSION
+from worker_connector.hints import HintReader, HintTable, ParsedHints
+from worker_connector.ledger import BlockEntry
+from worker_connector.report import build_report
+from worker_connector.request_view import unpack_tokens
+from worker_connector.sink import ReportSink, ResidencySink
+from worker_connector.verdict import Decline, HintFacts, explain
+
+_log = logging.getLogger(__name__)
+
+
+class JobQueue(Protocol):
+    def submit(self, job: Job) -> bool: ...
+
+
+class Owner(Protocol):
+    """The leader, as the outlet needs it. Called on the background and bus threads."""
+
+    def resident_blocks(self) -> int: ...
+
+    def donor_events_lost(self) -> None:
+        """Consumers of our donor events have a gap: the owner decides on a new generation."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Known once the pool is registered and the rank's number is known."""
+
+    replica: StableReplica
+    model: str
+    namespace: CacheNamespace
+    tokens_per_block: int
+    slab_blocks: int
+
+
+@dataclass(frozen=True)
+class _Stored:
+    entries: tuple[BlockEntry, ...]
+    salted: bool
+
+
+@dataclass(frozen=True)
+class _Departed:
+    entries: tuple[BlockEntry, ...]
+
+
+@dataclass(frozen=True)
+class _ResidentDonor:
+    namespace: CacheNamespace
+    tip: BlockEntry
+
+
+@dataclass(frozen=True)
+class _ComputedDonor:
+    namespace: CacheNamespace
+    digest: bytes
+    tokens: bytes
+
+
+@dataclass(frozen=True)
+class _Reset:
+    generation: Generation
+    resident: bool
+
+
+@dataclass(frozen=True)
+class _AttachResidency:
+    sink: ResidencySink
+    resident: tuple[tuple[BlockEntry, bool], ...]
+
+
+_Change = _Stored | _Departed | _ResidentDonor | _ComputedDonor | _Reset | _AttachResidency
+
+
+class Outlet:
+    def __init__(
+        self,
+        sink: ReportSink,
+        queue: JobQueue,
+        config: ConnectorConfig,
+        clock: Callable[[], float],
+        on_open: Callable[[Identity], None] | None = None,
+    ) -> None:
+        """`on_open`: called on the background thread, once, when it is known which replica this is."""
+        self._sink = sink
+        self._on_open = on_open
+        self._queue = queue
+        self._config = config
+        self.hints = HintReader()
+        self.table = HintTable(config.hint_ttl_seconds, config.max_hints, clock)
+        self.donors: DonorRegistry | None = None
+        """None until `open`."""
+        self._owner: Owner | None = None
+        self._identity: Identity | None = None
+        self._generation = Generation("")
+        self._residency: ResidencySink | None = None
+        self._changes: deque[_Change] = deque()
+        self._flush_queued = False
+        self.counts: Counter[str] = Counter()
+        """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`."""
+        self.outcomes: Counter[tuple[Outcome, Reason]] = Counter()
+
+    # from the leader, under its lock
+
+    def attach_owner(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def open(self, identity: Identity, generation: Generation) -> None:
+        """First, and again when the engine registered another pool: the replica stays the same, its namespace may not."""
+        self._identity = identity
+        self._generation = generation
+        if self.donors is None:
+            self.donors = DonorRegistry(
+                DonorStream(self._sink, identity.replica),
+                generation,
+                identity.tokens_per_block,
+                self._config.min_donor_tokens,
+                self._config.max_donors,
+            )
+            self._sink.on_loss = self._lost
+            self._queue.submit(self.donors.open)
+            if self._on_open is not None:
+                on_open = self._on_open
+                self._queue.submit(lambda: on_open(identity))
+        self._queue.submit(self.announce)
+
+    def attempt_closed(self, closed: ClosedAttempt) -> None:
+        if not self._queue.submit(lambda: self._report(closed)):
+            self.counts["reports_dropped"] += 1
+
+    def stored(self, entries: Sequence[BlockEntry], *, salted: bool) -> None:
+        """Consecutive blocks of one chain became resident."""
+        if entries:
+            self._changed(_Stored(tuple(entries), salted))
+
+    def departed(self, entries: Sequence[BlockEntry]) -> None:
+        """Resident blocks are gone, deepest first."""
+        if entries:
+            self._changed(_Departed(tuple(entries)))
+
+    def donor_resident(self, namespace: CacheNamespace, tip: BlockEntry) -> None:
+        self._changed(_ResidentDonor(namespace, tip))
+
+    def donor_computed(self, namespace: CacheNamespace, digest: bytes, tokens: bytes) -> None:
+        self._changed(_ComputedDonor(namespace, digest, tokens))
+
+    def reset(self, generation: Generation, *, resident: bool) -> None:
+        """`resident`: the blocks are still there, only what was said about them was lost."""
+        self._generation = generation
+        self._changed(_Reset(generation, resident))
+
+    def attach_residency(self, sink: ResidencySink, resident: Sequence[tuple[BlockEntry, bool]]) -> None:
+        """From now on `sink` is told; first of what is resident already (with whether it is salted), parents before children."""
+        self._changed(_AttachResidency(sink, tuple(resident)))
+
+    def _changed(self, change: _Change) -> None:
+        self._changes.append(change)
+        if not self._flush_queued:
+            self._flush_queued = True
+            if not self._queue.submit(self._flush):
+                self._flush_queued = False  # the next change tries again; none is lost
+
+    def _lost(self, subject: str) -> None:
+        """The bus dropped persistent messages. Lost reports are made good by their routes' time to live, lost donor events by us."""
+        if subject.startswith(DONOR_EVENTS) and self._owner is not None:
+            self._owner.donor_events_lost()
+
+    # on the background thread
+
+    def _flush(self) -> None:
+        self._flush_queued = (
+            False  # first: a change that is appended from here on either is seen below or queues another flush
+        )
+        while self._changes:
+            self._apply(self._changes.popleft())
+
+    def _apply(self, change: _Change) -> None:
+        donors = self.donors
+        if isinstance(change, _Stored):
+            self._tell_stored(change.entries, change.salted)
+        elif isinstance(change, _Departed):
+            if donors is not None:
+                donors.departed(change.entries)
+            keys = [entry.key for entry in change.entries]
+            self._tell(lambda sink: sink.removed(keys))
+        elif isinstance(change, _ResidentDonor):
+            if donors is not None:
+                donors.register_resident(change.namespace, change.tip)
+        elif isinstance(change, _ComputedDonor):
+            if donors is not None:
+                donors.register_computed(change.namespace, change.digest, change.tokens)
+        elif isinstance(change, _AttachResidency):
+            self._residency = change.sink
+            for entry, salted in change.resident:
+                self._tell_stored((entry,), salted)
+        else:
+            if donors is not None:
+                donors.reset(change.generation, resident=change.resident)
+            if not change.resident:
+                self._tell(lambda sink: sink.cleared())
+            self.announce()
+
+    def _tell_stored(self, entries: Sequence[BlockEntry], salted: bool) -> None:
+        first = entries[0]
+        parent = first.parent.key if first.parent is not None and first.parent.ordinal >= 0 else None
+        blocks = [(entry.key, entry.tokens) for entry in entries]
+        self._tell(lambda sink: sink.stored(parent, blocks, salted=salted))
+
+    def _tell(self, call: Callable[[ResidencySink], None]) -> None:
+        if self._residency is None:
+            return
+        try:
+            call(self._residency)
+        except Exception:  # noqa: BLE001 - somebody else's code: its fault may not cost us donors and reports
+            self.counts["residency_errors"] += 1
+            _log.exception("semkv connector: the residency sink failed")
+
+    def announce(self) -> None:
+        """At start, at every beat, and when the generation changed."""
+        identity = self._identity
+        if identity is None:
+            return
+        announcement = ReplicaAnnouncement(
+            version=ANNOUNCEMENT_VERSION,
+            stable_routing_id=identity.replica.stable_routing_id,
+            dp_rank=identity.replica.dp_rank,
+            generation=self._generation,
+            model=identity.model,
+            namespace=identity.namespace,
+            materialization=self._config.materialization.value,
+            request_local_kv=False,
+            slab_blocks=identity.slab_blocks,
+            resident_blocks=self._owner.resident_blocks() if self._owner is not None else 0,
+            connector_version=CONNECTOR_VERSION,
+        )
+        self.counts["announcements"] += 1
+        self._sink.publish(announcements(identity.replica), encode_announcement(announcement), content_type=MSGPACK)
+
+    def _report(self, closed: ClosedAttempt) -> None:
+        identity = self._identity
+        if identity is None:
+            return
+        key = prompt_key(closed.digest, unpack_tokens(closed.tokens))
+        hints, ours = closed.hints, closed.key.epoch == 0
+        if hints is None and (found := self.table.take(key)) is not None:
+            delivery, ours = found
+            hints = self.hints.parse(delivery.envelope, delivery.traceparent)
+        ending = closed.ending
+        if isinstance(ending, Decline):
+            ending = self._explain(closed, ending, hints)
+        report = build_report(
+            replica=identity.replica,
+            generation=closed.generation,
+            key=closed.key,
+            prompt_key=key,
+            namespace_hex=closed.digest.hex(),
+            prompt_tokens=closed.question.prompt_tokens,
+            local_tokens=closed.question.local_tokens,
+            ending=ending,
+            hints=hints,
+            route_is_ours=ours,
+        )
+        self.outcomes[(ending.outcome, ending.reason)] += 1
+        self.counts["reports"] += 1
+        if not self._sink.publish(
+            reports(identity.replica), encode_report(report), content_type=MSGPACK, message_id=report.report_id
+        ):
+            self.counts["reports_refused"] += 1
+
+    def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None) -> Decline:
+        hint = hints.donor if hints is not None else None
+        donor = self.donors.get(hint.donor_id) if hint is not None and self.donors is not None else None
+        facts = HintFacts(
+            digest_hex=closed.digest.hex(),
+            namespace=closed.namespace,
+            generation=closed.generation,
+            donor_known=donor is not None,
+            donor_namespace=donor.namespace if donor is not None else None,
+        )
+        return explain(decline, closed.question, hint, facts)

@@ -1,0 +1,68 @@
+"""Which page slots a request owns: block ordinals, layer groups, blocks without a page.
+
+TensorRT-LLM reports page slots as deltas, in three forms by version: one flat list, a list of lists indexed by layer group id, or a
+dict keyed by it (KV Cache Connector doc, "Running under VSWA"). Entry i of a group describes tokens
+`[i * tokens_per_block, (i + 1) * tokens_per_block)` of the sequence; -1 stands for a block that has no page there, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+NO_PAGE = -1
+
+
+class PageTable:
+    """Page slots of one allocation of one request, one list per layer group, grown by deltas only.
+
+    A delta that does not fit the registered layer groups breaks the table: `at` then knows no page of any later block, so a
+    misread report costs reuse and never touches another request's memory.
+    """
+
+    __slots__ = ("_groups", "_slots", "broken")
+
+    def __init__(self, group_ids: Sequence[int]) -> None:
+        self._groups = tuple(group_ids)
+        self._slots: tuple[list[int], ...] = tuple([] for _ in group_ids)
+        self.broken = False
+
+    def extend(
+        self, flat: Iterable[int], grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None
+    ) -> None:
+        """Appends one report's `new_block_ids` and `new_block_ids_by_layer_group`. The grouped form wins where it says anything;
+        with one group both carry the same slots."""
+        if self.broken:
+            return
+        deltas = _by_group(grouped)
+        flat = list(flat)
+        if not deltas:
+            if len(self._groups) == 1:
+                self._slots[0].extend(flat)
+            elif flat:
+                self.broken = True
+            return
+        if any(slots and group not in self._groups for group, slots in deltas.items()):
+            self.broken = True
+            return
+        for group, slots in zip(self._groups, self._slots, strict=True):
+            slots.extend(deltas.get(group, ()))
+
+    def at(self, ordinal: int) -> tuple[int, ...] | None:
+        """Page slot of one block in every group, in the order of the group ids; `NO_PAGE` where a group has none. None while some
+        group has not reported that block, and always for a broken table."""
+        if self.broken or any(ordinal >= len(slots) for slots in self._slots):
+            return None
+        return tuple(slots[ordinal] if slots[ordinal] >= 0 else NO_PAGE for slots in self._slots)
+
+    def __len__(self) -> int:
+        """Blocks that every group has reported."""
+        return 0 if self.broken else min((len(slots) for slots in self._slots), default=0)
+
+
+def _by_group(grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> dict[int, list[int]]:
+    """Group id -> slots; empty when no group says anything."""
+    if not grouped:
+        return {}
+    pairs = grouped.items() if isinstance(grouped, Mapping) else enumerate(grouped)
+    found = {int(group): list(slots) for group, slots in pairs}
+    return found if any(found.values()) else {}

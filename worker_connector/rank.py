@@ -1,0 +1,238 @@
+"""Rank: the connector's worker side without an engine in it. One per rank; it owns the rank's slab and obeys the leader's orders.
+
+Order of an iteration: `start_load` before the forward pass, `forward_done` behind it, `poll` in every iteration, also idle ones. The
+metadata of one iteration is executed once, however often the engine calls (it stays bound until the next).
+
+A fault while saving costs the blocks. A fault while loading is raised: the engine counts those tokens as computed already, and the API has
+no way to take that back (KV Cache Connector doc; NVIDIA/TensorRT-LLM connector ABC of #18762).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
+from worker_connector.geometry import PoolGeometry
+from worker_connector.keeper import Scrubber, SlabKeeper
+from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
+from worker_connector.refusal import LoadFailed
+from worker_connector.slab import HostSlab, available_memory, slots_for
+from worker_connector.transfer import (
+    CopyStream,
+    CpuStream,
+    Ticket,
+    check_moves,
+    copy_stream_for,
+    copy_to_pages,
+    copy_to_slab,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Rank:
+    """The engine's calls come from its thread; `verify` and `verify_soon` from the leader's, which is the same one in TensorRT-LLM."""
+
+    def __init__(
+        self,
+        channel: RankChannel,
+        number: int,
+        slab_bytes: int | None,
+        *,
+        memory: Callable[[], int | None] = available_memory,
+        inline: bool = False,
+    ) -> None:
+        """`slab_bytes` None: materialization is off, there is no slab."""
+        self._channel = channel
+        self._number = number
+        self._slab_bytes = slab_bytes
+        self._memory = memory
+        self._inline = inline
+        self._geometry: PoolGeometry | None = None
+        self._ready: RankReady | None = None
+        self._stream: CopyStream = CpuStream()
+        self._slab: HostSlab | None = None
+        self._scrubber: Scrubber | None = None
+        self._keeper: SlabKeeper | None = None
+        self._loaded = 0
+        self._forwarded = 0
+        self._landing: deque[tuple[Ticket, list[LoadDone]]] = deque()
+        self.counts: Counter[str] = Counter()
+        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`."""
+        channel.rank = self
+
+    # bring-up
+
+    def register(self, geometry: PoolGeometry) -> None:
+        """Takes the pool and makes the slab. Raises Refused when the slab does not fit."""
+        self.close()
+        self._geometry = geometry
+        self._stream = copy_stream_for(geometry.device)
+        slots = 0
+        if self._slab_bytes is not None:
+            slots = slots_for(self._slab_bytes, geometry.bytes_per_block, self._memory())
+            self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
+            self._scrubber = Scrubber(self._slab, self._on_damaged)
+            self._keeper = SlabKeeper(str(self._number), self._scrubber, inline=self._inline)
+        self._ready = RankReady(
+            rank=self._number,
+            tokens_per_block=geometry.tokens_per_block,
+            group_ids=geometry.group_ids,
+            windows=geometry.windows,
+            bytes_per_block=geometry.bytes_per_block,
+            kv_dtype=geometry.dtype,
+            kv_layout=geometry.fingerprint,
+            slots=slots,
+        )
+        self._channel.post(self._ready)
+
+    def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
+        """Moves to the channel of the leader that made this metadata, if construction paired us with another (see channel.py)."""
+        if metadata.channel_id == self._channel.channel_id:
+            return
+        channel = find(metadata.channel_id)
+        if channel is None:
+            self.counts["foreign_channel"] += 1
+            return
+        self.counts["moved_channel"] += 1
+        if self._channel.rank is self:
+            self._channel.rank = None
+        self._channel = channel
+        channel.rank = self
+        if self._ready is not None:
+            channel.post(self._ready)
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+        self._keeper = self._scrubber = self._slab = None
+
+    @property
+    def slab(self) -> HostSlab | None:
+        return self._slab
+
+    @property
+    def keeper(self) -> SlabKeeper | None:
+        return self._keeper
+
+    @property
+    def scrubber(self) -> Scrubber | None:
+        return self._scrubber
+
+    # the engine's calls
+
+    def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
+        """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
+        self._stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
+        self.poll()
+        if metadata is None or metadata.iteration == self._loaded:
+            return
+        self._loaded = metadata.iteration
+        if metadata.unloadable is not None:
+            self._fail_all(metadata)
+            raise LoadFailed(metadata.unloadable)
+        if not metadata.loads:
+            return
+        self._stream.after(engine_stream)
+        done: list[LoadDone] = []
+        first_error: BaseException | None = None
+        for order in metadata.loads:
+            started = time.perf_counter()
+            try:
+                self._load(order, metadata)
+            except Exception as error:  # noqa: BLE001 - answered and raised below, after the other orders had their turn
+                first_error = first_error or error
+                self._answer(order, metadata, ok=False)
+                continue
+            seconds = time.perf_counter() - started if isinstance(self._stream, CpuStream) else None
+            done.append(LoadDone(self._number, metadata.iteration, order.key, True, seconds))
+        self._stream.before(engine_stream)
+        self._landing.append((self._stream.ticket(), done))
+        self.poll()
+        if first_error is not None:
+            raise LoadFailed(f"a promised load failed: {first_error}") from first_error
+
+    def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
+        """Enqueues this iteration's saves behind its forward pass. Never raises: an exception here fails every running request."""
+        if metadata is None or metadata.iteration == self._forwarded:
+            return
+        self._forwarded = metadata.iteration
+        self._channel.post(ForwardDone(self._number, metadata.iteration))
+        for order in metadata.saves:
+            try:
+                self._save(order, engine_stream)
+            except Exception:  # noqa: BLE001 - see above; the blocks are answered as not saved
+                self.counts["save_errors"] += 1
+                _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
+                self._channel.post(SaveDone(self._number, order.save_id, False))
+
+    def poll(self) -> None:
+        """Reports loads whose copies have landed, in order."""
+        while self._landing and self._landing[0][0].done():
+            for result in self._landing.popleft()[1]:
+                self._channel.post(result)
+
+    # the leader's calls
+
+    def verify(self, slots: Sequence[int], budget_bytes: int) -> list[int]:
+        return list(slots) if self._slab is None else self._slab.verify(slots, budget_bytes)
+
+    def verify_soon(self, slots: Sequence[int]) -> None:
+        if self._scrubber is not None:
+            self._scrubber.urgent(slots, loaded=False)
+
+    # inside
+
+    def _load(self, order: LoadOrder, metadata: ConnectorMetadata) -> None:
+        if self._slab is None or self._geometry is None:
+            raise LoadFailed("there is no slab on this rank")
+        if order.plan.provider_generation != metadata.generation:
+            raise LoadFailed(f"plan {tuple(order.key)} is of another life of the cache")
+        check_moves(self._geometry, self._slab, order.moves)
+        copy_to_pages(self._stream, self._geometry, self._slab, order.moves)
+        self.counts["loaded_blocks"] += len(order.moves)
+        if self._scrubber is not None:
+            self._scrubber.urgent([move.slot for move in order.moves], loaded=True)
+
+    def _answer(self, order: LoadOrder, metadata: ConnectorMetadata, *, ok: bool) -> None:
+        self.counts["load_errors"] += 0 if ok else 1
+        self._channel.post(LoadDone(self._number, metadata.iteration, order.key, ok))
+
+    def _fail_all(self, metadata: ConnectorMetadata) -> None:
+        for order in metadata.loads:
+            self._answer(order, metadata, ok=False)
+        self._drop_saves(metadata)
+
+    def _drop_saves(self, metadata: ConnectorMetadata) -> None:
+        self._forwarded = metadata.iteration
+        for order in metadata.saves:
+            self._channel.post(SaveDone(self._number, order.save_id, False))
+
+    def _save(self, order: SaveOrder, engine_stream: Any) -> None:
+        slab, keeper = self._slab, self._keeper
+        if slab is None or keeper is None or self._geometry is None:
+            raise RuntimeError("there is no slab on this rank")
+        check_moves(self._geometry, slab, order.moves)
+        slots = [move.slot for move in order.moves]
+        slab.break_seals(slots)
+        self._stream.after(engine_stream)
+        copy_to_slab(self._stream, self._geometry, slab, order.moves)
+        self.counts["saved_blocks"] += len(order.moves)
+        ticket = self._stream.ticket()
+        keeper.submit(lambda: self._seal(slab, ticket, order.save_id, slots))
+
+    def _seal(self, slab: HostSlab, ticket: Ticket, save_id: int, slots: list[int]) -> None:
+        ok = False
+        try:
+            ticket.wait()
+            slab.seal(slots)
+            ok = True
+        finally:
+            self._channel.post(SaveDone(self._number, save_id, ok))
+
+    def _on_damaged(self, slots: Sequence[int], loaded: bool) -> None:
+        self._channel.post(SlotsDamaged(self._number, tuple(slots), loaded))

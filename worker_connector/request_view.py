@@ -1,0 +1,112 @@
+"""What the connector reads from an engine's request object, by name and with getattr: versions of TensorRT-LLM differ in what they bind
+(KV Cache Connector doc; `LlmRequest` bindings). Nothing is written to a request, and no request is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.report import Reason
+
+_WORD_MASK = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class RequestScope:
+    """What of a request enters its namespace. None means unknown, "" and () mean absent (contracts/namespace.py)."""
+
+    salt: str | None
+    """The cache salt itself, or None without one."""
+    salt_known: bool
+    adapter: int | None
+    """The engine's LoRA task id; None without an adapter."""
+    multimodal: tuple[str, ...] | None
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Little-endian u32. ContractError for an id that does not fit: wrapping it would alias another token."""
+    if isinstance(tokens, np.ndarray):
+        if tokens.dtype.kind not in "iu" or (len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) > _WORD_MASK)):
+            raise ContractError("tokens", f"{tokens.dtype}", "token ids in [0, 2^32)", secret=True)
+        return tokens.astype("<u4").tobytes()
+    try:
+        words = array("I", tokens)
+    except (OverflowError, TypeError) as error:
+        raise ContractError("tokens", type(tokens).__name__, "token ids in [0, 2^32)", secret=True) from error
+    if words.itemsize != 4:  # not on any platform that TensorRT-LLM runs on
+        return np.asarray(words, dtype="<u4").tobytes()
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def unpack_tokens(raw: bytes | bytearray) -> TokenArray:
+    """The inverse of `pack_tokens`, shape [n]."""
+    return np.frombuffer(bytes(raw), dtype="<u4").astype(np.uint32)
+
+
+def request_tokens(request: Any) -> bytes:
+    """All tokens of beam 0, packed."""
+    view = getattr(request, "get_tokens_view", None)
+    if view is not None:
+        return pack_tokens(np.asarray(view(0)))
+    return pack_tokens(request.get_tokens(0))
+
+
+def is_dummy(request: Any) -> bool:
+    """Padding of attention data parallelism and warm-up: must never touch storage."""
+    return bool(getattr(request, "is_dummy", False) or getattr(request, "is_dummy_request", False))
+
+
+def is_cancelled(request: Any) -> bool:
+    return bool(getattr(request, "is_finished_due_to_cancellation", False))
+
+
+def unsupported(request: Any) -> Reason | None:
+    """Requests whose KV is not a function of tokens and namespace alone, or which the engine does not prefill itself."""
+    generation_only = getattr(request, "is_generation_only_request", False)
+    if callable(generation_only):
+        generation_only = generation_only()
+    if generation_only or getattr(request, "prompt_embedding_table", None) is not None:
+        return Reason.UNSUPPORTED_REQUEST
+    return None
+
+
+def served_position(request: Any) -> int | None:
+    """Where the forward pass starts, read inside `update_state_after_alloc`: on KVCacheManagerV2 the prefix is served by then."""
+    for name in ("context_current_position", "prepopulated_prompt_len"):
+        value = getattr(request, name, None)
+        if isinstance(value, int) and value >= 0:
+            return value
+    return None
+
+
+def scope_of(request: Any) -> RequestScope:
+    salt = getattr(request, "cache_salt", None)
+    # Older builds bind only a 64-bit digest of the salt: that there is one is known, which one is not.
+    salt_known = salt is not None or getattr(request, "cache_salt_id", None) is None
+    adapter = getattr(request, "lora_task_id", None)
+    return RequestScope(
+        salt=salt if salt is None else str(salt),
+        salt_known=salt_known,
+        adapter=None if adapter is None else int(adapter),
+        multimodal=_multimodal(request),
+    )
+
+
+def _multimodal(request: Any) -> tuple[str, ...] | None:
+    """Content hashes as 64 hex digits each; None when there is media without a hash (NVIDIA/TensorRT-LLM#13579, LMCache#4086)."""
+    hashes: Sequence[Sequence[int]] = getattr(request, "multimodal_hashes", None) or ()
+    places = getattr(request, "multimodal_positions", None) or ()
+    embedded = getattr(request, "multimodal_embedding", None) is not None
+    if len(places) > len(hashes) or (embedded and not hashes):
+        return None
+    return tuple("".join(f"{int(word) & _WORD_MASK:08x}" for word in words) for words in hashes)

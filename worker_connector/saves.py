@@ -1,0 +1,158 @@
+"""SavePlanner: which blocks go into the slab, and when one of them may be offered.
+
+Rules, each against a public fault:
+* only full blocks whose last token is known, and only below `computed_position + num_scheduled_tokens` (NVIDIA/TensorRT-LLM#12673);
+* copied behind the forward pass that computes them, offered only after the copy is sealed *and* a later report, or the request's end,
+  says that they really were computed: older builds overstate `num_scheduled_tokens` (#13318);
+* a request that vanishes without `request_finished` was cancelled or failed: what is not proven by then is thrown away (#15018);
+* a block that is there already, or that another request is just saving, is not saved twice;
+* a block without a page in every layer group is not saved, and nothing that continues it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import count
+
+from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.metadata import SaveOrder
+from worker_connector.pages import NO_PAGE
+from worker_connector.tracked import PendingSave, TrackedRequest
+from worker_connector.transfer import Move
+
+_SAVE_IDS = count(1)
+"""Over all planners: a late answer to an order of an earlier life must not be taken for another order."""
+
+
+class SavePlanner:
+    """Not thread-safe: the leader's lock covers it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._orders: dict[int, tuple[TrackedRequest, list[PendingSave]]] = {}
+        self._admitted: list[tuple[TrackedRequest, BlockEntry]] = []
+        self.counts: Counter[str] = Counter()
+        """Blocks: `ordered`, `already_there`, `no_slot`, `admitted`, `withdrawn`, `failed`, `overstated`; requests: `no_page`,
+        `chain_evicted`."""
+
+    @property
+    def open_orders(self) -> int:
+        """Orders that the ranks have not answered."""
+        return len(self._orders)
+
+    def plan(self, request: TrackedRequest) -> SaveOrder | None:
+        """The blocks that the coming forward pass completes, and earlier ones that could not be saved before."""
+        ledger, size = self._ledger, self._ledger.tokens_per_block
+        limit = min(request.scheduled, request.token_count) // size
+        before = len(request.chain)
+        fresh: list[PendingSave] = []
+        moves: list[Move] = []
+        while request.saving and len(request.chain) < limit:
+            ordinal = len(request.chain)
+            parent = request.chain[-1] if request.chain else None
+            if parent is not None and parent.removed:
+                # The slab is under such pressure that it drops what is in use: do not fight for the slots.
+                self.counts["chain_evicted"] += 1
+                request.saving = False
+                break
+            tokens = request.block_tokens(ordinal, size)
+            entry = ledger.child(request.digest, parent, tokens)
+            if entry is not None:
+                if not entry.resident:
+                    break  # another request is saving it: looked at again with the next report
+                self.counts["already_there"] += 1
+                request.chain.append(entry)
+                continue
+            pages = request.pages.at(ordinal)
+            if pages is None or NO_PAGE in pages:
+                self.counts["no_page"] += 1
+                request.saving = False
+                break
+            entry = ledger.enter(request.digest, parent, tokens)
+            if entry is None:
+                self.counts["no_slot"] += 1
+                break
+            request.chain.append(entry)
+            fresh.append(PendingSave(entry, (ordinal + 1) * size))
+            moves.append(Move(entry.slot, pages))
+        if len(request.chain) > before:
+            ledger.touch(request.chain)
+        if not fresh:
+            return None
+        request.pending.extend(fresh)
+        self.counts["ordered"] += len(fresh)
+        save_id = next(_SAVE_IDS)
+        self._orders[save_id] = (request, fresh)
+        return SaveOrder(save_id, tuple(moves))
+
+    def progressed(self, request: TrackedRequest) -> None:
+        """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled but was not computed
+        is withdrawn, and saved again when it is; during decoding the report may lag one token behind, and that is waited for."""
+        for index, pending in enumerate(request.pending):
+            if pending.end <= request.computed:
+                pending.computed = True
+            elif request.computed < request.prompt_tokens - 1:
+                overstated = list(request.pending)[index:]
+                self.counts["overstated"] += len(overstated)
+                self._withdraw(request, overstated)
+                break
+        self._admit(request)
+
+    def finished(self, request: TrackedRequest) -> None:
+        """`request_finished`: everything that was scheduled has been computed."""
+        for pending in request.pending:
+            pending.computed = True
+        self._admit(request)
+
+    def landed(self, save_id: int, ok: bool) -> TrackedRequest | None:
+        """A rank's answer. Returns the request, None for an unknown order."""
+        order = self._orders.pop(save_id, None)
+        if order is None:
+            return None
+        request, blocks = order
+        for pending in blocks:
+            pending.landed = True
+            self._ledger.landed(pending.entry)
+        if not ok:
+            self.counts["failed"] += len(blocks)
+            self._withdraw(request, [pending for pending in blocks if not pending.entry.removed])
+            request.saving = False
+        self._admit(request)
+        return request
+
+    def withdraw(self, request: TrackedRequest) -> None:
+        """The request was cancelled, failed or replayed: nothing of it that is not resident yet ever will be."""
+        request.saving = False
+        self._withdraw(request, list(request.pending))
+
+    def take_admitted(self) -> list[tuple[TrackedRequest, BlockEntry]]:
+        """Blocks that became resident since the last call, in order."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def _admit(self, request: TrackedRequest) -> None:
+        while request.pending and request.pending[0].landed and request.pending[0].computed:
+            entry = request.pending.popleft().entry
+            if entry.removed or (entry.parent is not None and entry.parent.removed):
+                self._withdraw(request, list(request.pending))
+                self._ledger.remove(entry)
+                break
+            self._ledger.admit(entry)
+            self._admitted.append((request, entry))
+            self.counts["admitted"] += 1
+
+    def _withdraw(self, request: TrackedRequest, blocks: Iterable[PendingSave]) -> None:
+        gone = list(blocks)
+        if not gone:
+            return
+        self.counts["withdrawn"] += len(gone)
+        first = min(pending.entry.ordinal for pending in gone)
+        for pending in gone:
+            self._ledger.remove(pending.entry)
+        doomed = {id(pending) for pending in gone}
+        # What continues a withdrawn block left the ledger with it.
+        request.pending = type(request.pending)(
+            pending for pending in request.pending if id(pending) not in doomed and not pending.entry.removed
+        )
+        del request.chain[first:]

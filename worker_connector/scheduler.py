@@ -1,0 +1,97 @@
+"""SemkvConnectorScheduler: TensorRT-LLM's scheduler callbacks, each of which delegates to the leader.
+
+Both complete sets of callbacks are there, flat and by layer group (KV Cache Connector doc): a cache with one flat list calls the first,
+every other one the second. Offers are synchronous. No callback raises: an exception in most of them ends the executor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from typing import Any
+
+from worker_connector.assembly import LeaderParts, assemble_leader
+from worker_connector.engine import KvCacheConnectorScheduler, SchedulerOutput
+from worker_connector.leader import Leader
+from worker_connector.metadata import ConnectorMetadata
+from worker_connector.sink import ResidencySink
+
+_log = logging.getLogger(__name__)
+
+
+class SemkvConnectorScheduler(KvCacheConnectorScheduler):
+    """Options come from the file that `SEMKV_CONFIG` names; see `settings.py` for what is refused at construction."""
+
+    supports_attention_dp = True  # all state is per instance, and there is one instance per owner rank
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        self._parts = self._assemble(llm_args)
+        self.faults: Counter[str] = Counter()
+        """Exceptions caught, by callback."""
+
+    def _assemble(self, llm_args: Any) -> LeaderParts:
+        return assemble_leader(llm_args, os.environ)
+
+    @property
+    def leader(self) -> Leader:
+        return self._parts.leader
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        try:
+            return self.leader.ask(request, num_computed_tokens), False
+        except Exception:  # noqa: BLE001 - see module: nothing is offered instead
+            self._fault("get_num_new_matched_tokens")
+            return 0, False
+
+    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+        self._allocated(request)
+
+    def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
+        self._allocated(request)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ConnectorMetadata | None:
+        try:
+            return self.leader.batch(scheduler_output)
+        except Exception:  # noqa: BLE001 - see module: faults of single requests are handled inside, so nothing is owed here
+            self._fault("build_connector_meta")
+            return None
+
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+        return self._finished(request)
+
+    def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: list[list[int]]) -> bool:
+        return self._finished(request)
+
+    def attach_residency(self, sink: ResidencySink) -> None:
+        """`sink` is told which blocks the host slab holds, from now on and first of those that it holds already. For whoever publishes
+        Dynamo KV events for this engine; called on the connector's background thread."""
+        self.leader.attach_residency(sink)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and gauges, JSON-able."""
+        return {**self.leader.snapshot(), "faults": dict(self.faults)}
+
+    def shutdown(self) -> None:
+        """Optional hook of the engine; also good for tests. Idempotent."""
+        self._parts.close()
+
+    def _allocated(self, request: Any) -> None:
+        try:
+            self.leader.allocated(request)
+        except Exception:  # noqa: BLE001 - see module: where the pass starts is then taken from the first report
+            self._fault("update_state_after_alloc")
+
+    def _finished(self, request: Any) -> bool:
+        """False: pages are never held. Copies read them in stream order before anybody else can write them."""
+        try:
+            self.leader.finished(request)
+        except Exception:  # noqa: BLE001 - see module: the request is then swept as one that vanished
+            self._fault("request_finished")
+        return False
+
+    def _fault(self, callback: str) -> None:
+        self.faults[callback] += 1
+        if self.faults[callback] in (1, 10, 100) or self.faults[callback] % 1000 == 0:
+            _log.exception("semkv connector: fault %d in %s", self.faults[callback], callback)

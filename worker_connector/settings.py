@@ -1,0 +1,166 @@
+"""Settings of one connector, and what it refuses at bring-up.
+
+TensorRT-LLM has no place for a connector's own options (`KvCacheConnectorConfig` is strict), so they come from the file that
+`SEMKV_CONFIG` names, with `SEMKV_*` overrides; `DYN_STABLE_ROUTING_ID`, which Dynamo publishes on the worker's model card, says which
+engine this is. What cannot be served correctly is refused before the first request, with the setting and the remedy in the message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_semkv.config.load import load_config, read_salt_key
+from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materialization, require_request_local_kv
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import check_stable_routing_id
+from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from worker_connector.refusal import Refused
+
+_log = logging.getLogger(__name__)
+
+CONFIG_VARIABLE = "SEMKV_CONFIG"
+IDENTITY_VARIABLE = "DYN_STABLE_ROUTING_ID"
+_TURN_OFF = "or set connector.materialization: off"
+
+
+@dataclass(frozen=True)
+class Settings:
+    connector: ConnectorConfig
+    bus: BusConfig
+    model: str | None
+    """`model.name`: what the engine is called by clients, if the file says it."""
+    salt_key: bytes
+    stable_routing_id: str
+    config_hash: str
+
+    @property
+    def exact(self) -> bool:
+        return self.connector.materialization is Materialization.EXACT
+
+
+def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
+    """Raises ContractError for a bad file, Refused for what the file or the engine may not ask of this connector."""
+    loaded = load_config(env.get(CONFIG_VARIABLE), env)
+    config = loaded.config
+    require_request_local_kv(config, advertised=bool(getattr(llm_args, "request_local_kv", False)))
+    if config.connector.materialization is Materialization.EXPERIMENTAL:
+        raise Refused(
+            "connector.materialization",
+            "experimental",
+            "this build has no materialization of approximate KV",
+            "set it to off or exact",
+        )
+    stable = env.get(IDENTITY_VARIABLE, "")
+    try:
+        check_stable_routing_id(stable)
+    except ContractError as error:
+        raise Refused(
+            IDENTITY_VARIABLE,
+            stable,
+            "without it no router can tell whose donors, reports and announcements these are",
+            f"set it, in the environment of the engine, to a name of this process: {error.allowed}",
+        ) from error
+    settings = Settings(
+        connector=config.connector,
+        bus=config.bus,
+        model=config.model.name,
+        salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),
+        stable_routing_id=stable,
+        config_hash=loaded.hash,
+    )
+    if settings.exact:
+        refuse_unsupported(llm_args)
+    return settings
+
+
+def refuse_unsupported(llm_args: Any) -> None:
+    """Engine settings under which page slots may change hands unreported, or results of several ranks would have to be reduced (KV Cache
+    Connector doc, "A page slot must not be reassigned underneath the connector")."""
+    cache = getattr(llm_args, "kv_cache_config", None)
+    _refuse_if(
+        getattr(llm_args, "speculative_config", None) is not None,
+        "speculative_config",
+        type(getattr(llm_args, "speculative_config", None)).__name__,
+        "rejected draft tokens take pages away from a request without telling the connector",
+        "serve without speculative decoding",
+    )
+    for name in ("host_cache_size", "disk_cache_size"):
+        size = getattr(cache, name, None) or 0
+        _refuse_if(
+            size > 0,
+            f"kv_cache_config.{name}",
+            size,
+            "a cache tier below the GPU reassigns page slots underneath the connector",
+            "set it to 0 and give connector.slab_bytes the memory",
+        )
+    _refuse_if(
+        getattr(cache, "enable_block_reuse", True) is False,
+        "kv_cache_config.enable_block_reuse",
+        False,
+        "without block reuse the runtime never honours what a connector offers",
+        "set it to true",
+    )
+    for name, why in (
+        ("max_beam_width", "blocks of several beams cannot be told apart"),
+        ("pipeline_parallel_size", "each stage holds other layers of a block"),
+        ("context_parallel_size", "each rank holds other tokens of a block"),
+    ):
+        value = getattr(llm_args, name, None) or 1
+        _refuse_if(value > 1, name, value, why, "set it to 1")
+    tensor = getattr(llm_args, "tensor_parallel_size", None) or 1
+    _refuse_if(
+        tensor > 1 and not getattr(llm_args, "enable_attention_dp", False),
+        "tensor_parallel_size",
+        tensor,
+        "the results of several ranks are not reduced to one by this build",
+        "set it to 1, use attention data parallelism,",
+    )
+    policy = getattr(getattr(llm_args, "scheduler_config", None), "capacity_scheduler_policy", None)
+    name = str(getattr(policy, "value", policy) or "GUARANTEED_NO_EVICT")
+    _refuse_if(
+        not name.endswith("GUARANTEED_NO_EVICT"),
+        "scheduler_config.capacity_scheduler_policy",
+        name,
+        "a request that is evicted and replayed comes back on other pages",
+        "set it to GUARANTEED_NO_EVICT",
+    )
+    if getattr(cache, "enable_partial_reuse", False):
+        _log.warning(
+            "semkv connector: kv_cache_config.enable_partial_reuse is on; prompts of which the engine holds part of a block are not "
+            "loaded. Set it to false."
+        )
+
+
+def _refuse_if(refused: bool, setting: str, value: object, why: str, remedy: str) -> None:
+    if refused:
+        raise Refused(
+            setting, value, why, f"{remedy}, {_TURN_OFF}" if not remedy.endswith(",") else f"{remedy} {_TURN_OFF}"
+        )
+
+
+def check_tokens_per_block(llm_args: Any, registered: int) -> None:
+    """Refused when the engine's settings and its pool disagree (NVIDIA/TensorRT-LLM#13320: an attention backend may change it)."""
+    configured = getattr(getattr(llm_args, "kv_cache_config", None), "tokens_per_block", None)
+    if configured is not None and configured != registered:
+        raise Refused(
+            "kv_cache_config.tokens_per_block",
+            configured,
+            f"the registered KV cache has {registered} tokens in a block",
+            f"set it to {registered}",
+        )
+
+
+def configured_tokens_per_block(llm_args: Any) -> int:
+    """For a pool that is registered as a bare tensor, which does not say it."""
+    configured = getattr(getattr(llm_args, "kv_cache_config", None), "tokens_per_block", None)
+    if not isinstance(configured, int) or configured < 1:
+        raise Refused(
+            "kv_cache_config.tokens_per_block",
+            configured,
+            "the KV cache is registered as one tensor, which does not say how many tokens a block has",
+            "set it",
+        )
+    return configured

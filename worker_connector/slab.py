@@ -1,0 +1,170 @@
+"""HostSlab: one rank's host memory for blocks, and the proof that a block still holds what was put into it.
+
+When is the proof due? TensorRT-LLM takes an offer for a promise: after it, a load that fails can only end the executor. So a block is
+verified *before* it is offered. But a 32k-token prompt is hundreds of MiB of KV for a real model, which no checksum reads within the
+millisecond that an offer may take on the scheduler's thread. Therefore the work is spread:
+
+* *Seal*: once a block's copy has landed, its checksum is computed off the hot path, and only then may the leader offer the block.
+  Writing to a slot breaks its seal first, so a slot that is being written, or whose copy never ended, is never offered.
+* *Check at the offer*: within a budget of bytes (about 0.1 ms), the blocks of the offer that were checked longest ago are read again.
+  Small offers are so verified whole, and repeated offers of a long prompt go round all of its blocks.
+* *Scrub*: a background thread reads sealed blocks again and again at a low rate, those just loaded first, so that damage is found
+  before somebody asks, and a damaged block that was loaded is at least reported.
+* A block that fails any check is never offered again, and with it every block that continues it.
+
+The slab knows slots and bytes, not tokens, keys or requests. Writers: the rank's copies only. Readers: the rank, and the offer's check.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker_connector.refusal import Refused
+from worker_connector.seal import Words, padded, seals
+
+Slots = npt.NDArray[np.int64]
+
+_MIB = 1024 * 1024
+_RESERVE_SHARE = 0.9
+"""Of the memory that is available, a slab may take this much: the engine starts other threads and buffers after us."""
+
+
+def available_memory() -> int | None:
+    """Bytes that this machine can still give (Linux MemAvailable); None where that is not known."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def slots_for(slab_bytes: int, bytes_per_block: int, available: int | None) -> int:
+    """How many blocks fit into `connector.slab_bytes`. Refused, with the numbers, when none does or the machine has not that much."""
+    row = padded(bytes_per_block)
+    slots = slab_bytes // row
+    if slots < 1:
+        raise Refused(
+            "connector.slab_bytes",
+            slab_bytes,
+            f"one block of this model takes {row} bytes of host memory",
+            f"set it to at least {row}, better to a multiple that holds a working set",
+        )
+    if available is not None and slots * row > available * _RESERVE_SHARE:
+        raise Refused(
+            "connector.slab_bytes",
+            slab_bytes,
+            f"{slots * row // _MIB} MiB are wanted and {available // _MIB} MiB are available on this machine",
+            f"set it to at most {int(available * _RESERVE_SHARE)} (it counts per rank)",
+        )
+    return slots
+
+
+class HostSlab:
+    """`slots` rows of host memory, pinned where the engine's pages are on a GPU, so that copies are asynchronous DMA.
+
+    Slot states: broken (being written, or never written) or sealed. `verify` and `seal` may run on any thread; a lock covers the seals,
+    never a copy or a checksum.
+    """
+
+    def __init__(self, slots: int, bytes_per_block: int, *, pinned: bool = False) -> None:
+        self.slots = slots
+        self.bytes_per_block = bytes_per_block
+        self.rows = torch.empty((slots, padded(bytes_per_block)), dtype=torch.uint8, pin_memory=pinned)
+        """uint8, shape [slots, bytes_per_block rounded up to whole seal rows]. The rest of a row is never written."""
+        self._bytes = self.rows.numpy()
+        self._lock = threading.Lock()
+        self._seals = np.zeros(slots, dtype=np.uint64)
+        self._sealed = np.zeros(slots, dtype=bool)
+        self._writes = np.zeros(slots, dtype=np.int64)
+        self._checked = np.zeros(slots, dtype=np.int64)
+        self._clock = 0
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self._bytes.shape[1])
+
+    def break_seals(self, slots: Sequence[int]) -> None:
+        """Must be called before the first byte of a new block is written to these slots."""
+        with self._lock:
+            self._sealed[slots] = False
+            self._writes[slots] += 1
+
+    def seal(self, slots: Sequence[int]) -> None:
+        """Seals slots whose copies have landed. A slot that was written anew meanwhile stays broken."""
+        if not len(slots):
+            return
+        index = np.asarray(slots, dtype=np.int64)
+        with self._lock:
+            writes = self._writes[index].copy()
+        found = self._compute(index)
+        with self._lock:
+            index, found = index[still := self._writes[index] == writes], found[still]
+            self._seals[index] = found
+            self._sealed[index] = True
+            self._stamp(index)
+
+    def verify(self, slots: Sequence[int], budget_bytes: int | None = None) -> list[int]:
+        """Slots that may not be offered: those without a seal, and those whose bytes are not what was sealed.
+
+        With a budget, only the `budget_bytes` worth that was checked longest ago is read again; a missing seal is found in any case.
+        """
+        index = np.asarray(slots, dtype=np.int64)
+        with self._lock:
+            sealed = self._sealed[index]
+        return sorted({*index[~sealed].tolist(), *self._differing(index[sealed], budget_bytes)})
+
+    def damaged(self, slots: Sequence[int]) -> list[int]:
+        """Sealed slots whose bytes are not what was sealed; slots without a seal are being written and say nothing."""
+        index = np.asarray(slots, dtype=np.int64)
+        with self._lock:
+            index = index[self._sealed[index]]
+        return self._differing(index, None)
+
+    def _differing(self, index: Slots, budget_bytes: int | None) -> list[int]:
+        if not len(index):
+            return []
+        with self._lock:
+            if budget_bytes is not None:
+                index = self._longest_unchecked(index, budget_bytes // self.row_bytes)
+            expected, writes = self._seals[index].copy(), self._writes[index].copy()
+        same = self._compute(index) == expected
+        with self._lock:
+            untouched = self._sealed[index] & (self._writes[index] == writes)
+            self._stamp(index[untouched])
+        wrong: list[int] = index[untouched & ~same].tolist()
+        return wrong
+
+    def sealed_slots(self) -> list[int]:
+        """All sealed slots, longest unchecked first: the scrubber's round."""
+        with self._lock:
+            index = np.flatnonzero(self._sealed)
+            return list(index[np.argsort(self._checked[index], kind="stable")].tolist())
+
+    def _longest_unchecked(self, index: Slots, count: int) -> Slots:
+        if count >= len(index):
+            return index
+        if count == 0:
+            return index[:0]
+        oldest = np.argpartition(self._checked[index], count - 1)[:count]
+        return np.sort(index[oldest])
+
+    def _stamp(self, index: Slots) -> None:
+        self._clock += 1
+        self._checked[index] = self._clock
+
+    def _compute(self, index: Slots) -> Words:
+        """Seals of these slots as they are now. Runs of neighbouring slots are read without a copy."""
+        found = np.empty(len(index), dtype=np.uint64)
+        breaks = np.flatnonzero(np.diff(index) != 1) + 1
+        for start, end in zip([0, *breaks], [*breaks, len(index)], strict=True):
+            if start < end:
+                found[start:end] = seals(self._bytes[index[start] : index[start] + (end - start)])
+        return found

@@ -1,0 +1,74 @@
+"""SemkvConnectorWorker: TensorRT-LLM's worker callbacks, each of which delegates to the rank.
+
+All work is done in `start_load_kv` and `wait_for_save`; the layer hooks do nothing, since CUDA graphs skip them and nothing may depend on
+them (ai-dynamo/dynamo#3297). Nothing is asynchronous to the engine, so `get_finished` names nobody.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from worker_connector.assembly import assemble_rank
+from worker_connector.channel import channel_by_id
+from worker_connector.engine import KvCacheConnectorWorker, KvCacheLayout
+from worker_connector.geometry import PoolGeometry
+from worker_connector.metadata import ConnectorMetadata
+from worker_connector.rank import Rank
+from worker_connector.settings import check_tokens_per_block, configured_tokens_per_block
+
+
+class SemkvConnectorWorker(KvCacheConnectorWorker):
+    supports_attention_dp = True  # transfers and their completion are the owner rank's alone
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        self._rank = self._assemble(llm_args)
+
+    def _assemble(self, llm_args: Any) -> Rank:
+        return assemble_rank(llm_args, os.environ)
+
+    @property
+    def rank(self) -> Rank:
+        return self._rank
+
+    def register_kv_caches(self, kv_cache_tensor: torch.Tensor) -> None:
+        self._rank.register(PoolGeometry.from_tensor(kv_cache_tensor, configured_tokens_per_block(self._llm_args)))
+
+    def register_kv_cache_layout(self, layout: KvCacheLayout) -> None:
+        check_tokens_per_block(self._llm_args, layout.tokens_per_block)
+        self._rank.register(PoolGeometry.from_layout(layout))
+
+    def bind_connector_meta(self, metadata: object) -> None:
+        super().bind_connector_meta(metadata)
+        if isinstance(metadata, ConnectorMetadata):
+            self._rank.meet(metadata, channel_by_id)
+
+    def start_load_kv(self, stream: Any) -> None:
+        """Raises LoadFailed, and only that: see `rank.py`."""
+        self._rank.start_load(self._bound(), stream)
+
+    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+        return None
+
+    def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+        return None
+
+    def wait_for_save(self, stream: Any) -> None:
+        self._rank.forward_done(self._bound(), stream)
+
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> tuple[list[int], list[int]]:
+        self._rank.poll()
+        return [], []
+
+    def shutdown(self) -> None:
+        """Optional hook of the engine. Idempotent."""
+        self._rank.close()
+
+    def _bound(self) -> ConnectorMetadata | None:
+        metadata = self.get_connector_meta()
+        return metadata if isinstance(metadata, ConnectorMetadata) else None
