@@ -1,4 +1,4 @@
-"""The edge to Dynamo: the only module of `dynamo_semkv` that imports `dynamo`.
+"""The edge to Dynamo: with runtime_egress.py the only module of `dynamo_semkv` that imports `dynamo`.
 
 It registers the public model in front of workers that registered with no public endpoint, as `dynamo.thunderagent_router` does, and
 hands each request to a handler that knows nothing of Dynamo. Contracts: runtime_types.py.
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,17 +30,15 @@ from dynamo.llm import (
     WorkerType,
     register_model,
 )
-from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArgument
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.router.runtime_cards import CardTable
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
+from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import (
-    CallContext,
     Choice,
-    Chunk,
     Handler,
     Overlap,
     RankLoad,
@@ -57,9 +55,6 @@ RESPONSE_BUFFER = 16
 terminal chunk, which cuts the other choices of an n > 1 request, books every request as cancelled, makes workers log an ERROR
 when their end of stream comes after it, and turns typed failures into text. The price: a worker learns of a cancellation with its
 next chunk, so during a long prefill only at its end. 1, 16 and 100 measured alike."""
-
-OVERLOADED_STATUS = 529
-"""The status Dynamo's own frontend gives when its router refuses a request for lack of capacity."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ class DynamoEdge:
         self._live: Mapping[ReplicaKey, ReplicaCard] = {}
         self._suspects: dict[int, float] = {}
         self._served: list[Any] = []
-        self._inflight = 0
+        self._calls = Inflight()
 
     @classmethod
     async def connect(cls, settings: EdgeSettings, runtime: DistributedRuntime | None = None) -> DynamoEdge:
@@ -160,7 +155,7 @@ class DynamoEdge:
 
     @property
     def inflight(self) -> int:
-        return self._inflight
+        return self._calls.count
 
     # --- what Dynamo knows -------------------------------------------------------------------------------------------
 
@@ -188,11 +183,11 @@ class DynamoEdge:
         self._suspects[worker_id] = time.monotonic() + self._settings.suspect_s
 
     async def overlap(
-        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Overlap:
         """Exact overlap per replica and tier. `cache_namespace` is the request's `routing.cache_salt`."""
         scores = await self._kv.get_overlap_scores(
-            token_ids, lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
+            _ids(token_ids), lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
         )
         return Overlap(
             block_size=scores["block_size"],
@@ -206,10 +201,10 @@ class DynamoEdge:
         )
 
     async def loads(
-        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Mapping[ReplicaKey, RankLoad]:
         """Per replica: prefill tokens, decode blocks and requests if the prompt were added. From this process's bookings."""
-        rows = await self._kv.get_potential_loads(token_ids, lora_name=lora_name, cache_namespace=cache_namespace)
+        rows = await self._kv.get_potential_loads(_ids(token_ids), lora_name=lora_name, cache_namespace=cache_namespace)
         return {
             ReplicaKey(row["worker_id"], row["dp_rank"]): RankLoad(
                 row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"]
@@ -218,12 +213,12 @@ class DynamoEdge:
         }
 
     async def best_choice(
-        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Choice:
         """Dynamo's own choice, not booked. RequestFailed(NO_WORKER) when there is none."""
         try:
             worker, rank, blocks = await self._kv.best_worker(
-                token_ids, lora_name=lora_name, cache_namespace=cache_namespace
+                _ids(token_ids), lora_name=lora_name, cache_namespace=cache_namespace
             )
         except Exception as error:
             raise RequestFailed(FailureKind.NO_WORKER, str(error)) from error
@@ -271,12 +266,14 @@ class DynamoEdge:
         """
         namespace, component, _ = self._settings.router_endpoint.split(".")
         self._served.append(self._public)
-        tasks = [asyncio.ensure_future(self._public.serve_endpoint(_adapter(self, generate), graceful_shutdown=True))]
+        tasks = [
+            asyncio.ensure_future(self._public.serve_endpoint(adapter(self._calls, generate), graceful_shutdown=True))
+        ]
         for name, handler in (others or {}).items():
             endpoint = self._runtime.endpoint(f"{namespace}.{component}.{name}")
             self._served.append(endpoint)
             tasks.append(
-                asyncio.ensure_future(endpoint.serve_endpoint(_adapter(self, handler), graceful_shutdown=True))
+                asyncio.ensure_future(endpoint.serve_endpoint(adapter(self._calls, handler), graceful_shutdown=True))
             )
         client = await self._public.client()
         while self.instance_id not in client.instance_ids():
@@ -316,7 +313,7 @@ class DynamoEdge:
         for endpoint in self._served:
             await endpoint.unregister_endpoint_instance()
         deadline = time.monotonic() + grace_s
-        while self._inflight and time.monotonic() < deadline:  # noqa: ASYNC110 - once a process, and bounded
+        while self._calls.count and time.monotonic() < deadline:  # noqa: ASYNC110 - once a process, and bounded
             await asyncio.sleep(0.02)
         self._subscriber.shutdown()
         self._runtime.shutdown()
@@ -327,86 +324,9 @@ def token_ids_list(request: Request) -> list[int]:
     return token_ids_to_list(request.get("token_ids") or [])
 
 
-def dynamo_error(failure: RequestFailed) -> Exception:
-    """What to raise so that the frontend does the right thing.
-
-    `Disconnected` is the one that makes it continue the request elsewhere and leaves this router in rotation; `EngineShutdown` and
-    `StreamIncomplete` take the router out for five seconds, and an untyped ValueError is taken for the client's fault.
-    """
-    text = str(failure)
-    if failure.kind in (FailureKind.WORKER_LOST, FailureKind.NO_WORKER):
-        return Disconnected(text)
-    if failure.kind in (FailureKind.INVALID_REQUEST, FailureKind.INVALID_PIN):
-        return InvalidArgument(text)
-    if failure.kind is FailureKind.OVERLOADED:
-        return HttpError(OVERLOADED_STATUS, text)
-    if failure.kind is FailureKind.CANCELLED:
-        return Cancelled(text)
-    return HttpError(500, text)
-
-
-def _adapter(edge: DynamoEdge, handler: Handler) -> Callable[..., AsyncIterator[Chunk]]:
-    """A Dynamo handler. Its parameter `response_sender` is what makes Dynamo use push egress, which costs one crossing into
-    Python per request and not one per chunk; without a sender (in-process and health-check calls) Dynamo pulls instead.
-    """
-
-    def serve(request: Request, context: Any = None, response_sender: Any = None) -> AsyncIterator[Chunk]:
-        if response_sender is None:
-            return _pull(edge, handler, request, context)
-        return _push(edge, handler, request, context, response_sender)
-
-    return serve
-
-
-async def _pull(edge: DynamoEdge, handler: Handler, request: Request, context: Any) -> AsyncIterator[Chunk]:
-    edge._inflight += 1
-    try:
-        async for chunk in handler(request, _call(context)):
-            yield chunk
-    except RequestFailed as failure:
-        raise dynamo_error(failure) from None
-    finally:
-        edge._inflight -= 1
-
-
-async def _push(
-    edge: DynamoEdge, handler: Handler, request: Request, context: Any, response_sender: Any
-) -> AsyncIterator[Chunk]:
-    # Dynamo does not interrupt a push handler: a client that leaves during a long prefill would be noticed with the first chunk only.
-    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-    pump = asyncio.ensure_future(_pump(handler, request, _call(context), response_sender.send))
-    edge._inflight += 1
-    try:
-        await asyncio.wait((pump, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if not pump.done():
-            pump.cancel()
-            await asyncio.wait((pump,))
-            return
-        pump.result()
-    except RequestFailed as failure:
-        raise dynamo_error(failure) from None
-    finally:
-        stopped.cancel()
-        pump.cancel()
-        edge._inflight -= 1
-    # Only on success: an exception that leaves this generator ends the stream typed, close_with_error would flatten it to text.
-    response_sender.close()
-    return
-    yield {}  # type: ignore[unreachable]  # makes this an async generator, which is what Dynamo drives; it never yields
-
-
-async def _pump(handler: Handler, request: Request, call: CallContext, send: Callable[[Chunk], None]) -> None:
-    async for chunk in handler(request, call):
-        send(chunk)
-
-
-def _call(context: Any) -> CallContext:
-    if context is None:
-        return CallContext(request_id="", metadata={}, traceparent=None, is_stopped=lambda: False)
-    headers = context.trace_headers() or {}
-    return CallContext(
-        request_id=context.id(),
-        metadata=dict(context.metadata.items()),
-        traceparent=headers.get("traceparent"),
-        is_stopped=context.is_stopped,
-    )
+def _ids(token_ids: Sequence[int]) -> list[int]:
+    if isinstance(token_ids, bytes | bytearray | memoryview):
+        raise TypeError(
+            "token_ids: packed bytes, expected ints (Dynamo would read each byte as a token); see token_ids_list"
+        )
+    return token_ids if isinstance(token_ids, list) else list(token_ids)

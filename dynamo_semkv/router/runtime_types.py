@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -119,20 +119,20 @@ class Handler(Protocol):
 
 
 class Edge(Protocol):
-    """Dynamo, as the router service uses it. Token ids are a list of ints (`token_ids_list`), never packed bytes."""
+    """Dynamo, as the router service uses it. Token ids are ints (`token_ids_list`); packed bytes are refused."""
 
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]: ...
 
     async def overlap(
-        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Overlap: ...
 
     async def loads(
-        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Mapping[ReplicaKey, RankLoad]: ...
 
     async def best_choice(
-        self, token_ids: list[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Choice: ...
 
     def dispatch(

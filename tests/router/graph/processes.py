@@ -128,6 +128,7 @@ class Graph:
             DYN_SYSTEM_HOST=LOOPBACK,
             DYN_HTTP_HOST=LOOPBACK,
             DYN_LOG="info",
+            HOME=str(self.directory),
             HF_HUB_OFFLINE="1",
             PYTHONUNBUFFERED="1",
             PYTHONPATH=str(Path(__file__).parents[3]),
@@ -162,7 +163,7 @@ class Graph:
         return process
 
     def error_lines(self) -> list[str]:
-        """Every ERROR line any process of this graph logged, with the process name."""
+        """Every ERROR line or traceback any process of this graph has logged, with the process name."""
         return [
             f"{path.stem}: {line}"
             for path in sorted(self.directory.glob("*.log"))

@@ -45,7 +45,7 @@ class Service:
         clean["extra_args"] = {**(clean.get("extra_args") or {}), "semkv": {"route": f"{self.name}-{time.time_ns()}"}}
         dispatch = self.edge.dispatch(clean, pin, annotate={"router": self.name})
         outcome = "closed"
-        self.record("request", id=call.request_id, metadata=dict(call.metadata), stripped=stripped)
+        self.record("request", id=call.request_id, metadata=dict(call.metadata), stripped=stripped, request=request)
         try:
             async for chunk in dispatch:
                 yield chunk

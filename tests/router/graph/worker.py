@@ -4,8 +4,10 @@ Run as a script. Token ``k`` of a request whose prompt has ``n`` tokens is ``(n 
 (migrated) stream is recognisable: the tokens go on where the first attempt was cut.
 
 Control (system status server, POST JSON):
-    /engine/kv      {"rank", "events": [...]}   publish raw KV events of one rank through its ZMQ relay
-    /engine/fail    {"after", "kind"}           the next request fails after that many chunks
+    /engine/kv      {"rank", "events": [...]}           publish raw KV events of one rank through its ZMQ relay
+    /engine/load    {"rank", "active_decode_blocks"}    publish one rank's load
+    /engine/fail    {"after", "kind"}                   the next request fails after that many chunks
+An annotation `hold:<seconds>` delays the first chunk, as a long prefill does.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class Worker:
         self.arguments = arguments
         self.fail: dict[str, Any] | None = None
         self.relays: list[RankRelay] = []
+        self.metrics = WorkerMetricsPublisher()
 
     def record(self, kind: str, **fields: Any) -> None:
         with Path(self.arguments.record).open("a") as out:
@@ -140,6 +143,10 @@ class Worker:
         self.relays[int(body["rank"])].send(body["events"])
         return {"sent": len(body["events"])}
 
+    async def engine_load(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.metrics.publish(dp_rank=int(body["rank"]), active_decode_blocks=int(body["active_decode_blocks"]))
+        return {}
+
     async def engine_fail(self, body: dict[str, Any]) -> dict[str, Any]:
         self.fail = body
         return {}
@@ -148,6 +155,7 @@ class Worker:
         arguments = self.arguments
         endpoint = runtime.endpoint(arguments.endpoint)
         runtime.register_engine_route("kv", self.engine_kv)
+        runtime.register_engine_route("load", self.engine_load)
         runtime.register_engine_route("fail", self.engine_fail)
         config = ModelRuntimeConfig()
         config.data_parallel_size = arguments.ranks
@@ -168,8 +176,7 @@ class Worker:
             runtime_config=config,
         )
         self.relays = [RankRelay(endpoint, rank, arguments.block_size) for rank in range(arguments.ranks)]
-        metrics = WorkerMetricsPublisher()
-        await metrics.create_endpoint(endpoint)
+        await self.metrics.create_endpoint(endpoint)
         for relay in self.relays:
             await asyncio.to_thread(relay.wait_subscribed)
         self.record("ready", id=str(endpoint.connection_id()), pid=os.getpid())

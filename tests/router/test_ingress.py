@@ -1,0 +1,73 @@
+"""Client hints never pass: every place, every name, and nothing else is touched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from dynamo_semkv.router.ingress import HINT_KEYS, strip_client_hints, strip_client_metadata
+
+REQUEST = {
+    "model": "m",
+    "token_ids": [1, 2, 3],
+    "sampling_options": {"temperature": 0.5},
+    "routing": {"cache_salt": "tenant"},
+    "extra_args": {"nvext": {"cache_salt": "tenant", "extra_fields": ["engine_data"]}, "other": 1},
+    "annotations": ["a"],
+}
+
+
+def places() -> list[tuple[str, ...]]:
+    return [(), ("extra_args",), ("nvext",), ("extra_args", "nvext")]
+
+
+@pytest.mark.parametrize("place", places())
+@pytest.mark.parametrize("key", sorted(HINT_KEYS))
+def test_a_hint_is_removed_from_every_place(place: tuple[str, ...], key: str) -> None:
+    request = copy.deepcopy(REQUEST)
+    request.setdefault("nvext", {"keep": True})
+    target = request
+    for step in place:
+        target = target[step]
+    target[key] = {"actions": [{"payload": "donor of another tenant"}]}
+    given = copy.deepcopy(request)
+
+    stripped, count = strip_client_hints(request)
+
+    assert count == 1
+    assert "donor of another tenant" not in repr(stripped)
+    assert request == given, "the caller's request was changed"
+    del target[key]
+    assert stripped == request, "something else than the hint was changed"
+
+
+def test_all_places_at_once_are_counted() -> None:
+    request = {
+        "kv_hint": 1,
+        "kv_hints": 2,
+        "extra_args": {"semkv": 3, "nvext": {"semantic_donor": 4}},
+        "nvext": {"kv_transfer_params": 5},
+    }
+    assert strip_client_hints(request) == ({"extra_args": {"nvext": {}}, "nvext": {}}, 5)
+
+
+def test_a_request_without_hints_is_equal_and_shares_its_parts() -> None:
+    stripped, count = strip_client_hints(REQUEST)
+    assert count == 0
+    assert stripped == REQUEST
+    assert stripped is not REQUEST
+    assert stripped["token_ids"] is REQUEST["token_ids"]
+
+
+@pytest.mark.parametrize("odd", [None, [], "text", 7])
+def test_parts_of_another_type_are_left_alone(odd: object) -> None:
+    request = {"extra_args": odd, "nvext": odd}
+    assert strip_client_hints(request) == (request, 0)
+    nested = {"extra_args": {"nvext": odd}}
+    assert strip_client_hints(nested) == (nested, 0)
+
+
+def test_metadata_names_of_ours_are_not_a_clients_to_set() -> None:
+    given = {"semkv-route": "1", "X-SemKV-donor": "2", "route": "3", "x-request": "4"}
+    assert strip_client_metadata(given) == ({"route": "3", "x-request": "4"}, 2)
