@@ -1,0 +1,254 @@
+"""LocalGraph: one command up and down, every process ended with it.
+
+Everything listens on 127.0.0.1, on ports that the OS chose; each part keeps its ports over a restart, so that clients and the page find it
+again. Each process logs to a file of its own in the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dynamo_semkv.bus.child_process import ChildProcess, wait_until
+from dynamo_semkv.bus.server import EmbeddedNats
+from graphs.local.settings import GraphSettings
+from worker_connector.reference_engine.model_directory import write_model_directory
+from worker_connector.reference_engine.models import ModelSource
+
+LOOPBACK = "127.0.0.1"
+READY_SECONDS = 120.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|Traceback|panicked")
+
+
+class GraphError(RuntimeError):
+    """A part did not come up; the message ends with the end of its log."""
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+class LocalGraph:
+    """`with LocalGraph(settings) as graph: ...`; or `up()` and `down()`. Not thread-safe.
+
+    Parts are named `nats`, `worker-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9, `restart(name)` brings a part back with the
+    same ports, environment and stable id.
+    """
+
+    def __init__(self, settings: GraphSettings, run_dir: Path | None = None, model_dir: Path | None = None) -> None:
+        self.settings = settings
+        self._owns_run_dir = run_dir is None
+        self.run_dir = Path(tempfile.mkdtemp(prefix="semkv-graph-")) if run_dir is None else Path(run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._model_parent = model_dir or self.run_dir / "models"
+        self.nats = EmbeddedNats(self.run_dir / "nats")
+        self.processes: dict[str, ChildProcess] = {}
+        self._ports: dict[str, int] = {}
+        self.worker_names = tuple(f"worker-{i}" for i in range(settings.workers))
+        self.router_names = tuple(f"router-{i}" for i in range(settings.routers))
+
+    # --- addresses ---------------------------------------------------------------------------------------------------
+
+    @property
+    def frontend_url(self) -> str:
+        return f"http://{LOOPBACK}:{self._port('frontend.http')}"
+
+    def page_url(self, router: str = "router-0") -> str:
+        """The live page of one router."""
+        return f"http://{LOOPBACK}:{self._port(f'{router}.page')}"
+
+    def status_url(self, part: str) -> str:
+        """Dynamo's status server of a worker or router: /health, /metrics, /engine/..."""
+        return f"http://{LOOPBACK}:{self._port(f'{part}.status')}"
+
+    def _port(self, name: str) -> int:
+        if name not in self._ports:
+            self._ports[name] = free_port()
+        return self._ports[name]
+
+    # --- up and down -------------------------------------------------------------------------------------------------
+
+    def up(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Returns when a chat request would be served. GraphError, and nothing left running, if a part does not come up."""
+        try:
+            progress("nats-server")
+            self.nats.start()
+            source = ModelSource(self.settings.served_model)
+            self.model_dir = write_model_directory(source, self._model_parent)
+            self._write_config()
+            for name in (*self.worker_names, *self.router_names, "frontend"):
+                progress(name)
+                self.start(name)
+            progress("waiting until the model is served")
+            self.wait_ready()
+        except BaseException:
+            self.down(keep_logs=True)
+            raise
+
+    def down(self, *, keep_logs: bool = False) -> None:
+        """Ends every process, the last started first. The run directory goes too if it was ours and `keep_logs` is not set."""
+        for name in reversed(list(self.processes)):
+            self.processes[name].terminate()
+        self.nats.stop()
+        if self._owns_run_dir and not keep_logs:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def __enter__(self) -> LocalGraph:
+        self.up()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start (again) one part other than `nats`; does not wait for it to be ready."""
+        command, env = self._command(name)
+        self.processes.pop(name, None)
+        self.processes[name] = ChildProcess(name, command, env=env, log_path=self.run_dir / f"{name}.log")
+
+    def kill(self, name: str) -> None:
+        """kill -9, as a crash would."""
+        if name == "nats":
+            self.nats.kill()
+        else:
+            self.processes[name].kill()
+
+    def restart(self, name: str) -> None:
+        """Ends the part if it runs and starts it again; does not wait for it to be ready."""
+        if name == "nats":
+            self.nats.stop()
+            self.nats.start()
+            return
+        self.processes[name].terminate()
+        self.start(name)
+
+    def _command(self, name: str) -> tuple[list[str], dict[str, str]]:
+        settings = self.settings
+        if name in self.worker_names:
+            arguments = ["-m", "worker_connector.reference_engine", "--model", settings.model]
+            arguments += ["--model-dir", str(self.model_dir), "--blocks-per-rank", str(settings.blocks_per_rank)]
+            arguments += ["--data-parallel-size", str(settings.data_parallel_size), "--threads", str(settings.threads)]
+            arguments += ["--max-num-tokens", str(settings.max_num_tokens)]
+            arguments += ["--connector", "on" if settings.connector else "off"]
+            env = self.environment(
+                DYN_STABLE_ROUTING_ID=name,
+                DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
+                SEMKV_CONFIG=str(self.config_path),
+                OMP_NUM_THREADS=str(settings.threads),
+            )
+        elif name in self.router_names:
+            arguments = ["-m", "dynamo_semkv", "serve", "--config", str(self.config_path)]
+            env = self.environment(
+                DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
+                SEMKV_DASHBOARD__PORT=str(self._port(f"{name}.page")),
+            )
+        elif name == "frontend":
+            arguments = ["-m", "dynamo.frontend", "--http-port", str(self._port("frontend.http"))]
+            arguments += ["--router-mode", "round-robin", "--migration-limit", str(settings.migration_limit)]
+            env = self.environment()
+        else:
+            raise GraphError(f"part {name!r} is unknown; known are nats, {', '.join(self.processes)}")
+        return [sys.executable, *arguments], env
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """Of every Dynamo process: file discovery, NATS events, loopback only, nothing fetched from anywhere."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "NATS_", "OTEL_", "SEMKV_"))}
+        env.update(
+            DYN_DISCOVERY_BACKEND="file",
+            DYN_FILE_KV=str(self.run_dir / "discovery"),
+            DYN_REQUEST_PLANE="tcp",
+            DYN_EVENT_PLANE="nats",
+            NATS_SERVER=self.nats.url,
+            DYN_TCP_RPC_HOST=LOOPBACK,
+            DYN_TCP_RESPONSE_STREAM_HOST=LOOPBACK,
+            DYN_SYSTEM_HOST=LOOPBACK,
+            DYN_HTTP_HOST=LOOPBACK,
+            DYN_LOG="info",
+            HF_HUB_OFFLINE="1",
+            TOKENIZERS_PARALLELISM="false",
+            PYTHONUNBUFFERED="1",
+            PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            **extra,
+        )
+        return env
+
+    def _write_config(self) -> None:
+        (self.run_dir / "discovery").mkdir(exist_ok=True)
+        self.config_path = self.run_dir / "semkv.yaml"
+        self.config_path.write_text(yaml.safe_dump(self.settings.config(self.nats.url), sort_keys=False))
+
+    # --- readiness and logs ------------------------------------------------------------------------------------------
+
+    def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
+        """Until the frontend serves the model through every router and every router knows every rank's namespace."""
+        waits = [("frontend", self._frontend_ready), *((name, self._router_ready(name)) for name in self.router_names)]
+        for name, ready in waits:
+
+            def settled(ready: Callable[[], bool] = ready) -> bool:
+                self._check_running()
+                return ready()
+
+            if not wait_until(settled, timeout_seconds, 0.1):
+                raise GraphError(f"{name} was not ready in {timeout_seconds:.0f} s\n{self._tail(name)}")
+
+    def _check_running(self) -> None:
+        for name, process in self.processes.items():
+            if not process.running:
+                raise GraphError(f"{name} ended with status {process.exit_status}\n{self._tail(name)}")
+
+    def _frontend_ready(self) -> bool:
+        # The model is listed a little before its routes exist, and asking too early would log an ERROR.
+        if "chat endpoints enabled" not in self.log_text("frontend"):
+            return False
+        health = self._get(f"{self.frontend_url}/health")
+        served = [i for i in health.get("instances", ()) if i["component"] == "semkv" and i["endpoint"] == "generate"]
+        return len(served) == len(self.router_names)
+
+    def _router_ready(self, name: str) -> Callable[[], bool]:
+        expected = self.settings.workers * self.settings.data_parallel_size if self.settings.connector else 0
+
+        def ready() -> bool:
+            replicas = self._get(f"{self.page_url(name)}/api/snapshot").get("replicas", ())
+            return sum(bool(r.get("ready")) for r in replicas) >= expected
+
+        return ready
+
+    @staticmethod
+    def _get(url: str) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                parsed: dict[str, Any] = json.load(response)
+                return parsed
+        except (urllib.error.URLError, OSError, ValueError):
+            return {}  # not there yet: the caller polls until its own deadline
+
+    def log_text(self, name: str) -> str:
+        path = self.nats.log_path if name == "nats" else self.run_dir / f"{name}.log"
+        return _COLOUR.sub("", path.read_text(errors="replace")) if path.exists() else ""
+
+    def trouble(self) -> list[str]:
+        """Every ERROR line and traceback of any process, with the part's name."""
+        names = ("nats", *self.processes)
+        return [
+            f"{name}: {line}" for name in names for line in self.log_text(name).splitlines() if _TROUBLE.search(line)
+        ]
+
+    def _tail(self, name: str) -> str:
+        return self.log_text(name)[-4000:]

@@ -1,0 +1,52 @@
+"""What a local graph is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MODELS = {"tiny": "tiny", "smollm2": "SmolLM2-135M-Instruct"}
+"""Name on the command line -> the engine's name of the model."""
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """ValueError names the field, the value and what is allowed."""
+
+    model: str = "smollm2"
+    workers: int = 2
+    data_parallel_size: int = 2
+    routers: int = 1
+    mode: str = "enforce"
+    connector: bool = True
+    blocks_per_rank: int = 72
+    """Device pages of 32 tokens a rank; small, so that the demo's working set does not fit."""
+    max_num_tokens: int = 512
+    threads: int = 2
+    """torch threads of each worker. The demo sends one request at a time, so one worker at a time is busy."""
+    migration_limit: int = 3
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """More of the configuration file, by section: `{"evidence": {"deadline_ms": 10}}`."""
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(MODELS)}")
+        for name in ("workers", "data_parallel_size", "routers", "blocks_per_rank", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def served_model(self) -> str:
+        return MODELS[self.model]
+
+    def config(self, bus_url: str) -> dict[str, Any]:
+        """The configuration file that routers and connectors of this graph share."""
+        base: dict[str, dict[str, Any]] = {
+            "model": {"name": self.served_model},
+            "bus": {"url": bus_url},
+            "placement": {"mode": self.mode},
+            "connector": {"materialization": "exact", "slab_bytes": 256 * 1024 * 1024},
+        }
+        for section, values in self.overrides.items():
+            base[section] = {**base.get(section, {}), **values}
+        return base
