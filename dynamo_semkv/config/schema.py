@@ -63,7 +63,7 @@ class ModelConfig(Section, frozen=True):
 
 
 class KvRouterOptions(Section, frozen=True):
-    """Dynamo's own KvRouter, which makes every choice that we leave to it; the names and defaults are Dynamo's."""
+    """Dynamo's own KvRouter, which makes every choice that we leave to it; the names are Dynamo's."""
 
     PATH: ClassVar[str] = "dynamo.kv_router"
 
@@ -71,8 +71,8 @@ class KvRouterOptions(Section, frozen=True):
     overlap_score_credit: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     host_cache_hit_weight: Share = 0.75
     disk_cache_hit_weight: Share = 0.25
-    router_replica_sync: bool = False
-    """Routers under one name tell each other what they booked."""
+    router_replica_sync: bool = True
+    """Routers under one name tell each other what they booked; without it each knows its own share of the load only."""
     router_queue_threshold: Annotated[float, Meta(ge=0.0, le=1_000.0)] | None = None
     session_affinity_ttl_seconds: Annotated[int, Meta(ge=1, le=604_800)] | None = None
     active_decode_blocks_threshold: Share | None = None
@@ -132,8 +132,14 @@ class FingerprintConfig(Section, frozen=True):
     max_donors_per_namespace: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
     min_shared_samples: Annotated[int, Meta(ge=1, le=1_000)] = 2
     """Shared sampled n-grams below which a donor is not looked at."""
-    max_postings: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
-    """Donors kept under one n-gram; boilerplate that everybody shares says nothing about anybody."""
+    max_postings: Annotated[int, Meta(ge=4, le=64)] = 16
+    """Donors kept under one n-gram, the newest; boilerplate that everybody shares says nothing about anybody."""
+    min_evidence: Annotated[float, Meta(ge=0.0, le=1_000.0)] = 2.0
+    """Shared samples that a donor must have, each weighted by its rarity in [0, 1]: a shared template alone is not enough."""
+    min_run_tokens: Count = 24
+    """Tokens that must be verbatim in one piece."""
+    min_overlap_share: Share = 0.05
+    """Share of the prompt that must be verbatim in the donor."""
 
 
 class EvidenceConfig(Section, frozen=True):

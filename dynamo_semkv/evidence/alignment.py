@@ -1,0 +1,266 @@
+"""Alignment: from shared samples to the places where a prompt and its candidate donors are verbatim, and to how many tokens that makes.
+
+A *run* is a chain of neighbouring samples that are equal in both and whose links are equal: every token from its first window to the end
+of its last one is the same, but for a chance of 2**-16 a link. Runs are what segments claim, so no segment spans a change, however short.
+
+The *estimate* also counts what lies beside the runs. Between two runs on (nearly) one diagonal there is a change; how much of the gap it
+took follows from the samples that died in it: a changed token kills 8 windows, a replaced passage all of its own. At the loose end of a
+run the change comes, on average, half way to the next sample that contradicts it.
+
+All candidates are aligned at once in NumPy: the cost hardly depends on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamo_semkv.contracts.sketch import NGRAM, SAMPLING, DonorSketch, Samples
+
+NEAR_SHIFT = 64
+"""Tokens that an edit may insert or delete; a bigger shift of the diagonal is another passage, not the same document edited."""
+NEAR_GAP = 512
+_FEW_DEAD = 2
+"""Samples that isolated changes kill in one gap; more means that a passage was replaced."""
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Run(NamedTuple):
+    target_start: int
+    donor_start: int
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """One candidate against the prompt."""
+
+    reusable_tokens: int
+    """Estimate of the tokens that are verbatim in both."""
+    verified_tokens: int
+    """The part of it that runs cover."""
+    shared: I64
+    """Indices of the prompt's samples that the donor has too, each once."""
+    edited: bool
+    """A run breaks off and goes on a little later on nearly the same diagonal."""
+    runs: tuple[Run, ...]
+    """By position in the prompt."""
+
+    @property
+    def longest_run(self) -> int:
+        return max((run.token_count for run in self.runs), default=0)
+
+
+def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) -> list[Alignment]:
+    """One Alignment a donor, in order. Cost: O(samples of the prompt and all donors)."""
+    if not donors or len(prompt.fingerprints) == 0:
+        return [Alignment(0, 0, np.empty(0, np.int64), False, ()) for _ in donors]
+    donor = _Flat.of(donors)
+    at = _partners(prompt, donor)
+    pairs = _Pairs.of(prompt, donor, at)
+    estimate = pairs.verified() + pairs.between() + pairs.loose_ends(prompt, donor, prompt_tokens)
+    return _collect(pairs, donor, estimate, prompt_tokens)
+
+
+class _Flat(NamedTuple):
+    """The samples of all candidates, one after the other."""
+
+    fingerprints: npt.NDArray[np.uint32]
+    positions: I64
+    links: npt.NDArray[np.uint16]
+    owner: I64
+    """Candidate of each sample."""
+    first: Bools
+    """First sample of its candidate."""
+    lengths: I64
+    """Tokens of each candidate."""
+
+    @classmethod
+    def of(cls, donors: Sequence[DonorSketch]) -> _Flat:
+        counts = np.array([donor.sample_count for donor in donors])
+        owner = np.repeat(np.arange(len(donors)), counts)
+        first = np.ones(len(owner), np.bool_)
+        first[1:] = owner[1:] != owner[:-1]
+        return cls(
+            np.concatenate([donor.fingerprints for donor in donors]),
+            np.concatenate([donor.positions for donor in donors]).astype(np.int64),
+            np.concatenate([donor.links for donor in donors]),
+            owner,
+            first,
+            np.array([donor.token_count for donor in donors]),
+        )
+
+
+def _partners(prompt: Samples, donor: _Flat) -> I64:
+    """For each donor sample the prompt's sample with the same fingerprint, or -1. Where the prompt has it more than once: the successor
+    of the previous donor sample's partner if it fits (so that repeated passages follow their context), else the first."""
+    m = len(prompt.fingerprints)
+    shift = np.uint32(16 if m <= 1_024 else 11)
+    table = np.zeros(1 << (32 - int(shift)), np.int32)
+    table[prompt.fingerprints[::-1] >> shift] = np.arange(m, 0, -1, dtype=np.int32)
+    at: I64 = table[donor.fingerprints >> shift].astype(np.int64) - 1
+    at[prompt.fingerprints[at] != donor.fingerprints] = -1
+    if len(np.unique(prompt.fingerprints)) < m:
+        for _ in range(3):
+            successor = np.full(len(at), -1, np.int64)
+            successor[1:] = np.where((at[:-1] >= 0) & ~donor.first[1:], at[:-1] + 1, -1)
+            fits = (successor >= 0) & (successor < m)
+            fits[fits] = prompt.fingerprints[successor[fits]] == donor.fingerprints[fits]
+            at = np.where(fits, successor, at)
+    return at
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Shared samples in donor order, candidates one after the other; flags describe the step from pair n to pair n + 1."""
+
+    target: I64
+    """Index of the prompt's sample."""
+    donor: I64
+    """Index into the flat donor samples."""
+    owner: I64
+    target_at: I64
+    """Positions in tokens."""
+    donor_at: I64
+    candidates: int
+    linked: Bools
+    """The step is verified verbatim."""
+    near: Bools
+    """The step hides a change in what is otherwise the same passage."""
+    same: Bools
+    """The step stays in one candidate."""
+    edits: Bools
+    """Near, and not only because evicted parts of the donor left a hole."""
+
+    @classmethod
+    def of(cls, prompt: Samples, flat: _Flat, at: I64) -> _Pairs:
+        donor = np.flatnonzero(at >= 0)
+        target, owner = at[donor], flat.owner[donor]
+        once = owner * len(prompt.fingerprints) + target
+        if len(once) and np.bincount(once).max() > 1:
+            # A passage that the donor repeats covers the prompt's tokens once.
+            _, keep = np.unique(once, return_index=True)
+            keep.sort()
+            donor, target, owner = donor[keep], target[keep], owner[keep]
+        target_at, donor_at = prompt.positions.astype(np.int64)[target], flat.positions[donor]
+        same = owner[1:] == owner[:-1]
+        steps, donor_steps = np.diff(target), np.diff(donor)
+        links = flat.links[donor[:-1]]
+        linked = same & (steps == 1) & (donor_steps == 1) & (links != 0) & (prompt.links[target[:-1]] == links)
+        tokens, donor_tokens = np.diff(target_at), np.diff(donor_at)
+        near = same & ~linked & (tokens > 0) & (donor_tokens > 0)
+        near &= (np.abs(tokens - donor_tokens) <= NEAR_SHIFT) & (np.maximum(tokens, donor_tokens) <= NEAR_GAP)
+        return cls(
+            target,
+            donor,
+            owner,
+            target_at,
+            donor_at,
+            len(flat.lengths),
+            linked,
+            near,
+            same,
+            near & (links != 0),
+        )
+
+    def verified(self) -> F64:
+        """Tokens inside runs, by candidate."""
+        first, last = self.run_bounds()
+        tokens = self.target_at[last] - self.target_at[first] + NGRAM
+        return self.total(self.owner[first], tokens.astype(np.float64))
+
+    def run_bounds(self) -> tuple[I64, I64]:
+        """Indices of the first and last pair of each run."""
+        if len(self.target) == 0:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        breaks = np.flatnonzero(~self.linked)
+        return np.concatenate(([0], breaks + 1)), np.concatenate((breaks, [len(self.target) - 1]))
+
+    def between(self) -> F64:
+        """Tokens between near runs that the change left alone, by candidate."""
+        step = np.flatnonzero(self.near)
+        tokens = self.target_at[step + 1] - self.target_at[step]
+        donor_tokens = self.donor_at[step + 1] - self.donor_at[step]
+        gap = np.minimum(tokens, donor_tokens) - NGRAM
+        dead = self.target[step + 1] - self.target[step] - 1
+        donor_dead = self.donor[step + 1] - self.donor[step] - 1
+        mean = (dead + donor_dead) / 2
+        few = np.maximum(dead, donor_dead) <= _FEW_DEAD
+        isolated = np.maximum(1.0, mean * SAMPLING / NGRAM) + np.abs(tokens - donor_tokens)
+        replaced = np.maximum(1.0, mean * SAMPLING - NGRAM + 1)
+        return self.total(self.owner[step], np.maximum(0.0, gap - np.where(few, isolated, replaced)))
+
+    def loose_ends(self, prompt: Samples, flat: _Flat, prompt_tokens: int) -> F64:
+        """Expected tokens beyond the ends of runs that nothing near continues, by candidate."""
+        if len(self.target) == 0:
+            return np.zeros(self.candidates)
+        open_end = np.ones(len(self.target), np.bool_)
+        open_end[:-1] = ~(self.linked | self.near)
+        open_start = np.ones(len(self.target), np.bool_)
+        open_start[1:] = open_end[:-1]
+        ends, starts = np.flatnonzero(open_end), np.flatnonzero(open_start)
+        after = np.minimum(
+            _room_after(prompt.positions.astype(np.int64), self.target[ends], prompt_tokens),
+            _room_after(flat.positions, self.donor[ends], flat.lengths[self.owner[ends]], flat.first),
+        )
+        before = np.minimum(
+            _room_before(prompt.positions.astype(np.int64), self.target[starts]),
+            _room_before(flat.positions, self.donor[starts], flat.first),
+        )
+        return self.total(self.owner[ends], after / 2) + self.total(self.owner[starts], before / 2)
+
+    def total(self, owner: I64, what: F64) -> F64:
+        """Sums by candidate."""
+        return np.bincount(owner, what, minlength=self.candidates).astype(np.float64, copy=False)
+
+
+def _room_after(positions: I64, index: I64, end: int | I64, first: Bools | None = None) -> I64:
+    """Tokens from the end of a sample's window to the end of the next sample's, or to the end of the document."""
+    following = np.minimum(index + 1, len(positions) - 1)
+    is_last = index + 1 >= len(positions)
+    if first is not None:
+        is_last |= first[following]
+    here = positions[index] + NGRAM
+    return np.where(is_last, np.maximum(0, end - here), np.maximum(0, positions[following] + NGRAM - 1 - here))
+
+
+def _room_before(positions: I64, index: I64, first: Bools | None = None) -> I64:
+    """Tokens from the start of the previous sample's window, or of the document, to the start of a sample's."""
+    is_first = index == 0 if first is None else first[index]
+    return np.where(is_first, positions[index], positions[index] - positions[np.maximum(index - 1, 0)] - 1)
+
+
+def _collect(pairs: _Pairs, flat: _Flat, estimate: F64, prompt_tokens: int) -> list[Alignment]:
+    first, last = pairs.run_bounds()
+    lengths = pairs.target_at[last] - pairs.target_at[first] + NGRAM
+    verified = pairs.verified()
+    edits = (
+        pairs.total(pairs.owner[:-1], pairs.edits.astype(np.float64))
+        if len(pairs.owner)
+        else np.zeros(pairs.candidates)
+    )
+    runs_of = np.searchsorted(pairs.owner[first], np.arange(pairs.candidates + 1))
+    pairs_of = np.searchsorted(pairs.owner, np.arange(pairs.candidates + 1))
+    starts, donor_starts = pairs.target_at[first].tolist(), pairs.donor_at[first].tolist()
+    tokens = lengths.tolist()
+    found = []
+    for c in range(pairs.candidates):
+        runs = [Run(starts[n], donor_starts[n], tokens[n]) for n in range(runs_of[c], runs_of[c + 1])]
+        ceiling = min(prompt_tokens, int(flat.lengths[c]))
+        found.append(
+            Alignment(
+                reusable_tokens=min(ceiling, round(float(estimate[c]))),
+                verified_tokens=min(ceiling, int(verified[c])),
+                shared=pairs.target[pairs_of[c] : pairs_of[c + 1]],
+                edited=bool(edits[c]),
+                runs=tuple(sorted(runs)),
+            )
+        )
+    return found

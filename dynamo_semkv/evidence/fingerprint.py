@@ -1,0 +1,230 @@
+"""FingerprintProvider: the default provider. Finds donors that share verbatim text with a prompt, and says where.
+
+    sample the prompt -> its partition's postings -> candidates by rarity -> align -> decide -> matches
+
+* Partitioned first: only the donors of the query's own namespace digest, and so of its tenant, are ever looked at. A request whose tenant
+  is unknown has none.
+* A sample weighs by its rarity among the partition's donors (inverse document frequency in [0, 1]), so what everybody shares, a system
+  prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have found the donor.
+* A donor is a match when its shared samples weigh `min_evidence`, one run is verbatim over `min_run_tokens`, and the estimate covers
+  `min_overlap_share` of the prompt. Ranking alone would always name somebody.
+* `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the match claims, and
+  every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its proven prefix.
+
+It knows no tokens of donors, only their sketches, and nothing about which replica is alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dynamo_semkv.config.schema import FingerprintConfig
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
+from dynamo_semkv.contracts.sketch import DonorSketch, sample, sketch_key
+from dynamo_semkv.evidence.alignment import Alignment, Run, align
+from dynamo_semkv.evidence.donor import CatalogDonor
+from dynamo_semkv.evidence.partition import FloatArray, Partition
+from dynamo_semkv.evidence.postings import Hits
+from dynamo_semkv.evidence.provider import LookupQuery
+
+MAX_CANDIDATES = 16
+MAX_SEGMENTS = 32
+"""Per match, the longest ones: a dense edit would leave hundreds."""
+MIN_SEGMENT_TOKENS = 16
+CONVINCING = 8.0
+"""Weighted samples at which more of them add no confidence."""
+_WORTH_A_LOOK = 0.1
+"""Candidates with less than this share of the best one's weight are not aligned."""
+
+_Candidate = tuple[CatalogDonor, DonorSketch, int]
+
+
+class FingerprintProvider:
+    """A DonorListener. Adds and removes come from the catalog's thread, lookups from the provider's; one lock, held while postings are
+    read or written (tens of microseconds), never during alignment."""
+
+    name = "fingerprint"
+
+    def __init__(self, config: FingerprintConfig | None = None) -> None:
+        self._config = config if config is not None else FingerprintConfig()
+        self._lock = threading.Lock()
+        self._partitions: dict[str, Partition] = {}
+        self._where: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
+        """`indexed`, `removed`, `without_sketch`, `partition_full`, `lookups`, `no_partition`, `tenant_unknown`, `candidates`, `matches`;
+        why candidates were rejected: `weak`, `short`, `small`, `stale`."""
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def donor_added(self, donor: CatalogDonor) -> None:
+        sketch = donor.sketch
+        with self._lock:
+            known = self._known(donor.donor_id)
+            if (
+                known is not None
+                and known.sketch is sketch
+                and known.namespace_digest_hex == donor.namespace_digest_hex
+            ):
+                self._partitions[donor.namespace_digest_hex].replace(donor)
+                return
+            if known is not None:
+                self._remove(donor.donor_id)
+            if sketch is None or sketch.sample_count == 0:
+                self.counts["without_sketch"] += 1
+                return
+            partition = self._partitions.get(donor.namespace_digest_hex)
+            if partition is None:
+                partition = self._partitions[donor.namespace_digest_hex] = Partition(self._config.max_postings)
+            if partition.full:
+                self.counts["partition_full"] += 1
+                return
+            partition.add(donor, sketch)
+            self._where[donor.donor_id] = donor.namespace_digest_hex
+            self.counts["indexed"] += 1
+
+    def donor_removed(self, donor_id: str) -> None:
+        with self._lock:
+            if donor_id in self._where:
+                self._remove(donor_id)
+
+    def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        """Best first; at most MAX_CANDIDATES."""
+        self.counts["lookups"] += 1
+        if query.namespace.tenant is None:
+            self.counts["tenant_unknown"] += 1
+            return ()
+        samples = sample(query.tokens, sketch_key(query.digest))
+        unique, position = np.unique(samples.fingerprints, return_inverse=True)
+        with self._lock:
+            partition = self._partitions.get(query.digest.hex())
+            if partition is None:
+                self.counts["no_partition"] += 1
+                return ()
+            hits = partition.find(unique)
+            rarity = partition.rarity(hits)
+            candidates = self._candidates(partition, hits, rarity)
+        self.counts["candidates"] += len(candidates)
+        found = align(samples, len(query.tokens), [sketch for _, sketch, _ in candidates])
+        provable = not query.namespace.unknown_fields()
+        matches = []
+        for (donor, sketch, thinned), alignment in zip(candidates, found, strict=True):
+            at = position[alignment.shared]
+            posted = (unique[at] & np.uint32((1 << thinned) - 1)) == 0
+            evidence = float(rarity[at[posted]].sum()) * (1 << thinned)
+            match = self._match(query, donor, sketch, alignment, evidence, provable)
+            if match is not None:
+                matches.append(match)
+        self.counts["matches"] += len(matches)
+        matches.sort(key=lambda m: (-m.reusable_token_count, -m.exact_prefix_tokens, m.donor_id))
+        return matches
+
+    def snapshot(self) -> dict[str, Any]:
+        with self._lock:
+            largest = max(map(len, self._partitions.values()), default=0)
+            postings = sum(partition.nbytes for partition in self._partitions.values())
+            return {
+                "donors": len(self._where),
+                "partitions": len(self._partitions),
+                "largest_partition": largest,
+                "posting_bytes": postings,
+                "counts": dict(self.counts),
+            }
+
+    def _known(self, donor_id: str) -> CatalogDonor | None:
+        digest = self._where.get(donor_id)
+        return self._partitions[digest].get(donor_id) if digest is not None else None
+
+    def _remove(self, donor_id: str) -> None:
+        digest = self._where.pop(donor_id)
+        partition = self._partitions[digest]
+        partition.remove(donor_id)
+        if not len(partition):
+            del self._partitions[digest]
+        self.counts["removed"] += 1
+
+    def _candidates(self, partition: Partition, hits: Hits, rarity: FloatArray) -> list[_Candidate]:
+        """Donors by the rarity of what they share, at most MAX_CANDIDATES."""
+        if len(hits.query) == 0:
+            return []
+        rows, index, shared = np.unique(hits.rows, return_inverse=True, return_counts=True)
+        thinned = partition.thinned(rows)
+        weight = np.bincount(index, rarity[hits.query]) * (1 << thinned.astype(np.int64))
+        weight[shared < self._config.min_shared_samples] = 0.0
+        found: list[_Candidate] = []
+        floor = max(float(weight.max()) * _WORTH_A_LOOK, self._config.min_evidence / 4, 1e-9)
+        # Ties go to the newer row often enough, and to the same one every time.
+        for n in np.argsort(-weight, kind="stable")[: 4 * MAX_CANDIDATES].tolist():
+            if weight[n] < floor or len(found) >= MAX_CANDIDATES:
+                break
+            donor = partition.donor(int(rows[n]))
+            if donor is not None and donor.sketch is not None and donor.creditable:
+                found.append((donor, donor.sketch, int(thinned[n])))
+        return found
+
+    def _match(
+        self,
+        query: LookupQuery,
+        donor: CatalogDonor,
+        sketch: DonorSketch,
+        alignment: Alignment,
+        evidence: float,
+        provable: bool,
+    ) -> SemanticTrtMatch | None:
+        prompt = len(query.tokens)
+        proven = sketch.proven_blocks(query.chain) * donor.tokens_per_block if provable else 0
+        proven = min(proven, prompt, donor.token_count)
+        lead = _leading(alignment.runs, proven)
+        reusable = max(alignment.reusable_tokens, lead)
+        objection = self._objection(donor, alignment, evidence, reusable / prompt)
+        if objection is not None:
+            self.counts[objection] += 1
+            return None
+        return SemanticTrtMatch(
+            donor_id=donor.donor_id,
+            reusable_token_count=reusable,
+            exact_prefix_tokens=proven,
+            match_type=MatchType.EXACT_EQUIVALENT if 0 < reusable <= 2 * proven else MatchType.SEMANTIC_CANDIDATE,
+            location=donor.location,
+            provider=self.name,
+            provider_generation=donor.generation,
+            segments=_segments(alignment.runs, lead),
+            overlap=reusable / prompt,
+            confidence=min(1.0, max(alignment.verified_tokens, lead) / reusable) * min(1.0, evidence / CONVINCING),
+            edited=alignment.edited,
+        )
+
+    def _objection(self, donor: CatalogDonor, alignment: Alignment, evidence: float, overlap: float) -> str | None:
+        if evidence < self._config.min_evidence:
+            return "weak"
+        if alignment.longest_run < self._config.min_run_tokens:
+            return "short"
+        if overlap < self._config.min_overlap_share:
+            return "small"
+        return None if donor.creditable else "stale"
+
+
+def _leading(runs: Sequence[Run], proven: int) -> int:
+    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it; 0 without a proven prefix."""
+    end = proven
+    for run in runs:
+        if proven and run.target_start == run.donor_start and run.target_start <= end:
+            end = max(end, run.target_start + run.token_count)
+    return end
+
+
+def _segments(runs: Sequence[Run], lead: int) -> tuple[SemanticTrtSegment, ...]:
+    beyond = [run for run in runs if not (run.target_start == run.donor_start and run.target_start < lead)]
+    long_enough = [run for run in beyond if run.token_count >= MIN_SEGMENT_TOKENS] or beyond
+    kept = sorted(long_enough, key=lambda run: -run.token_count)[:MAX_SEGMENTS]
+    if lead:
+        kept = [Run(0, 0, lead), *kept[: MAX_SEGMENTS - 1]]
+    return tuple(
+        SemanticTrtSegment(target_start=run.target_start, donor_start=run.donor_start, token_count=run.token_count)
+        for run in sorted(kept)
+    )

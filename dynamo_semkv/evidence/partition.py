@@ -1,0 +1,168 @@
+"""Partition: the donors of one namespace digest (so of one tenant) and their postings. A search sees one partition and no other.
+
+It grows in small steps: a bigger table is filled a few rows at a time while the smaller one is still asked, so no call pays for a rebuild.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamo_semkv.contracts.sketch import DonorSketch, U32Array
+from dynamo_semkv.evidence.donor import CatalogDonor
+from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
+
+POSTINGS_PER_DONOR = 192
+"""Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all."""
+CLEANED_PER_STEP = 2
+MOVED_PER_STEP = 4
+GROWTH = 1.5
+"""At this factor two rows moved for each one added are enough; four leave the second half of the room at full speed."""
+_FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def thinning(sketch: DonorSketch) -> int:
+    """k: fingerprints whose low k bits are zero are posted, one in 2**k."""
+    k = 0
+    while sketch.sample_count >> k > POSTINGS_PER_DONOR:
+        k += 1
+    return k
+
+
+def posted(sketch: DonorSketch) -> U32Array:
+    """Each once, ascending."""
+    fingerprints = sketch.fingerprints
+    k = thinning(sketch)
+    return np.unique(fingerprints[fingerprints & np.uint32((1 << k) - 1) == 0] if k else fingerprints)
+
+
+class Partition:
+    """Not thread-safe. A donor's row is stable while it is here."""
+
+    def __init__(self, ways: int) -> None:
+        self._ways = ways
+        self._donors: list[CatalogDonor | None] = []
+        self._rows: dict[str, int] = {}
+        self._free: list[int] = []
+        self._leaving: deque[tuple[int, DonorSketch | None]] = deque()
+        """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
+        self._thinned = np.zeros(16, np.uint8)
+        self._moved = np.zeros(16, np.bool_)
+        """Rows whose postings are in the next table: those in the current one no longer count."""
+        self._table = Postings(_FIRST_CAPACITY, ways)
+        self._next: Postings | None = None
+        self._cursor = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes + (self._next.nbytes if self._next is not None else 0)
+
+    @property
+    def full(self) -> bool:
+        return not self._free and len(self._donors) >= MAX_ROWS
+
+    def donor(self, row: int) -> CatalogDonor | None:
+        return self._donors[row] if row < len(self._donors) else None
+
+    def get(self, donor_id: str) -> CatalogDonor | None:
+        row = self._rows.get(donor_id)
+        return self._donors[row] if row is not None else None
+
+    def add(self, donor: CatalogDonor, sketch: DonorSketch) -> None:
+        """A donor that is not here yet; `sketch` is its own."""
+        fingerprints = posted(sketch)
+        self._clean(CLEANED_PER_STEP)
+        self._grow(len(fingerprints))
+        row = self._take_row()
+        self._rows[donor.donor_id] = row
+        self._donors[row] = donor
+        self._thinned[row] = thinning(sketch)
+        self._moved[row] = self._next is not None
+        (self._next or self._table).insert(fingerprints, np.full(len(fingerprints), row, np.uint32))
+
+    def replace(self, donor: CatalogDonor) -> None:
+        """The same donor with the same sketch at another place."""
+        self._donors[self._rows[donor.donor_id]] = donor
+
+    def remove(self, donor_id: str) -> None:
+        """At once for every search; its postings are taken out as others are added, so that removing many does not stall."""
+        row = self._rows.pop(donor_id)
+        donor = self._donors[row]
+        self._donors[row] = None
+        self._leaving.append((row, donor.sketch if donor is not None else None))
+
+    def find(self, fingerprints: U32Array) -> Hits:
+        """`fingerprints`: shape [n], each once."""
+        hits = self._table.find(fingerprints)
+        if self._next is None:
+            return hits
+        here = ~self._moved[hits.rows]
+        there = self._next.find(fingerprints)
+        return Hits(
+            np.concatenate((hits.query[here], there.query)),
+            np.concatenate((hits.rows[here], there.rows)),
+            np.maximum(hits.carriers, there.carriers),
+        )
+
+    def thinned(self, rows: U32Array) -> npt.NDArray[np.uint8]:
+        return self._thinned[rows]
+
+    def rarity(self, hits: Hits) -> FloatArray:
+        """Weight of each fingerprint asked for, shape [n], in [0, 1]: 1 where one donor has it, 0 where all have it or none."""
+        donors = max(1, len(self._rows))
+        carriers = np.maximum(hits.carriers, 1)
+        weight: FloatArray = np.log((donors + 1) / carriers) / np.log(donors + 1)
+        return np.where(hits.carriers > 0, np.clip(weight, 0.0, 1.0), 0.0)
+
+    def _take_row(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._donors.append(None)
+        if len(self._donors) > len(self._moved):
+            self._thinned = np.concatenate((self._thinned, np.zeros_like(self._thinned)))
+            self._moved = np.concatenate((self._moved, np.zeros_like(self._moved)))
+        return len(self._donors) - 1
+
+    def _clean(self, rows: int) -> None:
+        for _ in range(min(rows, len(self._leaving))):
+            row, sketch = self._leaving.popleft()
+            if sketch is not None:
+                table = self._next if self._next is not None and self._moved[row] else self._table
+                table.remove(posted(sketch), row)
+            self._free.append(row)
+
+    def _grow(self, arriving: int) -> None:
+        if self._next is None and self._table.used + arriving > self._table.capacity:
+            self._next = Postings(int(GROWTH * self._table.capacity), self._ways)
+            self._cursor = 0
+            self._moved[:] = False
+        self._move(MOVED_PER_STEP)
+
+    def _move(self, rows: int) -> None:
+        """Takes a few more rows along to the next table; the last step replaces the current one."""
+        if self._next is None:
+            return
+        fingerprints: list[U32Array] = []
+        owners: list[int] = []
+        while len(owners) < rows and self._cursor < len(self._donors):
+            row = self._cursor
+            self._cursor += 1
+            donor = self._donors[row]
+            if donor is not None and donor.sketch is not None and not self._moved[row]:
+                fingerprints.append(posted(donor.sketch))
+                owners.append(row)
+        if owners:
+            lengths = [len(found) for found in fingerprints]
+            self._next.insert(np.concatenate(fingerprints), np.repeat(np.array(owners, np.uint32), lengths))
+            self._moved[owners] = True
+        if self._cursor >= len(self._donors):
+            self._table, self._next = self._next, None
+            self._leaving = deque((row, sketch if self._moved[row] else None) for row, sketch in self._leaving)
+            self._moved[:] = False
