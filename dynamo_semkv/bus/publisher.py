@@ -238,8 +238,6 @@ class BusPublisher:
                 break
             await asyncio.sleep(0.005)
         await self._connection.stop()
-        # What the client left running would be destroyed with the loop, and complain.
-        await end_tasks(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
 
     async def _session(self, client: Client) -> None:
         js = client.jetstream(timeout=_ACK_SECONDS)

@@ -83,8 +83,9 @@ async def test_crashes_lose_duplicate_and_reorder_nothing(nats_server: EmbeddedN
     for thread in threads:
         thread.start()
     for round_number in range(4):
-        earlier = 200 + 400 * (round_number - 1)  # all that could be published before this life of the broker
-        wait_for("some of this life arrived", lambda more_than=max(0, earlier): bus.stats().published > more_than)
+        # More than all that could be published before this life of the broker.
+        earlier = max(0, 200 + 400 * (round_number - 1))
+        wait_for("some of this life arrived", lambda than=earlier: bus.stats().published > than)
         nats_server.kill()
         gate.release(len(names))
         nats_server.start()
