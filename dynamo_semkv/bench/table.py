@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-REUSE_OUTCOMES = frozenset({"materialized_exact", "materialized_experimental"})
-QUIET_OUTCOMES = REUSE_OUTCOMES | {"local_exact", "no_donor"}
-"""Outcomes that need no explanation in the declines column: reuse, or nothing to reuse."""
+QUIET_OUTCOMES = frozenset({"materialized_exact", "materialized_experimental", "local_exact", "no_donor"})
+"""Outcomes that need no explanation: reuse, or nothing to reuse."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,8 @@ class RouteFacts:
 
     scenario: str
     input: int
-    exact_device: int
+    local: int
+    """The engine's own cache, as the connector saw it: Dynamo's exact overlap come true."""
     evidence: int
     placed: int
     hinted: int
@@ -32,16 +32,16 @@ class RouteFacts:
 
     @classmethod
     def from_page(cls, scenario: str, route: Mapping[str, Any]) -> RouteFacts:
-        """`route`: one item of the page's `/api/routes`. KeyError for a page that speaks another format."""
-        funnel = route["funnel"]
+        """`route`: what the page's `/api/routes` tells of one route. KeyError for a page that speaks another format."""
+        tokens, report = route["tokens"], route["report"] or {}
         return cls(
             scenario=scenario,
-            input=funnel["input"],
-            exact_device=route["exact_device_tokens"],
-            evidence=funnel["evidence"],
-            placed=funnel["placed"],
-            hinted=funnel["hinted"],
-            confirmed=route["confirmed_tokens"],
+            input=tokens["input"],
+            local=report.get("local_tokens", 0),
+            evidence=tokens["evidence"],
+            placed=tokens["placed"],
+            hinted=tokens["hinted"],
+            confirmed=report.get("confirmed", 0),
             outcome=route["outcome"],
             reason=route["reason"],
             ttft=route["ttft_seconds"],
@@ -51,11 +51,13 @@ class RouteFacts:
 
 @dataclass(frozen=True)
 class Row:
+    """Sums over one scenario, in tokens; medians in seconds."""
+
     scenario: str
     requests: int
     failed: int
     input: int
-    exact_device: int
+    local: int
     evidence: int
     placed: int
     hinted: int
@@ -63,38 +65,35 @@ class Row:
     """Confirmed by the backend; nothing else is counted as reuse."""
     placed_requests: int
     declines: tuple[tuple[str, int], ...]
-    """(`outcome: reason`, requests), most frequent first."""
+    """(`reason`, requests), most frequent first."""
     ttft_cold: float | None
     ttft_warm: float | None
     ttft_loaded: float | None
 
 
 def rows(order: Sequence[str], facts: Iterable[RouteFacts], failed: Mapping[str, int]) -> list[Row]:
-    """A row per scenario in the given order, also for one without a single route."""
+    """A row per scenario in the given order, also for one without a single route, and one over all."""
     by_scenario: dict[str, list[RouteFacts]] = {name: [] for name in order}
     for fact in facts:
         by_scenario[fact.scenario].append(fact)
-    return [_row(name, by_scenario[name], failed.get(name, 0)) for name in order]
-
-
-def total(parts: Sequence[Row], facts: Sequence[RouteFacts]) -> Row:
-    return _row("all", facts, sum(part.failed for part in parts))
+    everything = [fact for name in order for fact in by_scenario[name]]
+    parts = [_row(name, by_scenario[name], failed.get(name, 0)) for name in order]
+    return [*parts, _row("all", everything, sum(failed.values()))]
 
 
 def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
-    declines = Counter(f"{f.outcome}: {f.reason}" for f in facts if f.outcome not in QUIET_OUTCOMES)
     return Row(
         scenario=name,
         requests=len(facts) + failed,
         failed=failed,
         input=sum(f.input for f in facts),
-        exact_device=sum(f.exact_device for f in facts),
+        local=sum(f.local for f in facts),
         evidence=sum(f.evidence for f in facts),
         placed=sum(f.placed for f in facts),
         hinted=sum(f.hinted for f in facts),
         materialized=sum(f.confirmed for f in facts),
         placed_requests=sum(f.placed > 0 for f in facts),
-        declines=tuple(declines.most_common()),
+        declines=tuple(Counter(f.reason for f in facts if f.outcome not in QUIET_OUTCOMES).most_common()),
         ttft_cold=_median(facts, "cold"),
         ttft_warm=_median(facts, "warm"),
         ttft_loaded=_median(facts, "loaded"),

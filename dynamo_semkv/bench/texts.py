@@ -1,7 +1,7 @@
 """Real documents without a download: the language reference that every CPython carries in `pydoc_data.topics`.
 
-Its topics repeat each other (whole sections stand in two of them), which would make "unrelated" documents related. So a paragraph is used
-once, and only if hardly any of its word 8-grams were used before: any two documents of one library are disjoint by measurement, not by title.
+Its topics repeat each other (whole sections stand in two of them), which would make "unrelated" documents related. So a paragraph is
+used once, and only if hardly any of its word 8-grams were used before: any two documents of one library are disjoint by measurement, not by title.
 """
 
 from __future__ import annotations

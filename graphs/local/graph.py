@@ -46,8 +46,8 @@ def free_port() -> int:
 class LocalGraph:
     """`with LocalGraph(settings) as graph: ...`; or `up()` and `down()`. Not thread-safe.
 
-    Parts are named `nats`, `worker-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9, `restart(name)` brings a part back with the
-    same ports, environment and stable id.
+    Parts are named `nats`, `worker-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9, `restart(name)` brings a part back with
+    the same ports, environment and stable id.
     """
 
     def __init__(self, settings: GraphSettings, run_dir: Path | None = None, model_dir: Path | None = None) -> None:

@@ -1,0 +1,116 @@
+"""The demo: the local graph, a real workload through Dynamo's frontend, and one table of placement against materialization."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dynamo_semkv.bench.client import Answer, ChatClient
+from dynamo_semkv.bench.scenarios import Scenario
+from dynamo_semkv.bench.scenarios import demo as demo_scenarios
+from dynamo_semkv.bench.table import RouteFacts, Row, rows
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import GraphSettings
+from graphs.local.table_view import print_table
+
+REPORT_SECONDS = 40.0
+"""Longer than a route waits for its report, so that every route has closed, with a report or as unconfirmed."""
+
+
+def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir: Path) -> int:
+    """Exit status 0 if every request was served. With `keep` the graph stays up until Ctrl-C."""
+    console = Console()
+    graph = LocalGraph(settings, run_dir=run_dir, model_dir=model_dir)
+    console.print(
+        f"Starting {settings.workers} workers x {settings.data_parallel_size} ranks, model {settings.served_model} ..."
+    )
+    started = time.monotonic()
+    with console.status("starting") as status:
+        graph.up(lambda part: status.update(f"starting: {part}"))
+    clean = False
+    try:
+        console.print(
+            f"Up in {time.monotonic() - started:.0f} s. Frontend {graph.frontend_url}, page {graph.page_url()}"
+        )
+        scenarios = demo_scenarios()
+        table, answers = asyncio.run(measure(graph, scenarios, console))
+        print_table(console, table, scenarios)
+        for line in (trouble := graph.trouble())[:20]:
+            console.print(line, style="red", markup=False)
+        failed = [a for _, a in answers if not a.ok]
+        for answer in failed[:5]:
+            console.print(f"a request failed: {answer.error}", style="red", markup=False)
+        console.print(
+            f"{len(answers)} requests in {time.monotonic() - started:.0f} s, {len(failed)} failed, {len(trouble)} errors logged"
+        )
+        clean = not failed and not trouble
+        if keep:
+            wait_for_interrupt(graph, console)
+        return 0 if clean else 1
+    finally:
+        graph.down(keep_logs=not clean)
+        if not clean:
+            console.print(f"logs: {graph.run_dir}", markup=False)
+
+
+def wait_for_interrupt(graph: LocalGraph, console: Console) -> None:
+    console.print(
+        f"\nThe graph stays up. Page: [link]{graph.page_url()}[/link]   Frontend: {graph.frontend_url}   Ctrl-C ends it."
+    )
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        console.print("stopping")
+
+
+async def measure(
+    graph: LocalGraph, scenarios: Sequence[Scenario], console: Console
+) -> tuple[list[Row], list[tuple[str, Answer]]]:
+    """Sends every scenario in order, one request at a time, and reads back what the router knows of each."""
+    client = ChatClient(graph.frontend_url, graph.settings.served_model)
+    answers: list[tuple[str, Answer]] = []
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for scenario in scenarios:
+            task = progress.add_task(scenario.title, total=len(scenario.requests))
+            for request in scenario.requests:
+                answers.append((scenario.name, await client.send(request)))
+                progress.advance(task)
+    facts, missing = await read_routes(graph.page_url(), answers)
+    if missing:
+        console.print(f"{missing} requests are unknown to the router", style="red")
+    failed: dict[str, int] = {}
+    for name, answer in answers:
+        if not answer.ok:
+            failed[name] = failed.get(name, 0) + 1
+    return rows([scenario.name for scenario in scenarios], facts, failed), answers
+
+
+async def read_routes(page_url: str, answers: Sequence[tuple[str, Answer]]) -> tuple[list[RouteFacts], int]:
+    """(facts of every served request, how many the router does not know). Waits until the last route has closed."""
+    facts: list[RouteFacts] = []
+    missing = 0
+    deadline = time.monotonic() + REPORT_SECONDS
+    async with aiohttp.ClientSession() as session:
+        for name, answer in answers:
+            if not answer.ok:
+                continue
+            routes: list[dict[str, Any]] = []
+            while not routes and time.monotonic() < deadline:
+                async with session.get(
+                    f"{page_url}/api/routes", params={"request_id": answer.request_id or ""}
+                ) as response:
+                    routes = (await response.json())["routes"] if response.status == 200 else []
+                if not routes:
+                    await asyncio.sleep(0.1)
+            missing += not routes
+            facts += [RouteFacts.from_page(name, route) for route in routes]
+    return facts, missing
