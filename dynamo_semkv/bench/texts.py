@@ -1,7 +1,7 @@
 """Real documents without a download: the language reference that every CPython carries in `pydoc_data.topics`.
 
 Its topics repeat each other (whole sections stand in two of them), which would make "unrelated" documents related. So a paragraph is
-used once, and only if hardly any of its word 8-grams were used before: any two documents of one library are disjoint by measurement, not by title.
+used once, and only if hardly any of its word 8-grams were used before: any two documents are disjoint by measurement, not by title.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def documents(count: int, characters: int) -> list[Document]:
             seen |= mine
             parts.append(paragraph)
             size += len(paragraph) + 2
-            if size >= characters:
+            if size - 2 >= characters:
                 found.append(Document(topic, "\n\n".join(parts)))
                 if len(found) == count:
                     return found

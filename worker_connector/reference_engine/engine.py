@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from worker_connector.engine import KvCacheConnectorScheduler
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.fair_lock import FairLock
 from worker_connector.reference_engine.models import LoadedModel, load_model
@@ -187,6 +188,11 @@ class Engine:
     def kv_pool(self, rank: int) -> torch.Tensor:
         """The rank's pool `[num_blocks, num_layers, kv_factor, block_size]`, for inspection."""
         return self._rank(rank).pool.tensor
+
+    def connector_scheduler(self, rank: int) -> KvCacheConnectorScheduler | None:
+        """The rank's instance of the connector's scheduler class; None without a connector."""
+        connector = self._rank(rank).connector
+        return None if connector is None else connector.scheduler
 
     def shutdown(self, timeout: float | None = 30.0) -> None:
         """Cancel open requests and end the threads. RuntimeError if one does not end within `timeout` seconds.

@@ -1,0 +1,66 @@
+"""`python -m worker_connector.reference_engine`: the reference engine as a Dynamo worker."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
+
+MODELS = {"tiny": TINY_NAME, "smollm2": SMOLLM2_NAME}
+CONNECTOR = ("worker_connector.connector", "SemkvConnectorScheduler", "SemkvConnectorWorker")
+"""As TensorRT-LLM's `kv_connector_config` names it: module, scheduler class, worker class."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        engine = EngineConfig(
+            model=ModelSource(MODELS[arguments.model]),
+            tokens_per_block=arguments.tokens_per_block,
+            num_blocks=arguments.blocks_per_rank,
+            max_num_tokens=arguments.max_num_tokens,
+            data_parallel_size=arguments.data_parallel_size,
+            num_threads=arguments.threads,
+        )
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    from worker_connector.reference_engine.dynamo_worker import WorkerSettings, serve
+
+    settings = WorkerSettings(
+        engine=engine,
+        model_dir=arguments.model_dir,
+        endpoint=arguments.endpoint,
+        connector=ConnectorSpec.resolve(*CONNECTOR) if arguments.connector == "on" else None,
+        native_hints=arguments.native_hints,
+    )
+    return int(uvloop.run(serve(settings)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_connector.reference_engine", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
+    parser.add_argument("--model-dir", type=Path, required=True, help="directory with tokenizer and chat template")
+    parser.add_argument("--endpoint", default="dynamo.backend.generate", help="namespace.component.endpoint")
+    parser.add_argument("--data-parallel-size", type=int, default=2)
+    parser.add_argument("--blocks-per-rank", type=int, default=256, help="device pages of each rank")
+    parser.add_argument("--tokens-per-block", type=int, default=32)
+    parser.add_argument("--max-num-tokens", type=int, default=512, help="token budget of one iteration")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of a forward pass")
+    parser.add_argument("--connector", choices=("on", "off"), default="on", help="options: the file in SEMKV_CONFIG")
+    parser.add_argument("--native-hints", action="store_true", help="hand hints to the engine on the request itself")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

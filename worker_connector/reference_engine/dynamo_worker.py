@@ -1,0 +1,271 @@
+"""The reference engine as a Dynamo worker: one process, all data-parallel ranks, no public endpoint.
+
+It imports Dynamo; the engine does not. The recipe is that of Dynamo's own workers: a model card without a public endpoint, one KV event
+publisher a rank, push egress, and the engine's own cached-token count in the last chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+from dynamo.llm import (
+    KvEventPublisher,
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerMetricsPublisher,
+    WorkerType,
+    register_model,
+)
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+from dynamo.runtime import DistributedRuntime
+
+from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency
+from worker_connector.reference_engine.dynamo_request import Submission, chunk, merged_hints, submission
+from worker_connector.reference_engine.engine import Engine, EngineDeadError
+from worker_connector.reference_engine.outcome import ERROR, RequestStats
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.02
+"""How often KV events and load are read from the engine."""
+SUBSCRIBE_MILLISECONDS = 20_000
+SEND_BUFFER = 100_000
+
+Output = tuple[list[int], "str | None", RequestStats]
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    engine: EngineConfig
+    model_dir: Path
+    endpoint: str = "dynamo.backend.generate"
+    connector: ConnectorSpec | None = None
+    native_hints: bool = False
+    """Hand hints to the engine on the request itself, as NVIDIA/TensorRT-LLM#18153 proposes. Off: as TensorRT-LLM is today."""
+    drain_seconds: float = 20.0
+
+
+class RankRelay:
+    """The loopback ZMQ socket of one rank that Dynamo's publisher relays."""
+
+    def __init__(self, endpoint: Any, rank: int, block_size: int) -> None:
+        self.rank = rank
+        self._sequence = 0
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
+        self._socket.set_hwm(SEND_BUFFER)
+        port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._publisher = KvEventPublisher(
+            endpoint=endpoint,
+            kv_block_size=block_size,
+            dp_rank=rank,
+            enable_local_indexer=True,
+            zmq_endpoint=f"tcp://127.0.0.1:{port}",
+            zmq_topic="",
+        )
+
+    def wait_subscribed(self) -> None:
+        """What a PUB socket sends before its subscriber is there is lost without a trace."""
+        if not self._socket.poll(SUBSCRIBE_MILLISECONDS):
+            raise RuntimeError(f"rank {self.rank}: Dynamo did not subscribe to its KV events in 20 s")
+        self._socket.recv()
+
+    def send(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """On the event loop's thread only: a ZMQ socket belongs to one thread."""
+        payload = msgspec.msgpack.encode([time.time(), events, self.rank])
+        self._socket.send_multipart([b"", self._sequence.to_bytes(8, "big"), payload])
+        self._sequence += 1
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class OnLoop:
+    """An EventOut that hands events over to the loop's thread, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, relay: RankRelay) -> None:
+        self._loop = loop
+        self._relay = relay
+
+    def send(self, events: Sequence[Mapping[str, Any]]) -> None:
+        self._loop.call_soon_threadsafe(self._relay.send, list(events))
+
+
+class DynamoWorker:
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._fatal: BaseException | None = None
+        self.engine = Engine(settings.engine, settings.connector, on_fatal=self._engine_died)
+        config = settings.engine
+        self._token_limit = min(self.engine.max_seq_len, config.num_blocks * config.tokens_per_block)
+        self._metrics = WorkerMetricsPublisher()
+        self._relays: list[RankRelay] = []
+        self._device: list[DeviceEvents] = []
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        """Set whenever the last running request has ended."""
+
+    def _engine_died(self, rank: int, error: BaseException) -> None:
+        logger.error("rank %d ended the engine: %r", rank, error)
+        self._fatal = error
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def run(self, runtime: DistributedRuntime) -> int:
+        """Serves until SIGTERM, SIGINT or the engine's end. Exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop.set)
+        endpoint = runtime.endpoint(self._settings.endpoint)
+        await self._register(endpoint)
+        await self._publish(endpoint)
+        serving = asyncio.ensure_future(endpoint.serve_endpoint(self.generate, graceful_shutdown=True))
+        beat = asyncio.ensure_future(self._beat())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((serving, beat, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if beat.done():
+                beat.result()
+            await self._drain(endpoint)
+            runtime.shutdown()
+            await serving
+        finally:
+            for task in (beat, stopping):
+                task.cancel()
+            await asyncio.to_thread(self.engine.shutdown)
+            for relay in self._relays:
+                relay.close()
+        return 0 if self._fatal is None else 1
+
+    async def _drain(self, endpoint: Any) -> None:
+        """Leave discovery first, so that nobody is sent here any more; then let running requests end."""
+        await endpoint.unregister_endpoint_instance()
+        if self._in_flight and self._fatal is None:
+            await asyncio.wait((asyncio.ensure_future(self._idle.wait()),), timeout=self._settings.drain_seconds)
+
+    async def _register(self, endpoint: Any) -> None:
+        config = self._settings.engine
+        card = ModelRuntimeConfig()
+        card.data_parallel_size = config.data_parallel_size
+        card.data_parallel_start_rank = 0
+        card.total_kv_blocks = config.num_blocks
+        card.max_num_seqs = config.max_batch_size
+        card.max_num_batched_tokens = config.max_num_tokens
+        card.context_length = self._token_limit
+        card.enable_local_indexer = True
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Empty,  # no public endpoint: clients reach this engine through the router only
+            endpoint,
+            str(self._settings.model_dir),
+            self.engine.model.name,
+            worker_type=WorkerType.Aggregated,
+            kv_cache_block_size=config.tokens_per_block,
+            runtime_config=card,
+        )
+
+    async def _publish(self, endpoint: Any) -> None:
+        """KV events and load, before the first request can come."""
+        size = self._settings.engine.tokens_per_block
+        await self._metrics.create_endpoint(endpoint)
+        for rank in range(self._settings.engine.data_parallel_size):
+            relay = RankRelay(endpoint, rank, size)
+            await asyncio.to_thread(relay.wait_subscribed)
+            self._relays.append(relay)
+            self._device.append(DeviceEvents(relay, size))
+            attach = getattr(self.engine.connector_scheduler(rank), "attach_residency", None)
+            if attach is not None:
+                attach(HostResidency(OnLoop(self._loop, relay), size))
+
+    async def _beat(self) -> None:
+        while True:
+            for rank, device in enumerate(self._device):
+                device.apply(self.engine.poll_kv_events(rank))
+                self._metrics.publish(dp_rank=rank, active_decode_blocks=self.engine.stats(rank).active_blocks)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def generate(
+        self, request: Mapping[str, Any], context: Any = None, response_sender: Any = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The parameter `response_sender` makes Dynamo push: one crossing into Python a request, not one a chunk."""
+        if response_sender is None:
+            return self._stream(request, context)
+        return self._push(request, context, response_sender)
+
+    async def _push(self, request: Mapping[str, Any], context: Any, sender: Any) -> AsyncIterator[dict[str, Any]]:
+        async for item in self._stream(request, context):
+            sender.send(item)
+        sender.close()
+        for nothing in ():  # makes this an async generator, which is what Dynamo drives; it never yields
+            yield nothing
+
+    async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+        try:
+            asked = submission(request, self._token_limit)
+            outputs: asyncio.Queue[Output] = asyncio.Queue()
+            handle = self._submit(asked, request, outputs)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        except EngineDeadError as error:
+            raise EngineShutdown(str(error)) from error
+        stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+        stopped.add_done_callback(lambda _: handle.cancel())
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            while True:
+                token_ids, finish_reason, stats = await outputs.get()
+                if finish_reason == ERROR and self._fatal is not None:
+                    raise EngineShutdown(stats.error or "the engine ended")
+                yield chunk(token_ids, finish_reason, stats)
+                if finish_reason is not None:
+                    return
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+            handle.cancel()
+            stopped.cancel()
+
+    def _submit(self, asked: Submission, request: Mapping[str, Any], outputs: asyncio.Queue[Output]) -> Any:
+        def deliver(token_ids: list[int], finish_reason: str | None, stats: RequestStats) -> None:
+            self._loop.call_soon_threadsafe(outputs.put_nowait, (token_ids, finish_reason, stats))
+
+        hints = None
+        if self._settings.native_hints:
+            hints, refused = merged_hints(request)
+            for why in refused:
+                logger.warning("hints refused: %s", why)
+        return self.engine.submit(
+            asked.tokens,
+            max_new_tokens=asked.max_new_tokens,
+            sampling=asked.sampling,
+            eos_token_ids=asked.eos_token_ids,
+            dp_rank=asked.dp_rank,
+            cache_salt=asked.cache_salt,
+            kv_hints=hints,
+            on_output=deliver,
+        )
+
+
+def runtime_from_env(loop: asyncio.AbstractEventLoop) -> DistributedRuntime:
+    """As Dynamo's own components make it: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, DYN_EVENT_PLANE."""
+    return DistributedRuntime(
+        loop, os.environ.get("DYN_DISCOVERY_BACKEND", "etcd"), os.environ.get("DYN_REQUEST_PLANE", "tcp")
+    )
+
+
+async def serve(settings: WorkerSettings) -> int:
+    worker = DynamoWorker(settings)
+    return await worker.run(runtime_from_env(asyncio.get_running_loop()))
