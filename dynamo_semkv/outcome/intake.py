@@ -94,6 +94,7 @@ class Intake:
         *,
         apply_donor_event: Callable[[DonorEvent], object],
         announce: Callable[[ReplicaAnnouncement], object],
+        route_opened: Callable[[RouteOpened], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -103,6 +104,7 @@ class Intake:
         self._book = book
         self._apply_donor_event = apply_donor_event
         self._announce = announce
+        self._route_opened = route_opened
         self._monotonic = monotonic
         self._epoch = wall() - monotonic()
         self._replay: Replay[BookEvent] | None = Replay(_JOINED)
@@ -156,6 +158,8 @@ class Intake:
     def on_route_event(self, message: Message) -> None:
         event = self._decoded(message, "routes", _decode_route_event)
         if event is not None:
+            if self._route_opened is not None and isinstance(event, RouteOpened):
+                self._route_opened(event)
             self._arrived(subjects.ROUTE_STREAM, message.timestamp, event)
 
     def on_report(self, message: Message) -> None:

@@ -1,4 +1,7 @@
-"""How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second attempt."""
+"""How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second attempt.
+
+Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each other's route events.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,19 @@ class Attempts:
         if not request_id:
             return 0
         attempt = self._seen.get(request_id, -1) + 1
+        self._keep(request_id, attempt)
+        return attempt
+
+    def heard(self, request_id: str | None, attempt: int) -> None:
+        """Another router (or this one, by the echo of its own event) opened a route for this request."""
+        if request_id and attempt > self._seen.get(request_id, -1):
+            self._keep(request_id, attempt)
+
+    def _keep(self, request_id: str, attempt: int) -> None:
         self._seen[request_id] = attempt
         self._seen.move_to_end(request_id)
         while len(self._seen) > self._limit:
             self._seen.popitem(last=False)
-        return attempt
 
     def __len__(self) -> int:
         return len(self._seen)

@@ -156,7 +156,10 @@ def queued_prefill(exact: Exact, replica: ReplicaKey, prompt_tokens: int) -> int
 
 
 def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, prompt: Prompt) -> list[SemanticTrtMatch]:
-    """Host-tier residency of this prompt's own blocks, per replica that may be advised."""
+    """Host-tier residency of this prompt's own blocks, per replica that may be advised. None in a namespace with an unknown field: the
+    engine loads nothing there."""
+    if prompt.namespace.unknown_fields():
+        return []
     size = exact.overlap.block_size
     found = []
     for replica in sorted(view.eligible):

@@ -177,31 +177,24 @@ class ReplicaDirectory:
     def standings(self, model: str | None = None) -> dict[ReplicaKey, Standing]:
         return {replica: self._standing(replica, model) for replica in self._live}
 
+    def models(self) -> dict[str, ModelView]:
+        """The models that live replicas have announced, by name."""
+        names = sorted({a.model for r in self._live if (a := self._announcement(r)) is not None})
+        return {name: self.view_of(name) for name in names}
+
     def readiness(self) -> dict[str, Any]:
-        """JSON-able: how many replicas live, which of them may be advised, and why the others may not."""
-        standings = self.standings()
-        models = sorted({a.model for r in self._live if (a := self._announcement(r)) is not None})
-        views = {model: self.view_of(model) for model in models}
+        """JSON-able: how many replicas live, how many may be advised, and what keeps models and replicas from it."""
+        views = self.models()
+        standings = Counter(standing.value for standing in self.standings().values())
         return {
             "live": len(self._live),
-            "advisable": sum(len(view.eligible) for view in views.values()),
-            "replicas": [self._row(replica, standing) for replica, standing in sorted(standings.items())],
+            "advisable": len(set().union(*(view.eligible for view in views.values()))),
+            "standings": dict(standings),
             "models": {
                 model: {"standing": view.standing.value, "differing_field": view.differing_field}
                 for model, view in views.items()
             },
             "duplicate_stable_ids": sorted(self._duplicates()),
-        }
-
-    def _row(self, replica: ReplicaKey, standing: Standing) -> dict[str, Any]:
-        card = self._live[replica].card
-        return {
-            "worker_id": str(replica.worker_id),
-            "dp_rank": replica.dp_rank,
-            "stable_routing_id": card.stable_routing_id,
-            "block_size": card.block_size,
-            "generation": self.generation_of(replica),
-            "standing": standing.value,
         }
 
     def _announcement(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:

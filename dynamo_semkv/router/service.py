@@ -80,6 +80,7 @@ class RouterService:
         journal: Journal,
         hints: Hints,
         fallbacks: Fallbacks,
+        attempts: Attempts,
         config: Config,
         config_hash: str,
         router: str,
@@ -100,7 +101,7 @@ class RouterService:
         self._router = router
         self._monotonic = monotonic
         self._wall = wall
-        self._attempts = Attempts()
+        self._attempts = attempts
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""

@@ -18,13 +18,32 @@ from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.advisor import Advisor
+from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import Fallbacks
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import CallContext, Choice, Chunk, Overlap, RankLoad, RankOverlap, ReplicaCard
 from dynamo_semkv.router.service import RouterService
 
 BLOCK = 32
-NAMESPACE = CacheNamespace(model="m@1", engine="reference/1", tokens_per_block=BLOCK, kv_dtype="float32")
+NAMESPACE = CacheNamespace(
+    model="m@1",
+    engine="reference/1",
+    tokenizer="t",
+    prompt_format="f",
+    backend_mode="reference",
+    tokens_per_block=BLOCK,
+    kv_dtype="float32",
+    kv_layout="l",
+    attention_window="full",
+    attention_shape="gqa",
+    parallelism="tp1",
+    ptuning="",
+    speculative="",
+    multimodal_policy="",
+    connector="c/1",
+    provider_generation="p1",
+)
+"""As an engine announces it: nothing unknown but what a request brings."""
 A0, A1, B0, B1 = ReplicaKey(11, 0), ReplicaKey(11, 1), ReplicaKey(22, 0), ReplicaKey(22, 1)
 STABLE = {11: "w-a", 22: "w-b"}
 Gate = Callable[[str], Awaitable[None]]
@@ -300,6 +319,7 @@ class Rig:
             journal=self.journal,
             hints=self.hints,
             fallbacks=self.fallbacks,
+            attempts=Attempts(),
             config=self.config,
             config_hash=config_hash(self.config),
             router=router,

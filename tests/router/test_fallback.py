@@ -89,9 +89,21 @@ def test_dynamo_13191_attempts_of_one_request_are_told_apart() -> None:
     assert [attempts.next(""), attempts.next("")] == [0, 0]
 
 
+def test_dynamo_13191_a_first_attempt_at_another_router_counts() -> None:
+    attempts = Attempts()
+    attempts.heard("a", 0)
+    assert attempts.next("a") == 1
+    # The echo of its own events, and late ones, change nothing.
+    attempts.heard("a", 1)
+    attempts.heard("a", 0)
+    attempts.heard(None, 3)
+    assert attempts.next("a") == 2
+
+
 @given(st.lists(st.text("abcdef", max_size=2), max_size=200))
 def test_attempts_stay_bounded(ids: list[str]) -> None:
     attempts = Attempts(limit=4)
-    for request_id in ids:
+    for n, request_id in enumerate(ids):
         attempts.next(request_id)
+        attempts.heard(f"{request_id}-elsewhere", n)
     assert len(attempts) <= 4

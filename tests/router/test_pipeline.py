@@ -131,6 +131,13 @@ def test_host_evidence_is_of_advisable_replicas_only() -> None:
     )
 
 
+def test_an_unknown_namespace_field_leaves_no_host_evidence() -> None:
+    known = directory()
+    found = exact(ranks={A0: RankOverlap(0, 10, 0)})
+    assert len(host_evidence(known, known.view_of("m"), found, prompt())) == 1
+    assert host_evidence(known, known.view_of("m"), found, prompt(routing={"lora_name": "a"})) == []
+
+
 def test_production_stack_1061_unknown_shared_and_unannounced_places_are_left_out() -> None:
     known = directory(("w-a",))
     shared = SemanticTrtMatch(

@@ -1,0 +1,153 @@
+"""What a router knows: donors, replicas, outcomes. All of it comes from the bus and from Dynamo's discovery, so any number of routers know
+the same and a restarted one knows it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+
+from dynamo_semkv.bus.publisher import BusPublisher
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.config.load import Loaded
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.evidence.catalog import DonorCatalog
+from dynamo_semkv.evidence.deadline import DeadlineRunner
+from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.observe.measured import MeasuredHistory
+from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.observe.state import ReplicaStatus
+from dynamo_semkv.observe.view import RouterView
+from dynamo_semkv.outcome.book import BookLimits, OutcomeBook
+from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.intake import Intake
+from dynamo_semkv.router.attempts import Attempts
+from dynamo_semkv.router.fallback import Fallbacks
+from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
+from dynamo_semkv.router.runtime_types import RankLoad
+
+REPLAY_SECONDS = 2.0
+"""How long the start waits for donors and announcements to be read back before the first request; the broker may be away."""
+CLOSE_SECONDS = 2.0
+SWEEP = 1_000
+"""Donors of ended streams that leave the index a beat: about a millisecond."""
+
+
+class Knowledge:
+    """`start` and `close` in the event loop that serves. `router`: the name under which this process writes route events."""
+
+    def __init__(self, loaded: Loaded, router: str) -> None:
+        config = loaded.config
+        fingerprint = config.evidence.fingerprint
+        providers = [FingerprintProvider(fingerprint)] if fingerprint.enabled else []
+        self.catalog = DonorCatalog(
+            providers,
+            clock=time.monotonic,
+            max_donors=fingerprint.max_donors,
+            max_donors_per_namespace=fingerprint.max_donors_per_namespace,
+        )
+        self.lookup = DeadlineRunner(
+            providers,
+            config.evidence.deadline_ms / 1000,
+            config.evidence.max_matches,
+            min_overlap_tokens=config.evidence.min_overlap_tokens,
+        )
+        self.directory = ReplicaDirectory(self.catalog.purge_replica, self.catalog.readmit_replica)
+        self.loads: Mapping[ReplicaKey, RankLoad] = {}
+        """Of a moment ago; for the page only, decisions ask Dynamo."""
+        self.fallbacks = Fallbacks()
+        self.metrics = Metrics()
+        self.history = History(config.outcome.history_size)
+        measured = MeasuredHistory(self.history, self.metrics, router=router, is_live=lambda: self.intake.live)
+        self.book = OutcomeBook(
+            config.outcome.report_ttl_seconds,
+            measured.add,
+            measured.add_orphan,
+            limits=BookLimits(open_routes=config.outcome.max_open_routes),
+        )
+        name = f"semkv-router-{os.getpid()}"
+        self.publisher = BusPublisher(config.bus, name)
+        self.subscriber = BusSubscriber(config.bus, name)
+        self.attempts = Attempts()
+        self.intake = Intake(
+            self.subscriber,
+            self.book,
+            apply_donor_event=self.catalog.apply,
+            announce=self.directory.announce,
+            route_opened=lambda event: self.attempts.heard(event.request_id, event.attempt),
+        )
+        self.view = RouterView(
+            config=config,
+            config_hash=loaded.hash,
+            router=router,
+            history=self.history,
+            book=self.book,
+            intake=self.intake,
+            publisher=self.publisher,
+            subscriber=self.subscriber,
+            catalog=self.catalog.snapshot,
+            providers=self.lookup.snapshot,
+            replicas=self.statuses,
+            fallbacks=lambda: {reason.value: count for reason, count in self.fallbacks.counts.items()},
+            metrics=self.metrics,
+        )
+
+    async def start(self) -> None:
+        self.publisher.start()
+        await self.intake.start()
+        await self.subscriber.start()
+
+    async def replayed(self) -> bool:
+        """Waits, but not for long, until what the bus kept of donors and announcements has been read."""
+        until = time.monotonic() + REPLAY_SECONDS
+        streams = (subjects.DONOR_STREAM, subjects.ANNOUNCEMENT_STREAM)
+        while not all(self.subscriber.caught_up(stream) for stream in streams):
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def tidy(self) -> None:
+        """What has to happen without requests too: donors of dead workers end, and what is over leaves the index."""
+        self.catalog.forget_absent()
+        self.catalog.sweep(SWEEP)
+
+    def statuses(self) -> list[ReplicaStatus]:
+        """The live replicas as the page, metrics and readiness show them."""
+        standings = self.directory.standings()
+        differ = {
+            model for model, view in self.directory.models().items() if view.standing is Standing.NAMESPACE_DIFFERS
+        }
+        found = []
+        for replica, card in sorted(self.directory.live().items()):
+            said, load = self.directory.announcement_of(replica), self.loads.get(replica)
+            standing = standings[replica]
+            if said is not None and said.model in differ and standing is Standing.OK:
+                standing = Standing.NAMESPACE_DIFFERS
+            found.append(
+                ReplicaStatus(
+                    worker_id=replica.worker_id,
+                    dp_rank=replica.dp_rank,
+                    stable_routing_id=card.stable_routing_id,
+                    standing=standing.value,
+                    model=said.model if said is not None else None,
+                    generation=said.generation if said is not None else None,
+                    materialization=said.materialization if said is not None else None,
+                    slab_blocks=said.slab_blocks if said is not None else None,
+                    resident_blocks=said.resident_blocks if said is not None else None,
+                    total_blocks=card.total_kv_blocks,
+                    queued_prefill_tokens=load.potential_prefill_tokens if load is not None else None,
+                    active_decode_blocks=load.potential_decode_blocks if load is not None else None,
+                    active_requests=load.active_requests if load is not None else None,
+                )
+            )
+        return found
+
+    async def close(self) -> None:
+        await self.intake.close()
+        await self.subscriber.close()
+        self.lookup.close(CLOSE_SECONDS)
+        await asyncio.to_thread(self.publisher.close, CLOSE_SECONDS)

@@ -1,0 +1,286 @@
+"""`python -m dynamo_semkv serve` as a process: frontend -> two router processes -> two scripted workers of two ranks, over a real bus.
+
+The workers have no engine; announcements and donors come from the test, as a connector would send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo_semkv.bus.publisher import BusPublisher
+from dynamo_semkv.bus.server import EmbeddedNats
+from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.config.schema import BusConfig
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.contracts.codec import (
+    MSGPACK,
+    decode_hint_delivery,
+    decode_route_event,
+    encode_announcement,
+    encode_donor_event,
+)
+from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
+from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
+from dynamo_semkv.testing import EventTape
+from tests.router.fakes import NAMESPACE, announcement
+from tests.router.graph.build import TestGraph, http_json
+from tests.router.graph.model_dir import prompt
+from tests.router.graph.processes import Process, wait_until
+
+pytestmark = pytest.mark.graph
+
+WORKERS = ("a", "b")
+DONOR_TOKENS = 1024
+
+
+def serve(g: TestGraph, name: str, config: Path) -> Process:
+    return g.graph.python(
+        name, "-m", "dynamo_semkv", "serve", "--config", str(config), env=g.graph.env(DYN_SYSTEM_PORT="0")
+    )
+
+
+def write_config(g: TestGraph, url: str, **sections: Any) -> Path:
+    path = g.graph.directory / "semkv.yaml"
+    tree = {
+        "bus": {"url": url},
+        "dynamo": {"namespace": "test"},
+        "model": {"name": "m"},
+        "placement": {"mode": "enforce"},
+        # A busy machine is not to be taken for a slow provider.
+        "evidence": {"deadline_ms": 500, "exact_deadline_ms": 500},
+        **sections,
+    }
+    path.write_text(json.dumps(tree))
+    return path
+
+
+class Bus:
+    """What a connector publishes, and what routers publish, read back."""
+
+    def __init__(self, url: str) -> None:
+        self.config = BusConfig(url=url)
+        self.publisher = BusPublisher(self.config, "test")
+        self.publisher.start()
+
+    def announce(self) -> None:
+        for worker in WORKERS:
+            for rank in (0, 1):
+                one = announcement(f"stable-{worker}", rank)
+                subject = subjects.announcements(StableReplica(one.stable_routing_id, rank))
+                assert self.publisher.publish(subject, encode_announcement(one), content_type=MSGPACK)
+
+    def register_donor(self, worker: str, rank: int, start: int) -> str:
+        """A donor with the tokens of `prompt(start, DONOR_TOKENS)`."""
+        stable = f"stable-{worker}"
+        tape = EventTape(worker_id=stable_worker_id(stable), dp_rank=rank, generation="g1")
+        tape.reset()
+        tokens = np.array([i % 2000 for i in range(start, start + DONOR_TOKENS)], dtype=np.uint32)
+        tape.register("d" * 32, tokens, NAMESPACE.for_request(tenant=""))
+        for event in tape:
+            subject = subjects.donor_events(StableReplica(stable, rank))
+            assert self.publisher.publish(subject, encode_donor_event(event, MSGPACK), content_type=MSGPACK)
+        return "d" * 32
+
+    def collect(self, until: Callable[[list[RouteEvent], list[Any]], bool], act: Callable[[], None]) -> tuple[Any, Any]:
+        """Route events that the stream has and hints that pass by, from before `act` until they are enough."""
+        events: list[RouteEvent] = []
+        hints: list[Any] = []
+
+        async def run() -> None:
+            subscriber = BusSubscriber(self.config, "test")
+            subscriber.subscribe_stream(
+                subjects.ROUTE_STREAM,
+                f"{subjects.ROUTES}.>",
+                lambda message: events.append(decode_route_event(message.payload)),
+                start="new",
+            )
+
+            def on_hint(message: Message) -> None:
+                hints.append(decode_hint_delivery(message.payload))
+
+            subscriber.subscribe_core(f"{subjects.HINTS}.>", on_hint)
+            await subscriber.start()
+            for _ in range(500):
+                if subscriber.caught_up(subjects.ROUTE_STREAM):
+                    break
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(act)
+            for _ in range(500):
+                if until(events, hints):
+                    break
+                await asyncio.sleep(0.02)
+            await subscriber.close()
+
+        asyncio.run(run())
+        assert until(events, hints), (events, hints)
+        return events, hints
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNats]:
+    with EmbeddedNats(tmp_path_factory.mktemp("jetstream")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bus(nats: EmbeddedNats) -> Iterator[Bus]:
+    made = Bus(nats.url)
+    yield made
+    made.publisher.close(2.0)
+
+
+@pytest.fixture(scope="module")
+def g(make_graph: Callable[[], TestGraph], nats: EmbeddedNats) -> TestGraph:
+    made = make_graph()
+    for worker in WORKERS:
+        made.worker(worker, "--delay-s", "0.02")
+    config = write_config(made, nats.url)
+    for name in ("r1", "r2"):
+        serve(made, name, config).wait_log("is served by")
+    made.frontend(2)
+    return made
+
+
+def ended(events: list[RouteEvent]) -> bool:
+    opened = {e.route_id for e in events if isinstance(e, RouteOpened)}
+    return bool(opened) and opened == {e.route_id for e in events if isinstance(e, RouteObserved)}
+
+
+def test_without_announcements_requests_are_served_and_recorded_without_advice(g: TestGraph, bus: Bus) -> None:
+    answers: list[Any] = []
+    events, hints = bus.collect(lambda e, h: ended(e), lambda: answers.append(g.chat(words=100)))
+    assert answers[0][0] == 200
+    opened = next(e for e in events if isinstance(e, RouteOpened))
+    assert (opened.mode, opened.decision_reason) == ("enforce", "namespace_unknown")
+    assert hints == []
+
+
+def test_a_donor_on_one_rank_is_placed_on_hinted_and_recorded_by_both_routers(g: TestGraph, bus: Bus) -> None:
+    bus.announce()
+    donor = bus.register_donor("b", 1, start=300)
+    routers: set[str] = set()
+
+    def placed() -> bool:
+        """Both routers place, whichever the frontend picks."""
+        events, hints = bus.collect(lambda e, h: ended(e), lambda: g.chat(words=DONOR_TOKENS + 40, start=300))
+        opened = next(e for e in events if isinstance(e, RouteOpened))
+        if opened.decision_reason != "placed":
+            assert opened.decision_reason in ("namespace_unknown", "no_evidence"), opened
+            return False
+        observed = next(e for e in events if isinstance(e, RouteObserved))
+        routers.add(opened.router)
+        assert (opened.stable_routing_id, opened.dp_rank, opened.donor_id) == ("stable-b", 1, donor)
+        assert opened.worker_id == observed.served_worker_id == g.worker_id("b")
+        assert (observed.served_stable_routing_id, observed.served_dp_rank, observed.end) == ("stable-b", 1, "complete")
+        assert opened.input_tokens >= opened.evidence_tokens == opened.placed_tokens == opened.hinted_tokens > 900
+        delivery = hints[-1]
+        assert (delivery.stable_routing_id, delivery.dp_rank) == ("stable-b", 1)
+        assert delivery.prompt_key == opened.prompt_key
+        request = g.records("workers", "request")[-1]
+        assert request["worker"] == "b"
+        assert request["request"]["routing"]["dp_rank"] == 1
+        carried = request["request"]["extra_args"]["semkv"]
+        assert carried["actions"][0]["payload"]["route_id"] == opened.route_id == delivery.envelope.message_id
+        return len(routers) == 2
+
+    wait_until("both routers to place on the donor", placed, 30.0, 0.1)
+
+
+def test_another_prompt_is_a_negative_control(g: TestGraph, bus: Bus) -> None:
+    events, hints = bus.collect(lambda e, h: ended(e), lambda: g.chat(words=600, start=1350))
+    opened = next(e for e in events if isinstance(e, RouteOpened))
+    assert (opened.decision_reason, opened.evidence_tokens, opened.placed_tokens) == ("no_evidence", 0, 0)
+    assert hints == []
+
+
+def test_another_tenant_finds_nothing(g: TestGraph, bus: Bus) -> None:
+    def act() -> None:
+        status, _ = g.chat(words=DONOR_TOKENS, start=300, nvext={"cache_salt": "tenant-a"})
+        assert status == 200
+
+    events, hints = bus.collect(lambda e, h: ended(e), act)
+    opened = next(e for e in events if isinstance(e, RouteOpened))
+    assert (opened.decision_reason, opened.evidence_tokens, opened.placed_tokens) == ("no_evidence", 0, 0)
+    assert hints == []
+
+
+def test_a_client_cannot_bring_hints(g: TestGraph) -> None:
+    status, _ = http_json(
+        g.frontend_port,
+        "/v1/chat/completions",
+        {"model": "m", "messages": [{"role": "user", "content": prompt(0, 64)}], "extra_args": {"semkv": {}}},
+    )
+    assert status == 400
+
+
+def test_a_stream_whose_worker_is_killed_goes_on_as_another_attempt(g: TestGraph, bus: Bus) -> None:
+    answers: list[Any] = []
+
+    def act() -> None:
+        seen = len(g.records("workers", "request"))
+        client = threading.Thread(target=lambda: answers.append(g.stream(words=100, max_tokens=60)))
+        client.start()
+        wait_until("a worker to have the request", lambda: len(g.records("workers", "request")) > seen)
+        name = g.records("workers", "request")[-1]["worker"]
+        next(p for p in reversed(g.graph.processes) if p.name == name).kill()
+        client.join(40)
+        assert not client.is_alive()
+        g.worker(name, "--delay-s", "0.02")
+
+    events, _ = bus.collect(lambda e, h: len(e) >= 4 and ended(e), act)
+    assert answers[0].error is None
+    assert answers[0].tokens == list(range(100, 160))
+    opened = [e for e in events if isinstance(e, RouteOpened)]
+    ends = {e.route_id: e.end for e in events if isinstance(e, RouteObserved)}
+    assert len({e.request_id for e in opened}) == 1
+    # It may be sent to the dead worker once more before discovery knows; whichever routers it came to, the attempts count on.
+    assert [e.attempt for e in opened] == list(range(len(opened)))
+    assert [ends[e.route_id] for e in opened] == ["worker_lost"] * (len(opened) - 1) + ["complete"]
+
+
+def test_kill_9_of_the_broker_costs_nothing_but_evidence(g: TestGraph, nats: EmbeddedNats) -> None:
+    nats.kill()
+    try:
+        for start in (0, 500):
+            status, _ = g.chat(words=200, start=start)
+            assert status == 200
+    finally:
+        nats.start()
+
+
+def test_the_routers_leave_without_a_lost_request_and_without_an_error_line(g: TestGraph) -> None:
+    first, second = (p for p in g.graph.processes if p.name in ("r1", "r2"))
+    assert first.terminate(20.0) == 0
+    g.wait_routers(1)
+    status, _ = g.chat(words=100)
+    assert status == 200
+    assert second.running
+    # Dynamo prints the traceback of an exception that a handler raises on purpose (the killed worker's); it is no ERROR line.
+    errors = [line for line in g.graph.error_lines() if line.startswith(("r1:", "r2:")) and "Traceback" not in line]
+    assert errors == []
+
+
+def test_serves_with_no_broker_at_all(make_graph: Callable[[], TestGraph]) -> None:
+    g = make_graph()
+    g.worker("a")
+    router = serve(g, "r1", write_config(g, "nats://127.0.0.1:1"))
+    router.wait_log("serving without evidence until it is")
+    g.frontend(1)
+    status, _ = g.chat(words=100)
+    assert status == 200
+    assert router.terminate(20.0) == 0
+
+
+def test_sigterm_while_waiting_for_workers_ends_it(make_graph: Callable[[], TestGraph]) -> None:
+    g = make_graph()
+    router = serve(g, "r1", write_config(g, "nats://127.0.0.1:1"))
+    router.wait_log("configuration ")
+    assert router.terminate(20.0) == 0
