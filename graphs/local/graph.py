@@ -30,6 +30,8 @@ from worker_connector.reference_engine.models import ModelSource
 LOOPBACK = "127.0.0.1"
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STATUS = re.compile(r"status server bound to: 127\.0\.0\.1:(\d+)")
+"""Dynamo reads DYN_SYSTEM_PORT as an i16, so a high port cannot be asked for: it chooses one itself and logs it."""
 _TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|Traceback|panicked")
 
 
@@ -73,8 +75,11 @@ class LocalGraph:
         return f"http://{LOOPBACK}:{self._port(f'{router}.page')}"
 
     def status_url(self, part: str) -> str:
-        """Dynamo's status server of a worker or router: /health, /metrics, /engine/..."""
-        return f"http://{LOOPBACK}:{self._port(f'{part}.status')}"
+        """Dynamo's status server of a worker or router, which is at another port after a restart: /health, /metrics, /engine/..."""
+        found = _STATUS.findall(self.log_text(part))
+        if not found:
+            raise GraphError(f"{part} has not said where its status server is")
+        return f"http://{LOOPBACK}:{found[-1]}"
 
     def _port(self, name: str) -> int:
         if name not in self._ports:
@@ -149,14 +154,14 @@ class LocalGraph:
             arguments += ["--connector", "on" if settings.connector else "off"]
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,
-                DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
+                DYN_SYSTEM_PORT="0",
                 SEMKV_CONFIG=str(self.config_path),
                 OMP_NUM_THREADS=str(settings.threads),
             )
         elif name in self.router_names:
             arguments = ["-m", "dynamo_semkv", "serve", "--config", str(self.config_path)]
             env = self.environment(
-                DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
+                DYN_SYSTEM_PORT="0",
                 SEMKV_DASHBOARD__PORT=str(self._port(f"{name}.page")),
             )
         elif name == "frontend":

@@ -207,8 +207,9 @@ class DynamoWorker:
         async for item in self._stream(request, context):
             sender.send(item)
         sender.close()
-        for nothing in ():  # makes this an async generator, which is what Dynamo drives; it never yields
-            yield nothing
+        nothing: tuple[dict[str, Any], ...] = ()
+        for item in nothing:  # makes this an async generator, which is what Dynamo drives; it never yields
+            yield item
 
     async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         try:
