@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import urllib.request
 from collections import Counter
@@ -158,13 +159,25 @@ def test_what_the_edge_knows_of_the_workers(healthy: Healthy) -> None:
     assert "semkv_test_inflight 0" in exposition.read().decode()
 
 
+def test_a_further_endpoint_of_the_component_answers_without_a_worker(healthy: Healthy) -> None:
+    graph = healthy.graph
+    seen = len(graph.records("workers", "request"))
+    request = json.dumps({"token_ids": list(range(64))})
+    caller = graph.graph.python("caller", "-m", "tests.router.graph.call", "test.semkv.advise", request)
+    (answer,) = json.loads("[" + caller.wait_log(r'\{"worker_id.*\}').group(0) + "]")
+    assert f"{answer['worker_id']}/{answer['dp_rank']}" in graph.query(healthy.routers[0], [1])["live"]
+    assert answer["id"]
+    assert len(graph.records("workers", "request")) == seen
+    wait_until("the caller to end", lambda: not caller.running)
+
+
 def test_the_hidden_model_is_offered_once_under_its_name(healthy: Healthy) -> None:
     _, models = http_json(healthy.graph.frontend_port, "/v1/models")
     assert [model["id"] for model in models["data"]] == ["m"]
 
 
 def test_nothing_listens_beyond_loopback(healthy: Healthy) -> None:
-    sockets = listening_sockets([process.pid for process in healthy.graph.graph.processes])
+    sockets = listening_sockets([process.pid for process in healthy.graph.graph.processes if process.running])
     assert all(sockets.values()), f"a process without a listening socket: {sockets}"
     assert {address.rsplit(":", 1)[0] for found in sockets.values() for address in found} == {LOOPBACK}
 

@@ -69,6 +69,11 @@ class Service:
                 stopped=call.is_stopped(),
             )
 
+    async def advise(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
+        """A second endpoint of the component: an answer without a worker."""
+        choice = await self.edge.best_choice(token_ids_list(request))
+        yield {"worker_id": str(choice.replica.worker_id), "dp_rank": choice.replica.dp_rank, "id": call.request_id}
+
     async def query(self, body: dict[str, Any]) -> dict[str, Any]:
         """Engine route: what the edge tells about a prompt."""
         tokens = token_ids_list(body)
@@ -127,7 +132,7 @@ async def main() -> None:
     edge.expose_metrics(lambda: f"# TYPE semkv_test_inflight gauge\nsemkv_test_inflight {edge.inflight}\n")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    serving = asyncio.ensure_future(edge.serve(service.generate))
+    serving = asyncio.ensure_future(edge.serve(service.generate, {"advise": service.advise}))
     stopping = asyncio.ensure_future(stop.wait())
     service.record("ready", id=str(edge.instance_id))
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,139 @@
+"""One request going wrong: what the client is told, what the worker is told, and that the next request is served."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.router.graph.build import TestGraph, chat_body, http_json
+from tests.router.graph.processes import LOOPBACK, Process, wait_until
+
+pytestmark = pytest.mark.graph
+
+
+@dataclass
+class Rig:
+    graph: TestGraph
+    workers: list[Process]
+    router: Process
+
+    def tell(self, worker: int, route: str, **body: Any) -> None:
+        """One of the test worker's engine routes."""
+        assert http_json(self.graph.status_port(self.workers[worker]), f"/engine/{route}", body)[0] == 200
+
+    def last(self) -> dict[str, Any]:
+        return self.graph.records("routers", "dispatch")[-1]
+
+
+@pytest.fixture(scope="module")
+def rig(make_graph: Callable[[], TestGraph]) -> Rig:
+    graph = make_graph()
+    workers = [graph.worker(f"w{n}", "--delay-s", "0.02") for n in range(2)]
+    router = graph.router("r0", "--load-thresholds", '{"active_decode_blocks_threshold": 0.5}')
+    graph.frontend(routers=1)
+    return Rig(graph, workers, router)
+
+
+def leave_early(rig: Rig, stream: bool, annotations: list[str], received: int) -> None:
+    """Send a request and close the connection once a worker has sent `received` chunks of it."""
+    seen = len(rig.graph.records("workers", "request"))
+    body = chat_body(start=5, max_tokens=500, stream=stream, nvext={"annotations": annotations})
+    connection = http.client.HTTPConnection(LOOPBACK, rig.graph.frontend_port, timeout=30)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    wait_until("the request at a worker", lambda: len(rig.graph.records("workers", "request")) > seen)
+    if received:
+        response = connection.getresponse()
+        for _ in range(received):
+            assert response.readline()
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_stops_router_and_worker(rig: Rig, stream: bool) -> None:
+    graph = rig.graph
+    ended, stopped = len(graph.records("routers", "dispatch")), len(graph.records("workers", "stopped"))
+    leave_early(rig, stream, [], received=2 if stream else 0)
+    wait_until("the router's end of it", lambda: len(graph.records("routers", "dispatch")) > ended)
+    wait_until("the worker's end of it", lambda: len(graph.records("workers", "stopped")) > stopped)
+    assert (rig.last()["outcome"], rig.last()["stopped"]) == ("closed", True)
+    assert rig.last()["chunks"] < 500
+    assert graph.records("workers", "stopped")[-1]["sent"] < 500
+    assert graph.query(rig.router, [1])["inflight"] == 0
+
+
+def test_a_client_that_leaves_during_a_long_prefill_is_noticed_before_its_end(rig: Rig) -> None:
+    graph = rig.graph
+    ended, stopped = len(graph.records("routers", "dispatch")), len(graph.records("workers", "stopped"))
+    leave_early(rig, True, ["hold:4"], received=0)
+    wait_until("the router's end of it", lambda: len(graph.records("routers", "dispatch")) > ended)
+    assert len(graph.records("workers", "stopped")) == stopped, "the router waited for the worker's first chunk"
+    assert (rig.last()["outcome"], rig.last()["chunks"]) == ("closed", 0)
+    # Dynamo tells the worker with its first chunk; what it holds for the request is given back then.
+    wait_until("the worker's end of it", lambda: len(graph.records("workers", "stopped")) > stopped)
+    assert graph.records("workers", "stopped")[-1]["sent"] < 10
+    wait_until("no load booked", lambda: all(load[2] == 0 for load in graph.query(rig.router, [1])["loads"].values()))
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_what_a_worker_says_of_a_bad_request_reaches_the_client(rig: Rig, after: int) -> None:
+    for worker in range(2):
+        rig.tell(worker, "fail", after=after, kind="invalid")
+    seen = len(rig.graph.records("workers", "request"))
+    status, body = rig.graph.chat(max_tokens=4)
+    assert (status, body["message"]) == (400, "scripted failure")
+    assert rig.last()["outcome"] == "invalid_request"
+    assert len(rig.graph.records("workers", "request")) == seen + 1, "a bad request was tried twice"
+    rig.tell(0, "fail", after=10**6, kind="invalid")
+    rig.tell(1, "fail", after=10**6, kind="invalid")
+    assert rig.graph.chat()[0] == 200
+
+
+def test_a_pin_to_a_full_worker_goes_elsewhere_and_a_full_pool_is_529(rig: Rig) -> None:
+    graph = rig.graph
+    full = graph.worker_id("w0")
+
+    def load(worker: int, blocks: int) -> None:
+        for rank in (0, 1):
+            rig.tell(worker, "load", rank=rank, active_decode_blocks=blocks)
+
+    def pinned_is_refused() -> bool:
+        status, _ = graph.chat(nvext={"annotations": [f"pin:{full}:0"]})
+        assert status == 200
+        return bool(rig.last()["fallback"])
+
+    load(0, 4000)
+    wait_until("the pin to be refused", pinned_is_refused, interval_s=0.05)
+    assert rig.last()["fallback"] in ("invalid_pin", "overloaded")
+    assert rig.last()["replica"][0] == graph.worker_id("w1")
+
+    load(1, 4000)
+    wait_until("the pool to be full", lambda: graph.chat()[0] == 529, interval_s=0.05)
+    assert rig.last()["outcome"] == "overloaded"
+
+    load(0, 0)
+    load(1, 0)
+    wait_until("room again", lambda: graph.chat()[0] == 200, interval_s=0.05)
+
+
+def test_a_worker_that_shuts_down_in_the_middle_is_continued_elsewhere(rig: Rig) -> None:
+    graph = rig.graph
+    rig.tell(0, "fail", after=2, kind="shutdown")
+    pin = f"pin:{graph.worker_id('w0')}:1"
+    answer = graph.stream(max_tokens=8, nvext={"annotations": [pin], "extra_fields": ["engine_data"]})
+    assert answer.error is None
+    assert answer.tokens == list(range(100, 108)), "the stream was not continued where it was cut"
+    first, second = graph.records("routers", "dispatch")[-2:]
+    assert first["id"] == second["id"], "a migrated request keeps the frontend's id"
+    assert (first["outcome"], first["chunks"], first["pinned"]) == ("worker_lost", 2, True)
+    # The pin is still on the request; its worker is out for five seconds, so the second attempt falls back.
+    assert (second["outcome"], second["pinned"], second["fallback"]) == ("done", False, "no_worker")
+    assert second["replica"][0] == graph.worker_id("w1")
+    live = graph.query(rig.router, [1])["live"]
+    assert {key.split("/")[0] for key in live} == {graph.worker_id("w1")}, "a lost worker can still be pinned to"
+    told = [event["engine_data"]["semkv"]["worker_id"] for event in answer.nvext]
+    assert [told[0], told[-1]] == [graph.worker_id("w0"), graph.worker_id("w1")]
