@@ -186,7 +186,7 @@ class Ledger:
             self._collisions += 1
             self._drop_empty_root(parent)
             return None
-        parent.leases += 1  # or the search for a slot could take the parent itself
+        parent.leases += 1  # or the search for a slot could take the parent itself, or drop it as an empty root
         slot = self._take_slot()
         parent.leases -= 1
         if slot is None:
@@ -257,7 +257,7 @@ class Ledger:
         self._drop_empty_root(parent)
 
     def _drop_empty_root(self, node: BlockEntry) -> None:
-        if node.ordinal < 0 and not node.children:
+        if node.ordinal < 0 and not node.children and node.leases == 0:  # leased: a block is just being entered under it
             self._roots.pop(node.digest, None)
             node.removed = True
 

@@ -1,0 +1,278 @@
+"""A scripted engine: a test says what the engine does next, and every forward pass checks the bytes that it would read.
+
+Each KV value is a function of everything that decides it (scope and all tokens up to its position), so a page that was filled with
+another request's block, too early, or not at all, is found at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.worker_connector.harness import RecordingSink
+from worker_connector.assembly import assemble_leader_with, assemble_rank_with
+from worker_connector.engine import (
+    KvCacheBufferRef,
+    KvCacheLayerGroupLayout,
+    KvCacheLayout,
+    KvCacheRegion,
+    RequestData,
+    SchedulerOutput,
+)
+from worker_connector.geometry import PoolGeometry
+from worker_connector.settings import Settings
+
+GARBAGE = -1
+
+
+@dataclass(eq=False)
+class Request:
+    """What a connector reads of a request."""
+
+    request_id: int
+    tokens: list[int]
+    cache_salt: str | None = None
+    lora_task_id: int | None = None
+    multimodal_hashes: list[list[int]] | None = None
+    kv_hints: Any = None
+    context_current_position: int = 0
+    is_dummy: bool = False
+    is_finished_due_to_cancellation: bool = False
+    prompt_len: int = 0
+    # the engine's own
+    pages: list[list[int]] = field(default_factory=list)
+    reported_tokens: int = 0
+    reported_pages: int = 0
+    external: int = 0
+    is_new: bool = True
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+    def get_tokens(self, beam: int) -> list[int]:
+        assert beam == 0
+        return list(self.tokens)
+
+
+def llm_args(tokens_per_block: int, **changes: Any) -> SimpleNamespace:
+    options: dict[str, Any] = {
+        "model": "scripted",
+        "revision": "1",
+        "backend": "pytorch",
+        "kv_cache_config": SimpleNamespace(tokens_per_block=tokens_per_block, dtype="auto", enable_block_reuse=True),
+        "lora_revisions": {1: "one", 2: "two"},
+    }
+    return SimpleNamespace(**options | changes)
+
+
+class ScriptedEngine:
+    """`groups` layer groups with a pool each; group g > 0 has two regions. `windows[g]` None: full attention."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        tokens_per_block: int = 4,
+        num_pages: int = 64,
+        windows: Sequence[int | None] = (None,),
+        flat: bool = False,
+        args: Any = None,
+        dp_rank: int | None = None,
+    ) -> None:
+        self.size = tokens_per_block
+        self.windows = windows
+        self.flat = flat
+        self.dp_rank = dp_rank
+        self.pools = [
+            torch.full((num_pages, 1 if group == 0 else 2, tokens_per_block), GARBAGE, dtype=torch.int32)
+            for group in range(len(windows))
+        ]
+        self.free = [list(range(num_pages - 1, -1, -1)) for _ in windows]
+        self.sink = RecordingSink()
+        self.now = 1000.0
+        args = args if args is not None else llm_args(tokens_per_block)
+        self.parts = assemble_leader_with(args, settings, self.sink, clock=lambda: self.now)
+        self.leader = self.parts.leader
+        self.rank = assemble_rank_with(args, settings, inline=True)
+        self.rank.register(PoolGeometry.from_layout(self.layout()))
+        self.next_id = 1
+        self.output = SchedulerOutput(attention_dp_rank=dp_rank)
+        self.metadata: Any = None
+
+    def layout(self) -> KvCacheLayout:
+        groups = []
+        for group, pool in enumerate(self.pools):
+            stride = pool.stride(0) * 4
+            size = pool.stride(1) * 4
+            regions = tuple(
+                KvCacheRegion(pool.data_ptr() + part * size, size, stride, len(pool), (KvCacheBufferRef(group, f"r{part}"),))
+                for part in range(pool.shape[1])
+            )
+            groups.append(KvCacheLayerGroupLayout(group, (group,), self.windows[group], regions))
+        return KvCacheLayout(self.size, tuple(groups), torch.int32)
+
+    def request(self, tokens: Sequence[int], **options: Any) -> Request:
+        request = Request(self.next_id, list(tokens), **options)
+        self.next_id += 1
+        return request
+
+    # the shadow model
+
+    def value(self, request: Request, position: int, group: int, part: int) -> int:
+        scope = (request.cache_salt, request.lora_task_id, request.multimodal_hashes, request.tokens[: position + 1], group, part)
+        return int.from_bytes(hashlib.blake2b(repr(scope).encode(), digest_size=3).digest(), "little")
+
+    def write(self, request: Request, start: int, end: int) -> None:
+        for position in range(start, end):
+            for group, pool in enumerate(self.pools):
+                page = request.pages[group][position // self.size]
+                if page >= 0:
+                    for part in range(pool.shape[1]):
+                        pool[page, part, position % self.size] = self.value(request, position, group, part)
+
+    def check(self, request: Request, end: int) -> None:
+        """Everything that attention of position `end` reads is what a cold prefill would have put there."""
+        for group, pool in enumerate(self.pools):
+            window = self.windows[group]
+            for position in range(0 if window is None else max(0, end - window + 1), end):
+                page = request.pages[group][position // self.size]
+                assert page >= 0, f"request {request.request_id} reads position {position} of group {group}, no page"
+                for part in range(pool.shape[1]):
+                    found = int(pool[page, part, position % self.size])
+                    assert found == self.value(request, position, group, part), (
+                        f"request {request.request_id}: wrong KV at position {position}, group {group}, part {part}"
+                    )
+
+    # what the engine does
+
+    def ask(self, request: Request, computed: int = 0) -> int:
+        return self.leader.ask(request, computed)
+
+    def allocate(self, request: Request, computed: int, honoured: int, chunk_end: int) -> None:
+        """Pages up to `chunk_end` (-1 for blocks that a window has passed), and where the forward pass starts."""
+        request.context_current_position = computed + honoured
+        request.external = honoured
+        if not request.pages:
+            request.pages = [[] for _ in self.pools]
+        self.grow(request, chunk_end)
+        self.leader.allocated(request)
+
+    def grow(self, request: Request, end: int) -> None:
+        history = request.context_current_position
+        for group, slots in enumerate(request.pages):
+            window = self.windows[group]
+            while len(slots) < -(-end // self.size):
+                passed = window is not None and (len(slots) + 1) * self.size <= history - window + 1
+                slots.append(-1 if passed else self.free[group].pop())
+                if slots[-1] >= 0:
+                    self.pools[group][slots[-1]] = GARBAGE
+
+    def data(self, request: Request, scheduled: int) -> RequestData:
+        position = request.context_current_position - request.external
+        request.external = 0
+        pages = [slots[request.reported_pages :] for slots in request.pages]
+        new_tokens = request.tokens[request.reported_tokens :]
+        request.reported_pages, request.reported_tokens = len(request.pages[0]), len(request.tokens)
+        if self.flat:
+            return RequestData(request.request_id, new_tokens, pages[0], position, scheduled, cache_salt=request.cache_salt)
+        return RequestData(
+            request.request_id,
+            new_tokens,
+            pages[0] if len(pages) == 1 else [],
+            position,
+            scheduled,
+            cache_salt=request.cache_salt,
+            new_block_ids_by_layer_group=pages,
+        )
+
+    def schedule(self, request: Request, scheduled: int) -> None:
+        """Adds to the coming iteration."""
+        self.grow(request, request.context_current_position + scheduled)
+        data = self.data(request, scheduled)
+        (self.output.new_requests if request.is_new else self.output.cached_requests).append(data)
+        request.is_new = False
+
+    def build(self) -> Any:
+        self.output.attention_dp_rank = self.dp_rank
+        self.metadata = self.leader.batch(self.output)
+        self.output = SchedulerOutput()
+        return self.metadata
+
+    def iterate(self, *batch: tuple[Request, int], forward: bool = True, computes: int | None = None) -> Any:
+        """One iteration with these requests. `computes`: tokens really computed of each, where they are fewer than were scheduled."""
+        for request, scheduled in batch:
+            self.schedule(request, scheduled)
+        metadata = self.build()
+        self.rank.start_load(metadata, None)
+        if forward and batch:
+            for request, scheduled in batch:
+                done = scheduled if computes is None else computes
+                start = request.context_current_position
+                self.check(request, start)
+                self.write(request, start, start + done)
+                request.context_current_position += done
+            self.rank.forward_done(metadata, None)
+        self.rank.poll()
+        return metadata
+
+    def prefill(self, request: Request, *, computed: int = 0, honoured: int | None = None, chunk: int | None = None) -> int:
+        """Ask, allocate and prefill to the end of the prompt; returns what was offered."""
+        offered = self.ask(request, computed)
+        honoured = offered if honoured is None else honoured
+        step = chunk if chunk is not None else request.prompt_len
+        end = min(computed + honoured + step, request.prompt_len)
+        self.allocate(request, computed, honoured, end)
+        while request.context_current_position < request.prompt_len:
+            self.iterate((request, min(step, request.prompt_len - request.context_current_position)))
+        return offered
+
+    def decode(self, request: Request, tokens: Sequence[int]) -> None:
+        """Each token is sampled, then computed."""
+        for token in tokens:
+            request.tokens.append(token)
+            self.iterate((request, 1))
+
+    def finish(self, request: Request) -> None:
+        self.leader.finished(request)
+        self.release(request)
+
+    def release(self, request: Request) -> None:
+        """Pages go back and are overwritten by whoever comes next; without `finish`, as for a cancelled request."""
+        for group, slots in enumerate(request.pages):
+            for slot in slots:
+                if slot >= 0:
+                    self.free[group].append(slot)
+                    self.pools[group][slot] = GARBAGE
+        request.pages = []
+
+    def serve(self, tokens: Sequence[int], **options: Any) -> Request:
+        """A whole request: prefill, one token, end."""
+        request = self.request(tokens, **options)
+        self.prefill(request)
+        request.tokens.append(1)
+        self.finish(request)
+        return request
+
+    def idle(self, iterations: int = 1) -> None:
+        for _ in range(iterations):
+            self.iterate()
+
+    def report_of(self, request: Request) -> Any:
+        (found,) = [report for report in self.sink.reports if report.request_id == request.request_id]
+        return found
+
+    def check_balance(self) -> None:
+        numbers = self.leader.snapshot()
+        assert numbers["leases"] == numbers["tracked"] == numbers["finishing"] == numbers["open_saves"] == 0, numbers
+        assert "result_errors" not in numbers["counts"], numbers
+        ledger = numbers["ledger"]
+        if ledger is not None:
+            assert ledger["free"] + ledger["resident"] == ledger["slots"], ledger
+            assert ledger["pending"] == ledger["leased"] == ledger["retired"] == 0, ledger
+        ids = [event.event_id for event in self.sink.donor_events]
+        assert ids == list(range(len(ids)))
