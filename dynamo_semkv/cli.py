@@ -78,4 +78,8 @@ def _serve(loaded: Loaded, log_level: str) -> int:
     )
     from dynamo_semkv.router.process import run
 
-    return run(loaded)
+    try:
+        return run(loaded)
+    except ContractError as error:
+        print(f"{loaded.source}: {error}", file=sys.stderr)
+        return REFUSED

@@ -1,6 +1,8 @@
 """How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second attempt.
 
-Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each other's route events.
+Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each other's route
+events. The number is for people: two arrivals within the time of one message on the bus may carry the same, and what keeps attempts
+apart is the route id.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dynamo_semkv.config.load import Loaded, read_salt_key
-from dynamo_semkv.config.schema import Config
+from dynamo_semkv.config.schema import Config, DashboardConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.observe.measured import MeasuredJournal, MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
 from dynamo_semkv.router.advisor import Advisor
@@ -70,14 +71,18 @@ async def serve(loaded: Loaded) -> int:
     router = f"{loaded.config.dynamo.router_component}-{secrets.token_hex(4)}"
     logger.info("router %s, configuration %s: %s", router, loaded.hash, loaded.source)
     knowledge = Knowledge(loaded, router)
+    page = _page(loaded.config.dashboard, knowledge)
     await knowledge.start()
     try:
+        await _open(page, loaded.config.dashboard)
         edge = await _unless(stop, DynamoEdge.connect(edge_settings(loaded.config)))
         return 0 if edge is None else await _serve(loaded, router, knowledge, edge, stop)
     except EdgeError as error:
         logger.error("nothing to serve: %s", error)
         return 1
     finally:
+        if page is not None:
+            await page.close()
         await knowledge.close()
 
 
@@ -123,6 +128,26 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
             task.cancel()
         await asyncio.gather(beat, stopping, return_exceptions=True)
     return 0
+
+
+def _page(config: DashboardConfig, knowledge: Knowledge) -> DashboardServer | None:
+    """ContractError for a page that others could read without a token."""
+    if not config.enabled:
+        return None
+    view = knowledge.view
+    return DashboardServer(
+        config, view.snapshot, knowledge.history, metrics=view.metrics_text, readiness=view.readiness
+    )
+
+
+async def _open(page: DashboardServer | None, config: DashboardConfig) -> None:
+    """The page is for operators: a port that is taken (by another router of this machine, say) keeps no request from being served."""
+    if page is None:
+        return
+    try:
+        logger.info("dashboard: %s", await page.start())
+    except OSError as error:
+        logger.warning("no dashboard on %s port %d: %s", config.host, config.port, error)
 
 
 async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: DynamoEdge) -> None:

@@ -212,6 +212,20 @@ def test_another_tenant_finds_nothing(g: TestGraph, bus: Bus) -> None:
     assert hints == []
 
 
+def test_page_and_metrics_show_replicas_and_decisions(g: TestGraph) -> None:
+    router = next(p for p in g.graph.processes if p.name == "r1")
+    page = router.wait_log(r"dashboard: http://127\.0\.0\.1:(\d+)").group(1)
+    status, snapshot = http_json(int(page), "/api/snapshot")
+    assert status == 200
+    assert len(snapshot["replicas"]) == 4
+    assert snapshot["mode"] == "enforce"
+    assert http_json(int(page), "/readyz")[0] == 200
+    for port in (int(page), g.status_port(router)):
+        status, text = http_json(port, "/metrics")
+        assert status == 200
+        assert 'semkv_placement_total{mode="enforce",result="placed"}' in text
+
+
 def test_a_client_cannot_bring_hints(g: TestGraph) -> None:
     status, _ = http_json(
         g.frontend_port,
@@ -241,8 +255,11 @@ def test_a_stream_whose_worker_is_killed_goes_on_as_another_attempt(g: TestGraph
     opened = [e for e in events if isinstance(e, RouteOpened)]
     ends = {e.route_id: e.end for e in events if isinstance(e, RouteObserved)}
     assert len({e.request_id for e in opened}) == 1
-    # It may be sent to the dead worker once more before discovery knows; whichever routers it came to, the attempts count on.
-    assert [e.attempt for e in opened] == list(range(len(opened)))
+    # Whichever routers it came to, the attempts count on. (It may be sent to the dead worker once more before discovery knows; two attempts
+    # within one message's time on the bus may carry one number.)
+    assert opened[0].attempt == 0
+    assert all(e.attempt >= 1 for e in opened[1:])
+    assert len({e.route_id for e in opened}) == len(opened)
     assert [ends[e.route_id] for e in opened] == ["worker_lost"] * (len(opened) - 1) + ["complete"]
 
 
