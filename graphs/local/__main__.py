@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mode=arguments.mode,
             connector=arguments.connector == "on",
             blocks_per_rank=arguments.blocks_per_rank,
+            overrides=demo.OVERRIDES if arguments.command == "demo" else {},
         )
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -44,6 +44,8 @@ class GraphSettings:
         base: dict[str, dict[str, Any]] = {
             "model": {"name": self.served_model},
             "bus": {"url": bus_url},
+            # The engine shares the cores with the router here, so the router may have to wait for its turn.
+            "evidence": {"deadline_ms": 25.0, "exact_deadline_ms": 25.0},
             "placement": {"mode": self.mode},
             "connector": {"materialization": "exact", "slab_bytes": 256 * 1024 * 1024},
         }
