@@ -13,7 +13,6 @@ from worker_connector.engine import (
     KvCacheConnectorScheduler,
     KvCacheConnectorWorker,
     SchedulerOutput,
-    valid_page_slots,
 )
 from worker_connector.reference_engine import ConnectorSpec
 
@@ -128,6 +127,10 @@ class ByteStore:
     loaded_blocks: int = 0
     #: Cap on an offer, in tokens; None: everything there is.
     offer_limit: int | None = None
+    #: Load asynchronously: the copy happens a few polls after the engine parked the request.
+    load_async: bool = False
+    #: Copies that were planned for parked requests, by request id.
+    planned: dict[int, list[tuple[BlockKey, int]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -146,12 +149,14 @@ class _Copies:
 
 
 def storing_connector(store: ByteStore) -> ConnectorSpec:
-    """A synchronous connector that saves each full block once computed and offers what it has, block aligned."""
+    """A connector that saves each full block once computed and offers what it has, block aligned."""
 
     def key(known: _Known, block: int, size: int) -> BlockKey:
         return known.salt, known.lora, tuple(known.tokens[: (block + 1) * size])
 
     class Scheduler(KvCacheConnectorScheduler):
+        supports_attention_dp = True
+
         def __init__(self, llm_args: Any) -> None:
             super().__init__(llm_args)
             self._size: int = llm_args.kv_cache_config.tokens_per_block
@@ -166,10 +171,21 @@ def storing_connector(store: ByteStore) -> ConnectorSpec:
             while end < (request.prompt_len - 1) // self._size and key(known, end, self._size) in store.pages:
                 end += 1
             offer = (end - first) * self._size
-            return (offer if store.offer_limit is None else min(offer, store.offer_limit)), False
+            if store.offer_limit is not None:
+                offer = min(offer, store.offer_limit)
+            return offer, store.load_async and offer > 0
 
         def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
-            self._offered[request.request_id] = request.py_num_connector_matched_tokens
+            served = request.py_num_connector_matched_tokens
+            if not store.load_async:
+                self._offered[request.request_id] = served
+            elif served:
+                known = _Known(tokens=request.get_tokens(0), salt=request.cache_salt, lora=request.lora_task_id)
+                end = request.context_current_position // self._size
+                store.planned[request.request_id] = [
+                    (key(known, block, self._size), block_ids[block])
+                    for block in range(end - served // self._size, end)
+                ]
 
         def build_connector_meta(self, scheduler_output: SchedulerOutput) -> object:
             load: list[tuple[BlockKey, int]] = []
@@ -193,7 +209,19 @@ def storing_connector(store: ByteStore) -> ConnectorSpec:
             return False
 
     class Worker(KvCacheConnectorWorker):
+        supports_attention_dp = True
         _pool: torch.Tensor
+
+        def __init__(self, llm_args: Any) -> None:
+            super().__init__(llm_args)
+            #: Polls left until a parked request's copy is made.
+            self._loading: dict[int, int] = {}
+
+        def _copy(self, copies: Sequence[tuple[BlockKey, int]]) -> None:
+            for block_key, slot in copies:
+                assert 0 <= slot < self._pool.shape[0]
+                self._pool[slot] = store.pages[block_key]
+                store.loaded_blocks += 1
 
         def register_kv_caches(self, kv_cache_tensor: torch.Tensor) -> None:
             self._pool = kv_cache_tensor
@@ -201,11 +229,7 @@ def storing_connector(store: ByteStore) -> ConnectorSpec:
         def start_load_kv(self, stream: Any) -> None:
             meta = self.get_connector_meta()
             assert isinstance(meta, _Copies)
-            for _, slot in valid_page_slots([slot for _, slot in meta.load]):
-                assert 0 <= slot < self._pool.shape[0]
-            for block_key, slot in meta.load:
-                self._pool[slot] = store.pages[block_key]
-                store.loaded_blocks += 1
+            self._copy(meta.load)
 
         def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
             pass
@@ -222,7 +246,13 @@ def storing_connector(store: ByteStore) -> ConnectorSpec:
         def get_finished(
             self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
         ) -> tuple[list[int], list[int]]:
-            return [], []
+            self._loading.update(dict.fromkeys(started_loading_req_ids, 3))
+            self._loading = {request_id: polls - 1 for request_id, polls in self._loading.items()}
+            loaded = [request_id for request_id, polls in self._loading.items() if polls == 0]
+            for request_id in loaded:
+                del self._loading[request_id]
+                self._copy(store.planned.pop(request_id))
+            return [], loaded
 
     return ConnectorSpec(Scheduler, Worker)
 

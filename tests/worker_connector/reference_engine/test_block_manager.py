@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.worker_connector.reference_engine.event_mirror import Mirror
 from worker_connector.reference_engine import LlamaConfig, reuse
 from worker_connector.reference_engine.block_manager import BlockManager, BlockSequence
 from worker_connector.reference_engine.events import KvEventBuffer
@@ -47,37 +47,6 @@ def run(blocks: BlockManager, tokens: list[int], scope: ReuseScope | None = None
 
 
 @dataclass
-class Mirror:
-    """What a consumer of the events believes is cached: block hash -> parent hash."""
-
-    blocks: dict[int, int | None] = field(default_factory=dict)
-    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    next_id: int = 0
-
-    def apply(self, events: list[dict[str, Any]]) -> None:
-        for event in events:
-            assert event["event_id"] == self.next_id
-            self.next_id += 1
-            data = event["data"]
-            if data["type"] == "stored":
-                parent = data["parent_hash"]
-                assert parent is None or parent in self.blocks
-                for block in data["blocks"]:
-                    assert block["block_hash"] not in self.blocks
-                    assert len(block["tokens"]) == SIZE
-                    self.blocks[block["block_hash"]] = parent
-                    self.tokens[block["block_hash"]] = tuple(t["token_id"] for t in block["tokens"])
-                    parent = block["block_hash"]
-            elif data["type"] == "removed":
-                for block_hash in data["block_hashes"]:
-                    del self.blocks[block_hash]
-
-    def chain(self, block_hash: int) -> tuple[int, ...]:
-        parent = self.blocks[block_hash]
-        return (() if parent is None else self.chain(parent)) + self.tokens[block_hash]
-
-
-@dataclass
 class Live:
     tokens: list[int]
     scope: ReuseScope
@@ -95,7 +64,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         super().__init__()
         self.blocks, self.events = manager(self.NUM_BLOCKS)
         self.live: list[Live] = []
-        self.mirror = Mirror()
+        self.mirror = Mirror(SIZE)
         #: What each page holds: the whole token prefix up to its end, as a forward pass or nobody would have left it.
         self.contents: dict[int, tuple[ReuseScope, tuple[int, ...]]] = {}
 
@@ -241,7 +210,7 @@ def test_an_evicted_prefix_takes_its_reachable_rest_along() -> None:
     blocks.close(second)
     assert blocks.num_free == 8
     events.flush()
-    mirror = Mirror()
+    mirror = Mirror(SIZE)
     mirror.apply(events.drain())
     assert mirror.blocks == {}
 

@@ -22,8 +22,9 @@ def same_logits(left: Generation, right: Generation) -> bool:
 
 
 @pytest.mark.parametrize("manager", ["v1", "v2"])
-def test_loaded_equals_device_warm_and_cold(manager: str) -> None:
-    store = ByteStore()
+@pytest.mark.parametrize("load_async", [False, True])
+def test_loaded_equals_device_warm_and_cold(manager: str, load_async: bool) -> None:
+    store = ByteStore(load_async=load_async)
     tokens = prompt(61)
     with start(storing_connector(store), kv_cache_manager=manager) as engine:
         cold = generate(engine, tokens)
