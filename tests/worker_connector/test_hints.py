@@ -1,0 +1,191 @@
+"""Hints: what is parsed, what is skipped, and who gets a route's id."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.contracts.codec import donor_action, encode_hint_delivery
+from dynamo_semkv.contracts.evidence import Bucket
+from dynamo_semkv.contracts.hints import (
+    FETCH_ACTION,
+    FETCH_VERSION,
+    HINT_DELIVERY_VERSION,
+    DonorHint,
+    HintDelivery,
+    KvHintAction,
+    KvHintsEnvelope,
+)
+from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.contracts.load_plan import ExpectedMode
+from worker_connector.hints import HintReader, HintTable
+
+HERE = StableReplica("engine-a", 1)
+
+
+def donor(route: str = "a" * 32, **changes: Any) -> DonorHint:
+    options: dict[str, Any] = {
+        "route_id": route,
+        "donor_id": "d1",
+        "expected_mode": ExpectedMode.EXACT_EQUIVALENT,
+        "generation": "g",
+        "namespace": "n",
+        "token_count": 10,
+        "exact_prefix_tokens": 0,
+        "score_bucket": Bucket.LOW,
+    }
+    return DonorHint(**options | changes)
+
+
+def action(kind: str, version: str = "1.0", payload: dict[str, Any] | None = None) -> KvHintAction:
+    return KvHintAction(action_id="x", action_type=kind, action_version=version, payload=payload or {})
+
+
+FETCH = action(FETCH_ACTION, FETCH_VERSION, {"source_control_endpoint": "tcp://127.0.0.1:1", "block_hashes": [1, 2]})
+
+
+def envelope(*actions: KvHintAction, version: str = "0.1") -> KvHintsEnvelope:
+    return KvHintsEnvelope(protocol_version=version, message_id="m", actions=list(actions))
+
+
+def delivery(key: bytes = b"k" * 16, route: str = "a" * 32, replica: StableReplica = HERE) -> HintDelivery:
+    return HintDelivery(
+        version=HINT_DELIVERY_VERSION,
+        stable_routing_id=replica.stable_routing_id,
+        dp_rank=replica.dp_rank,
+        prompt_key=key,
+        envelope=envelope(donor_action("1", donor(route))),
+    )
+
+
+def route_of(found: tuple[HintDelivery, bool] | None) -> tuple[str, bool] | None:
+    if found is None:
+        return None
+    parsed = HintReader().parse(found[0].envelope)
+    assert parsed.donor is not None
+    return parsed.donor.route_id, found[1]
+
+
+def test_known_actions_are_parsed_and_fetch_is_counted_as_not_supported_yet() -> None:
+    reader = HintReader()
+    parsed = reader.parse(envelope(FETCH, donor_action("1", donor())))
+    assert parsed.donor == donor()
+    assert parsed.fetch is not None
+    assert parsed.fetch.block_hashes == [1, 2]
+    assert reader.counts == {"donor": 1, "fetch_not_supported": 1}
+
+
+@pytest.mark.parametrize(
+    ("bad", "count"),
+    [
+        (action("vendor.magic"), "unknown_action"),
+        (action("semkv.donor", "2.0", {}), "unknown_version"),
+        (action("semkv.donor", "1.0", {"route_id": 5}), "bad_payload"),
+        (action(FETCH_ACTION, FETCH_VERSION, {"block_hashes": "no"}), "bad_payload"),
+    ],
+)
+def test_one_bad_action_does_not_cost_the_others(bad: KvHintAction, count: str) -> None:
+    reader = HintReader()
+    assert reader.parse(envelope(bad, donor_action("1", donor()))).donor == donor()
+    assert reader.counts == {count: 1, "donor": 1}
+
+
+@pytest.mark.parametrize(
+    ("it", "count"),
+    [
+        (envelope(donor_action("1", donor()), version="9.9"), "unsupported_envelope"),
+        (envelope(*[FETCH] * 17), "bad_envelope"),
+    ],
+)
+def test_other_envelopes_are_not_read(it: KvHintsEnvelope, count: str) -> None:
+    reader = HintReader()
+    assert reader.parse(it).donor is None
+    assert reader.counts == {count: 1}
+
+
+def test_hint_on_the_request_is_read_from_structs_dicts_and_foreign_objects() -> None:
+    it = envelope(donor_action("1", donor()))
+    plain = {
+        "protocol_version": "0.1",
+        "message_id": "m",
+        "actions": [
+            {
+                "action_id": "1",
+                "action_type": "semkv.donor",
+                "action_version": "1.0",
+                "payload": it.actions[0].payload,
+            }
+        ],
+    }
+    foreign = SimpleNamespace(
+        protocol_version="0.1", message_id="m", actions=[SimpleNamespace(**plain["actions"][0])]  # type: ignore[arg-type]
+    )
+    for native in (it, plain, foreign):
+        parsed = HintReader().of_request(SimpleNamespace(kv_hints=native))
+        assert parsed is not None
+        assert parsed.donor == donor()
+
+
+@pytest.mark.parametrize("native", [7, {"protocol_version": "0.1"}, {"protocol_version": "7", "message_id": "", "actions": []}])
+def test_unreadable_hint_on_the_request_is_no_hint(native: Any) -> None:
+    reader = HintReader()
+    assert reader.of_request(SimpleNamespace(kv_hints=native)) is None
+    assert sum(reader.counts.values()) == 1
+    assert HintReader().of_request(SimpleNamespace()) is None
+
+
+def test_row_lives_for_its_seconds() -> None:
+    now = [0.0]
+    table = HintTable(10.0, 100, lambda: now[0])
+    table.put(delivery())
+    now[0] = 9.9
+    assert route_of(table.take(b"k" * 16)) == ("a" * 32, True)
+    now[0] = 10.0
+    assert table.take(b"k" * 16) is None
+    assert table.take(b"x" * 16) is None
+    assert len(table) == 0
+
+
+def test_dynamo_13191_equal_prompts_in_flight_close_each_route_once() -> None:
+    """ai-dynamo/dynamo#13191: two attempts with the same prompt; neither report may be credited to the other's route."""
+    table = HintTable(10.0, 100, lambda: 0.0)
+    table.put(delivery(route="a" * 32))
+    table.put(delivery(route="b" * 32))
+    assert route_of(table.take(b"k" * 16)) == ("a" * 32, True)
+    assert route_of(table.take(b"k" * 16)) == ("b" * 32, True)
+    assert route_of(table.take(b"k" * 16)) == ("b" * 32, False)  # known donor, but that route is closed
+    table.put(delivery(route="c" * 32))
+    assert route_of(table.take(b"k" * 16)) == ("c" * 32, True)
+
+
+def test_table_is_bounded() -> None:
+    table = HintTable(10.0, 8, lambda: 0.0)
+    for number in range(100):
+        table.put(delivery(key=number.to_bytes(16, "little")))
+    assert len(table) == 8
+    assert table.counts["crowded_out"] == 92
+    assert table.take((99).to_bytes(16, "little")) is not None
+    assert table.take((0).to_bytes(16, "little")) is None
+    for _ in range(200):
+        table.put(delivery())
+    assert len(table) <= 64
+
+
+def test_expired_rows_go_when_others_come() -> None:
+    now = [0.0]
+    table = HintTable(1.0, 1000, lambda: now[0])
+    for number in range(50):
+        table.put(delivery(key=number.to_bytes(16, "little")))
+    now[0] = 2.0
+    table.put(delivery())
+    assert len(table) == 1
+
+
+def test_messages_for_others_and_noise_are_counted() -> None:
+    table = HintTable(10.0, 8, lambda: 0.0)
+    assert table.receive(encode_hint_delivery(delivery()), HERE) is not None
+    assert table.receive(encode_hint_delivery(delivery(replica=StableReplica("engine-a", 0))), HERE) is None
+    assert table.receive(b"\xc1noise", HERE) is None
+    assert table.counts == {"received": 1, "misdirected": 1, "undecodable": 1}

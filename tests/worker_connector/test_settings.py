@@ -1,0 +1,112 @@
+"""Bring-up: the file, the environment, and what is refused with which remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.contracts.errors import ContractError
+from tests.worker_connector.scripted import llm_args
+from worker_connector.refusal import Refused
+from worker_connector.settings import check_tokens_per_block, configured_tokens_per_block, load_settings
+
+ENV = {"DYN_STABLE_ROUTING_ID": "engine-a"}
+
+
+def cache(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"tokens_per_block": 32, "dtype": "auto", "enable_block_reuse": True} | changes)
+
+
+def test_defaults_and_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "semkv.yaml"
+    file.write_text("connector: {slab_bytes: 2097152}\nmodel: {name: served}\n")
+    env = ENV | {"SEMKV_CONFIG": str(file), "SEMKV_CONNECTOR__MIN_OFFER_TOKENS": "64"}
+    found = load_settings(llm_args(32), env)
+    assert found.exact
+    assert (found.connector.slab_bytes, found.connector.min_offer_tokens) == (2 * 1024 * 1024, 64)
+    assert (found.model, found.stable_routing_id) == ("served", "engine-a")
+    assert load_settings(llm_args(32), ENV).model is None
+
+
+def test_bad_file_names_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "semkv.yaml"
+    file.write_text("connector: {slab_byte: 1}\n")
+    with pytest.raises(ContractError, match=r"connector\.slab_byte"):
+        load_settings(llm_args(32), ENV | {"SEMKV_CONFIG": str(file)})
+
+
+@pytest.mark.parametrize("value", [None, "", "has blanks", "star*"])
+def test_engine_without_a_name_is_refused(value: str | None) -> None:
+    env = {} if value is None else {"DYN_STABLE_ROUTING_ID": value}
+    with pytest.raises(Refused, match=r"DYN_STABLE_ROUTING_ID.*Remedy: set it"):
+        load_settings(llm_args(32), env)
+
+
+def test_experimental_is_refused_with_its_reason() -> None:
+    env = ENV | {"SEMKV_CONNECTOR__MATERIALIZATION": "experimental"}
+    with pytest.raises(ContractError, match="request-local KV"):
+        load_settings(llm_args(32), env)
+    with pytest.raises(Refused, match="no materialization of approximate KV"):
+        load_settings(llm_args(32, request_local_kv=True), env)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"speculative_config": SimpleNamespace()}, "speculative_config"),
+        ({"kv_cache_config": cache(host_cache_size=1)}, "kv_cache_config.host_cache_size"),
+        ({"kv_cache_config": cache(disk_cache_size=1)}, "kv_cache_config.disk_cache_size"),
+        ({"kv_cache_config": cache(enable_block_reuse=False)}, "kv_cache_config.enable_block_reuse"),
+        ({"max_beam_width": 2}, "max_beam_width"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"context_parallel_size": 2}, "context_parallel_size"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        (
+            {"scheduler_config": SimpleNamespace(capacity_scheduler_policy=SimpleNamespace(value="MAX_UTILIZATION"))},
+            "scheduler_config.capacity_scheduler_policy",
+        ),
+    ],
+)
+def test_what_cannot_be_served_correctly_is_refused_with_a_remedy(changes: dict[str, Any], setting: str) -> None:
+    with pytest.raises(Refused, match="Remedy: ") as refused:
+        load_settings(llm_args(32, **changes), ENV)
+    assert refused.value.setting == setting
+    assert "connector.materialization: off" in str(refused.value)
+    off = ENV | {"SEMKV_CONNECTOR__MATERIALIZATION": "off"}
+    assert not load_settings(llm_args(32, **changes), off).exact  # nothing is moved, so nothing can be moved wrongly
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensor_parallel_size": 4, "enable_attention_dp": True},
+        {"kv_cache_config": cache(host_cache_size=0, disk_cache_size=None)},
+        {"scheduler_config": SimpleNamespace(capacity_scheduler_policy="GUARANTEED_NO_EVICT")},
+        {"scheduler_config": None},
+        {"max_beam_width": None},
+    ],
+)
+def test_what_can_be_served_is_not_refused(changes: dict[str, Any]) -> None:
+    assert load_settings(llm_args(32, **changes), ENV).exact
+
+
+def test_partial_reuse_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    load_settings(llm_args(32, kv_cache_config=cache(enable_partial_reuse=True)), ENV)
+    assert "enable_partial_reuse" in caplog.text
+
+
+def test_trtllm_13320_settings_and_pool_must_agree_on_the_block() -> None:
+    """NVIDIA/TensorRT-LLM#13320: an attention backend sets 64 tokens a block where the settings say 32."""
+    check_tokens_per_block(llm_args(64), 64)
+    with pytest.raises(Refused, match=r"tokens_per_block = 32: the registered KV cache has 64.*set it to 64"):
+        check_tokens_per_block(llm_args(32), 64)
+
+
+@pytest.mark.parametrize("value", [None, 0, "32"])
+def test_bare_tensor_needs_the_block_size_from_the_settings(value: Any) -> None:
+    assert configured_tokens_per_block(llm_args(32)) == 32
+    with pytest.raises(Refused, match="tokens_per_block"):
+        configured_tokens_per_block(llm_args(value))

@@ -1,0 +1,171 @@
+"""HostSlab and its seals: what is offered is what was saved."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from worker_connector.keeper import Scrubber, SlabKeeper
+from worker_connector.refusal import Refused
+from worker_connector.seal import ROW_BYTES, padded, seals
+from worker_connector.slab import HostSlab, available_memory, slots_for
+
+
+def filled(slots: int = 8, size: int = 5000) -> HostSlab:
+    slab = HostSlab(slots, size)
+    random = np.random.default_rng(0)
+    slab.rows.numpy()[:] = random.integers(0, 256, slab.rows.shape, dtype=np.uint8)
+    slab.break_seals(range(slots))
+    slab.seal(range(slots))
+    return slab
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(0, 2 * ROW_BYTES - 1), st.integers(1, 255), st.integers(0, 7))
+def test_one_changed_byte_changes_the_seal(at: int, difference: int, slot: int) -> None:
+    blocks = np.random.default_rng(1).integers(0, 256, (8, 2 * ROW_BYTES), dtype=np.uint8)
+    before = seals(blocks)
+    blocks[slot, at] ^= difference
+    after = seals(blocks)
+    assert [index for index in range(8) if before[index] != after[index]] == [slot]
+
+
+def test_exchanged_words_rows_and_blocks_change_the_seal() -> None:
+    block = np.random.default_rng(2).integers(0, 256, (1, 3 * ROW_BYTES), dtype=np.uint8)
+    words = block.view(np.uint64)
+    (before,) = seals(block)
+    for left, right in ((0, 1), (0, 512), (5, 1029)):
+        changed = words.copy()
+        changed[0, [left, right]] = changed[0, [right, left]]
+        assert seals(changed.view(np.uint8))[0] != before
+    rows = block.reshape(3, ROW_BYTES)
+    assert seals(rows[[1, 0, 2]].reshape(1, -1))[0] != before
+    assert seals(np.zeros((1, ROW_BYTES), np.uint8))[0] == 0
+
+
+def test_many_blocks_at_once_have_the_seals_of_each() -> None:
+    blocks = np.random.default_rng(3).integers(0, 256, (5, ROW_BYTES), dtype=np.uint8)
+    assert list(seals(blocks)) == [seals(blocks[index : index + 1])[0] for index in range(5)]
+
+
+def test_rows_are_whole_pages_of_words() -> None:
+    assert [padded(size) for size in (1, 4096, 4097)] == [4096, 4096, 8192]
+
+
+def test_nothing_is_offered_before_it_is_sealed() -> None:
+    slab = HostSlab(4, 100)
+    assert slab.verify([0, 3]) == [0, 3]
+    slab.break_seals([0])
+    slab.seal([0])
+    assert slab.verify([0, 3]) == [3]
+    slab.break_seals([0])
+    assert slab.verify([0]) == [0]
+    assert slab.damaged([0]) == []
+
+
+def test_damage_is_found_in_the_block_and_nowhere_else() -> None:
+    slab = filled()
+    slab.rows[5, 17] ^= 1
+    assert slab.verify(range(8)) == [5]
+    assert slab.damaged([4, 5, 6]) == [5]
+
+
+def test_scattered_slots_are_checked_like_neighbours() -> None:
+    slab = filled()
+    slab.rows[6, 0] ^= 1
+    assert slab.verify([7, 1, 6, 2, 3]) == [6]
+    assert slab.verify([]) == []
+
+
+def test_budget_goes_round_all_blocks() -> None:
+    """A long prompt's blocks are checked in turn: damage is found after as many offers as the budget needs for one round."""
+    slab = filled(slots=8)
+    slab.rows[6, 3] ^= 1
+    found = [slab.verify(range(8), 2 * slab.row_bytes) for _ in range(4)]
+    assert found.count([6]) == 1
+    assert found.count([]) == 3
+    assert slab.verify(range(8), 0) == []
+
+
+def test_slot_that_is_written_while_it_is_sealed_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    slab = filled()
+    compute = slab._compute
+
+    def interrupted(index: object) -> object:
+        slab.break_seals([2])
+        return compute(index)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(slab, "_compute", interrupted)
+    slab.break_seals([1, 2])
+    slab.seal([1, 2])
+    monkeypatch.undo()
+    assert slab.verify([1, 2]) == [2]
+
+
+def test_slot_that_is_written_while_it_is_checked_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    slab = filled()
+    compute = slab._compute
+
+    def interrupted(index: object) -> object:
+        slab.break_seals([2])
+        slab.rows[2, 0] ^= 1
+        return compute(index)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(slab, "_compute", interrupted)
+    assert slab.damaged([1, 2]) == []
+
+
+def test_slots_for_says_the_numbers() -> None:
+    assert slots_for(10 * 4096, 100, None) == 10
+    assert slots_for(10 * 4096, 100, 10**9) == 10
+    with pytest.raises(Refused, match=r"connector.slab_bytes = 4000: one block of this model takes 4096 bytes.*at least 4096"):
+        slots_for(4000, 100, None)
+    with pytest.raises(Refused, match=r"2 MiB are wanted and 1 MiB are available.*at most 943718"):
+        slots_for(2 * 1024 * 1024, 100, 1024 * 1024)
+
+
+def test_available_memory_is_a_number_on_linux() -> None:
+    found = available_memory()
+    assert found is not None
+    assert found > 1024 * 1024
+
+
+def test_scrub_goes_round_and_reports_damage_with_what_was_loaded_first() -> None:
+    slab = filled(slots=6, size=2 * 1024 * 1024)  # two slots a step
+    seen: list[tuple[list[int], bool]] = []
+    scrubber = Scrubber(slab, lambda slots, loaded: seen.append((list(slots), loaded)))
+    slab.rows[1, 0] ^= 1
+    slab.rows[4, 0] ^= 1
+    scrubber.urgent([4], loaded=True)
+    scrubber.step()
+    assert seen == [([4], True)]
+    for _ in range(3):
+        scrubber.step()
+    assert ([1], False) in seen
+    assert scrubber.checked >= 6
+    assert Scrubber(HostSlab(2, 10), lambda slots, loaded: None).step() == 0
+
+
+def test_keeper_runs_jobs_in_order_and_survives_a_failing_one() -> None:
+    keeper = SlabKeeper("test", Scrubber(HostSlab(2, 10), lambda slots, loaded: None))
+    try:
+        order: list[int] = []
+        gate = threading.Event()
+
+        def fail() -> None:
+            raise RuntimeError("a job's fault")
+
+        keeper.submit(lambda: (gate.wait(10), order.append(1))[1])
+        keeper.submit(fail)
+        keeper.submit(lambda: order.append(2))
+        gate.set()
+        assert keeper.drain(10)
+        assert order == [1, 2]
+        assert keeper.failed == 1
+    finally:
+        keeper.close()
