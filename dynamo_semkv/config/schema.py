@@ -139,7 +139,7 @@ class FingerprintConfig(Section, frozen=True):
     min_run_tokens: Count = 24
     """Tokens that must be verbatim in one piece."""
     min_overlap_share: Share = 0.05
-    """Share of the prompt that must be verbatim in the donor."""
+    """Share of the prompt that must be verbatim in the donor, what everybody has not counted."""
 
 
 class EvidenceConfig(Section, frozen=True):
@@ -147,7 +147,7 @@ class EvidenceConfig(Section, frozen=True):
 
     deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 5.0
     """Hard deadline over all providers together; later is a miss."""
-    exact_deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 5.0
+    exact_deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 10.0
     """Hard deadline for asking Dynamo for exact overlap and load."""
     skip_when_exact_covers: Share = 0.9
     """Share of the prompt that the best exact device overlap must cover for the lookup to be skipped."""
