@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import uvloop
 
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
 
 MODELS = {"tiny": TINY_NAME, "smollm2": SMOLLM2_NAME}
@@ -33,16 +35,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    model_dir = arguments.model_dir or write_model_directory(engine.model, model_cache())
+    # Dynamo is a matter of this command only; the engine is used without it.
     from worker_connector.reference_engine.dynamo_worker import WorkerSettings, serve
 
     settings = WorkerSettings(
         engine=engine,
-        model_dir=arguments.model_dir,
+        model_dir=model_dir,
         endpoint=arguments.endpoint,
         connector=ConnectorSpec.resolve(*CONNECTOR) if arguments.connector == "on" else None,
         native_hints=arguments.native_hints,
+        drain_seconds=arguments.drain_seconds,
     )
     return int(uvloop.run(serve(settings)))
+
+
+def model_cache() -> Path:
+    """Where model directories are written once."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynamo-semkv" / "models"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m worker_connector.reference_engine", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
-    parser.add_argument("--model-dir", type=Path, required=True, help="directory with tokenizer and chat template")
+    parser.add_argument(
+        "--model-dir", type=Path, help="directory with tokenizer and chat template; default: in the user's cache"
+    )
     parser.add_argument("--endpoint", default="dynamo.backend.generate", help="namespace.component.endpoint")
     parser.add_argument("--data-parallel-size", type=int, default=2)
     parser.add_argument("--blocks-per-rank", type=int, default=256, help="device pages of each rank")
@@ -58,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-tokens", type=int, default=512, help="token budget of one iteration")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a forward pass")
     parser.add_argument("--connector", choices=("on", "off"), default="on", help="options: the file in SEMKV_CONFIG")
+    parser.add_argument("--drain-seconds", type=float, default=20.0, help="how long SIGTERM waits for running requests")
     parser.add_argument("--native-hints", action="store_true", help="hand hints to the engine on the request itself")
     return parser
 

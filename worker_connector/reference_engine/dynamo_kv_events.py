@@ -1,14 +1,14 @@
 """KV events of one rank to Dynamo: the engine's device blocks, and what the connector's host slab holds.
 
-Both go through one ordered relay a rank. Dynamo counts announcements, so a block of one tier is announced once, however often it is
-written there, and removed once. A salted device block carries its salt under Dynamo's name for it; what cannot carry its scope (an
-adapter, media, a salted host block whose salt the connector does not keep) is not announced at all: named by its tokens alone it would
-be offered to everybody (ai-dynamo/dynamo#8197, NVIDIA/TensorRT-LLM#18156).
+Both go through one ordered relay a rank. Dynamo counts announcements, so a block of one tier is announced once,
+however often it is written there, and removed once. A salted device block carries its salt under Dynamo's name for
+it; what cannot carry its scope (an adapter, media, a salted host block whose salt the connector does not keep) is not
+announced at all: named by its tokens alone it would be offered to everybody (ai-dynamo/dynamo#8197,
+NVIDIA/TensorRT-LLM#18156).
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey
 from dynamo_semkv.contracts.location import KV_EVENT_MEDIUM, Tier
+from worker_connector.reference_engine.reuse import ReuseScope, chain_hash
 
 U64 = 2**64 - 1
 
@@ -28,18 +29,23 @@ class EventOut(Protocol):
 
 
 class DeviceEvents:
-    """TensorRT-LLM's event dicts of one rank -> Dynamo's. A partial block, an unknown removal and an update are no news to a router."""
+    """TensorRT-LLM's event dicts of one rank -> Dynamo's. A partial block, an unknown removal and an update are no
+    news to a router."""
 
     def __init__(self, out: EventOut, tokens_per_block: int) -> None:
         self._out = out
         self._size = tokens_per_block
         self._announced: set[int] = set()
         self.skipped: Counter[str] = Counter()
-        """`partial`, `scoped` (adapter or media), `unknown_parent`."""
+        """`partial`, `scoped` (adapter or media), `unknown_parent`; `lost_events` of an engine whose buffer
+        overflowed, whose removed blocks may then stay in Dynamo's index: a placement there turns out cold."""
+        self._next_id = 0
 
     def apply(self, events: Sequence[Mapping[str, Any]]) -> None:
         found: list[dict[str, Any]] = []
         for event in events:
+            self.skipped["lost_events"] += event["event_id"] - self._next_id
+            self._next_id = event["event_id"] + 1
             data = event["data"]
             if data["type"] == "stored":
                 found += self._stored(data)
@@ -52,7 +58,8 @@ class DeviceEvents:
             self._out.send(found)
 
     def _stored(self, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Runs of blocks that follow each other; what may not be announced ends the run, and with it everything below."""
+        """Runs of blocks that follow each other; what may not be announced ends the run, and with it everything
+        below."""
         parent = None if data["parent_hash"] is None else data["parent_hash"] & U64
         events: list[dict[str, Any]] = []
         for block in data["blocks"]:
@@ -75,13 +82,18 @@ class DeviceEvents:
 
 
 class HostResidency:
-    """The connector's ResidencySink for one rank: the host slab as Dynamo's host tier. Called on the connector's thread."""
+    """The connector's ResidencySink for one rank: the host slab as Dynamo's host tier. Called on the connector's
+    thread.
+
+    A block is announced under the engine's own hash of it, which is why the tokens are hashed again here: Dynamo
+    continues a device prefix on the host tier only where the hashes of both are the same.
+    """
 
     def __init__(self, out: EventOut, tokens_per_block: int) -> None:
         self._out = out
         self._size = tokens_per_block
-        self._announced: set[int] = set()
-        self._lock = threading.Lock()
+        self._hashes: dict[BlockKey, int] = {}
+        """Announced and not removed since; bounded by the slab."""
         self.skipped: Counter[str] = Counter()
         """`salted`, `unknown_parent`."""
 
@@ -89,40 +101,32 @@ class HostResidency:
         if salted:
             self.skipped["salted"] += len(blocks)
             return
-        with self._lock:
-            above = None if parent is None else host_hash(parent)
-            events = []
-            for key, raw in blocks:
-                if above is not None and above not in self._announced:
-                    self.skipped["unknown_parent"] += 1
-                    break
-                name = host_hash(key)
-                if name not in self._announced:
-                    self._announced.add(name)
-                    tokens = np.frombuffer(raw, "<u4").tolist()
-                    events.append(stored(above, [name], tokens, self._size, Tier.HOST_PINNED, None))
-                above = name
-            if events:
-                self._out.send(events)
+        if parent is not None and parent not in self._hashes:
+            self.skipped["unknown_parent"] += len(blocks)
+            return
+        above = None if parent is None else self._hashes[parent]
+        events = []
+        for key, raw in blocks:
+            tokens = np.frombuffer(raw, "<u4").tolist()
+            name = chain_hash(ReuseScope().seed() if above is None else above.to_bytes(8, "little"), tokens)
+            if key not in self._hashes:
+                self._hashes[key] = name
+                events.append(stored(above, [name], tokens, self._size, Tier.HOST_PINNED, None))
+            above = name
+        if events:
+            self._out.send(events)
 
     def removed(self, blocks: Sequence[BlockKey]) -> None:
-        with self._lock:
-            self._remove([host_hash(key) for key in blocks])
+        self._remove([self._hashes.pop(key) for key in blocks if key in self._hashes])
 
     def cleared(self) -> None:
-        with self._lock:
-            self._remove(list(self._announced))
+        names = list(self._hashes.values())
+        self._hashes.clear()
+        self._remove(names)
 
     def _remove(self, names: Sequence[int]) -> None:
-        gone = [name for name in names if name in self._announced]
-        self._announced.difference_update(gone)
-        if gone:
-            self._out.send([removed(gone, Tier.HOST_PINNED)])
-
-
-def host_hash(key: BlockKey) -> int:
-    """The u64 under which a host block is announced. Dynamo matches by tokens; this only tells blocks of one rank apart."""
-    return int.from_bytes(key[:8], "little")
+        if names:
+            self._out.send([removed(list(names), Tier.HOST_PINNED)])
 
 
 def stored(

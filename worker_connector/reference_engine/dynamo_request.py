@@ -1,83 +1,159 @@
-"""A Dynamo request -> arguments of `Engine.submit`, and engine output -> Dynamo chunks. Pure.
+"""A preprocessed request of Dynamo -> what the engine is asked, with every limit checked and every refusal named.
 
-Field names are those of Dynamo's PreprocessedRequest and LLMEngineOutput (1.6.1), as its own Python workers read and write them.
+Pure: no Dynamo, no engine. Field names are those of Dynamo's PreprocessedRequest as its own engines read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.contracts.codec import envelope_from_plain
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
-from worker_connector.reference_engine.outcome import RequestStats
 from worker_connector.reference_engine.sampling import SamplingParams
 
-FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled"}
+
+class BadRequest(ValueError):
+    """The request asks for something that this engine does not do. The text is for the client: it names the field, the
+    value and what is allowed."""
+
+
+def _bad(field: str, value: object, allowed: str) -> BadRequest:
+    return BadRequest(f"{field}: got {value!r}, allowed: {allowed}")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What one request asks of the engine."""
-
-    tokens: list[int]
+    token_ids: list[int]
     max_new_tokens: int
     sampling: SamplingParams
-    eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
+    """End the request when generated; the engine ends it itself unless `min_tokens` is set."""
+    min_tokens: int
     dp_rank: int | None
     cache_salt: str | None
 
 
-def submission(request: Mapping[str, Any], token_limit: int) -> Submission:
-    """`token_limit`: prompt and output together, at most. ValueError names what this engine cannot do."""
-    tokens = list(request.get("token_ids") or ())
-    if not tokens:
-        raise ValueError("token_ids: got none, a prompt needs at least one token")
-    room = token_limit - len(tokens)
-    if room < 1:
-        raise ValueError(f"token_ids: got {len(tokens)} tokens, this engine holds {token_limit} with the output")
-    if request.get("multi_modal_data"):
-        raise ValueError("multi_modal_data: this engine serves text only")
-    stop: Mapping[str, Any] = request.get("stop_conditions") or {}
-    sampling: Mapping[str, Any] = request.get("sampling_options") or {}
-    if (sampling.get("n") or 1) != 1:
-        raise ValueError(f"sampling_options.n: got {sampling['n']}, this engine makes 1")
-    eos: set[int] = set(stop.get("stop_token_ids_hidden") or stop.get("stop_token_ids") or ())
-    if not stop.get("ignore_eos"):
-        eos |= set(request.get("eos_token_ids") or ())
-    routing: Mapping[str, Any] = request.get("routing") or {}
-    rank = routing.get("dp_rank")
+def submission(
+    request: Mapping[str, Any], token_ids: list[int], *, token_limit: int, data_parallel_size: int
+) -> Submission:
+    """`token_ids`: the request's own, whatever form the request plane gave them. `token_limit`: prompt and output
+    together. Raises BadRequest."""
+    _refuse_unsupported(request)
+    routing = _mapping(request, "routing")
+    stop = _mapping(request, "stop_conditions")
+    room = token_limit - len(token_ids)
+    if not token_ids or room < 1:
+        raise _bad("token_ids", f"{len(token_ids)} tokens", f"1 to {token_limit - 1} tokens")
+    wanted = stop.get("max_tokens")
+    if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
+        raise _bad("stop_conditions.max_tokens", wanted, "at least 1")
     return Submission(
-        tokens=tokens,
-        max_new_tokens=max(1, min(room, stop.get("max_tokens") or room)),
-        sampling=SamplingParams(
-            temperature=_or(sampling.get("temperature"), 0.0),
-            top_p=_or(sampling.get("top_p"), 1.0),
-            top_k=max(0, _or(sampling.get("top_k"), 0)),
-            seed=sampling.get("seed"),
-        ),
-        eos_token_ids=frozenset(eos),
-        dp_rank=None if rank is None else int(rank),
-        cache_salt=cache_salt(request),
+        token_ids=token_ids,
+        max_new_tokens=room if wanted is None else min(wanted, room),
+        sampling=_sampling(_mapping(request, "sampling_options")),
+        stop_token_ids=_stop_tokens(request, stop),
+        min_tokens=int(stop.get("min_tokens") or 0),
+        dp_rank=_dp_rank(routing, data_parallel_size),
+        cache_salt=_cache_salt(request, routing),
     )
 
 
-def cache_salt(request: Mapping[str, Any]) -> str | None:
-    """The tenant's salt, from where Dynamo puts it; an empty one is none, as everywhere in Dynamo (ai-dynamo/dynamo#8197)."""
-    routing: Mapping[str, Any] = request.get("routing") or {}
-    nvext: Mapping[str, Any] = (request.get("extra_args") or {}).get("nvext") or {}
-    return routing.get("cache_salt") or nvext.get("cache_salt") or None
+def _mapping(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = request.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _bad(name, type(value).__name__, "an object")
+    return value
+
+
+def _refuse_unsupported(request: Mapping[str, Any]) -> None:
+    """What would change the answer and is not done here is refused rather than ignored."""
+    if request.get("multi_modal_data"):
+        raise _bad("multi_modal_data", "media", "text only")
+    sampling = _mapping(request, "sampling_options")
+    neutral: dict[str, tuple[Any, ...]] = {
+        "n": (1,),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "min_p": (0,),
+        "guided_decoding": (),
+    }
+    for name, allowed in neutral.items():
+        value = sampling.get(name)
+        if value is not None and value not in allowed:
+            shown = f"absent or {allowed[0]!r}" if allowed else "absent"
+            raise _bad(f"sampling_options.{name}", value, shown)
+    if _mapping(request, "routing").get("lora_name"):
+        raise _bad("routing.lora_name", request["routing"]["lora_name"], "absent")
+    output = _mapping(request, "output_options")
+    for name in ("logprobs", "prompt_logprobs"):
+        if output.get(name) is not None:
+            raise _bad(f"output_options.{name}", output[name], "absent")
+
+
+def _sampling(options: Mapping[str, Any]) -> SamplingParams:
+    """Greedy unless something is asked for, as TensorRT-LLM does."""
+    temperature, top_p, top_k = options.get("temperature"), options.get("top_p"), options.get("top_k")
+    if temperature is None and top_p is None and top_k is None:
+        return SamplingParams()
+    try:
+        return SamplingParams(
+            temperature=1.0 if temperature is None else float(temperature),
+            top_p=1.0 if top_p is None else float(top_p),
+            top_k=max(0, int(top_k or 0)),  # -1 is "off" to vLLM's clients
+            seed=options.get("seed"),
+        )
+    except (TypeError, ValueError) as error:
+        raise _bad("sampling_options", dict(options), str(error)) from error
+
+
+def _stop_tokens(request: Mapping[str, Any], stop: Mapping[str, Any]) -> frozenset[int]:
+    """End-of-turn tokens of the model card and what the client asked for. Stop *strings* are the frontend's matter."""
+    asked = {int(token) for token in stop.get("stop_token_ids") or ()}
+    if stop.get("ignore_eos"):
+        return frozenset(asked)
+    hidden = {int(token) for token in stop.get("stop_token_ids_hidden") or ()}
+    return frozenset(asked | hidden | {int(token) for token in request.get("eos_token_ids") or ()})
+
+
+def _dp_rank(routing: Mapping[str, Any], size: int) -> int | None:
+    rank = routing.get("dp_rank")
+    if rank is None:
+        return None
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
+        raise _bad("routing.dp_rank", rank, f"0 to {size - 1}")
+    return rank
+
+
+def _cache_salt(request: Mapping[str, Any], routing: Mapping[str, Any]) -> str | None:
+    """`routing.cache_salt`, which the router saw too. Empty is none, as for Dynamo's own engines. Where the request
+    also names another salt, one of the two belongs to somebody else: refused."""
+    salt = routing.get("cache_salt") or None
+    nvext = _mapping(_mapping(request, "extra_args"), "nvext")
+    told = nvext.get("cache_salt") or None
+    if salt is not None and told is not None and salt != told:
+        raise _bad("routing.cache_salt", "<redacted>", "the same as nvext.cache_salt")
+    salt = salt if salt is not None else told
+    if salt is not None and not isinstance(salt, str):
+        raise _bad("routing.cache_salt", type(salt).__name__, "a string")
+    return salt
 
 
 def merged_hints(request: Mapping[str, Any]) -> tuple[KvHintsEnvelope | None, list[str]]:
-    """Dynamo's own `kv_hint` and ours from `extra_args.semkv` in one envelope (RFC versioned KV hints: actions are independent).
+    """Dynamo's own `kv_hint` and ours from `extra_args.semkv` in one envelope (RFC versioned KV hints: actions are
+    independent).
 
     Second value: why an envelope was refused; the other one still counts.
     """
     found, refused = [], []
-    for value in (request.get("kv_hint"), (request.get("extra_args") or {}).get(EXTRA_ARGS_KEY)):
+    for value in (_mapping(request, "extra_args").get(EXTRA_ARGS_KEY), request.get("kv_hint")):
         if value is None:
             continue
         try:
@@ -92,25 +168,3 @@ def merged_hints(request: Mapping[str, Any]) -> tuple[KvHintsEnvelope | None, li
         message_id=first.message_id,
         actions=[action for envelope in found for action in envelope.actions],
     ), refused
-
-
-def chunk(token_ids: Sequence[int], finish_reason: str | None, stats: RequestStats) -> dict[str, Any]:
-    """One LLMEngineOutput. The last one carries the usage, with the engine's own count of what it did not compute."""
-    out: dict[str, Any] = {"token_ids": list(token_ids), "index": 0}
-    if finish_reason is None:
-        return out
-    out["finish_reason"] = FINISH_REASONS.get(finish_reason) or f"error: {stats.error or finish_reason}"
-    out["engine_data"] = {
-        "kv_cache_hit": {"prompt_tokens": stats.prompt_tokens, "reused_tokens": stats.cached_tokens},
-    }
-    out["completion_usage"] = {
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.generated_tokens,
-        "total_tokens": stats.prompt_tokens + stats.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.cached_tokens},
-    }
-    return out
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value

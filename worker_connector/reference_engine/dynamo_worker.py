@@ -1,7 +1,7 @@
 """The reference engine as a Dynamo worker: one process, all data-parallel ranks, no public endpoint.
 
-It imports Dynamo; the engine does not. The recipe is that of Dynamo's own workers: a model card without a public endpoint, one KV event
-publisher a rank, push egress, and the engine's own cached-token count in the last chunk.
+It imports Dynamo; the engine does not. The recipe is that of Dynamo's own workers: a model card without a public
+endpoint, one KV event publisher a rank, push egress, and the engine's own cached-token count in the last chunk.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+from dynamo.common.utils.token_ids import token_ids_to_list
 from dynamo.llm import (
     KvEventPublisher,
     ModelInput,
@@ -30,11 +31,12 @@ from dynamo.llm import (
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from dynamo.runtime import DistributedRuntime
 
+from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency
-from worker_connector.reference_engine.dynamo_request import Submission, chunk, merged_hints, submission
-from worker_connector.reference_engine.engine import Engine, EngineDeadError
-from worker_connector.reference_engine.outcome import ERROR, RequestStats
+from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, submission
+from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks
+from worker_connector.reference_engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +44,8 @@ BEAT_SECONDS = 0.02
 """How often KV events and load are read from the engine."""
 SUBSCRIBE_MILLISECONDS = 20_000
 SEND_BUFFER = 100_000
-
-Output = tuple[list[int], "str | None", RequestStats]
+FAIL_SECONDS = 5.0
+"""How long requests that outlived the drain may take to fail."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class WorkerSettings:
     endpoint: str = "dynamo.backend.generate"
     connector: ConnectorSpec | None = None
     native_hints: bool = False
-    """Hand hints to the engine on the request itself, as NVIDIA/TensorRT-LLM#18153 proposes. Off: as TensorRT-LLM is today."""
+    """Hand hints to the engine on the request itself, as NVIDIA/TensorRT-LLM#18153 proposes. Off: as TensorRT-LLM is
+    today."""
     drain_seconds: float = 20.0
 
 
@@ -114,6 +117,7 @@ class DynamoWorker:
         self._metrics = WorkerMetricsPublisher()
         self._relays: list[RankRelay] = []
         self._device: list[DeviceEvents] = []
+        self._host: list[HostResidency] = []
         self._in_flight = 0
         self._idle = asyncio.Event()
         """Set whenever the last running request has ended."""
@@ -130,6 +134,8 @@ class DynamoWorker:
         endpoint = runtime.endpoint(self._settings.endpoint)
         await self._register(endpoint)
         await self._publish(endpoint)
+        runtime.register_engine_route("semkv", self._status)
+        runtime.register_engine_route("reset_prefix_cache", self._reset)
         serving = asyncio.ensure_future(endpoint.serve_endpoint(self.generate, graceful_shutdown=True))
         beat = asyncio.ensure_future(self._beat())
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -138,21 +144,33 @@ class DynamoWorker:
             if beat.done():
                 beat.result()
             await self._drain(endpoint)
-            runtime.shutdown()
-            await serving
         finally:
             for task in (beat, stopping):
                 task.cancel()
-            await asyncio.to_thread(self.engine.shutdown)
+            await self._end_engine()
             for relay in self._relays:
                 relay.close()
+        runtime.shutdown()
+        await serving
         return 0 if self._fatal is None else 1
 
     async def _drain(self, endpoint: Any) -> None:
         """Leave discovery first, so that nobody is sent here any more; then let running requests end."""
         await endpoint.unregister_endpoint_instance()
-        if self._in_flight and self._fatal is None:
-            await asyncio.wait((asyncio.ensure_future(self._idle.wait()),), timeout=self._settings.drain_seconds)
+        if self._fatal is None:
+            logger.info("stopping: %d requests in flight", self._in_flight)
+            await self._until_idle(self._settings.drain_seconds)
+
+    async def _end_engine(self) -> None:
+        """Before the runtime: what still runs then fails as a worker that went away, which Dynamo migrates."""
+        await asyncio.to_thread(self.engine.shutdown)
+        await self._until_idle(FAIL_SECONDS)
+
+    async def _until_idle(self, timeout: float) -> None:
+        if self._in_flight:
+            idle = asyncio.ensure_future(self._idle.wait())
+            await asyncio.wait((idle,), timeout=timeout)
+            idle.cancel()
 
     async def _register(self, endpoint: Any) -> None:
         config = self._settings.engine
@@ -186,7 +204,30 @@ class DynamoWorker:
             self._device.append(DeviceEvents(relay, size))
             attach = getattr(self.engine.connector_scheduler(rank), "attach_residency", None)
             if attach is not None:
-                attach(HostResidency(OnLoop(self._loop, relay), size))
+                self._host.append(HostResidency(OnLoop(self._loop, relay), size))
+                attach(self._host[-1])
+
+    async def _status(self, _body: Any = None) -> dict[str, Any]:
+        """GET /engine/semkv of the status server: what the engine, the connector and the event relays count."""
+        ranks = []
+        for rank in range(self._settings.engine.data_parallel_size):
+            snapshot = getattr(self.engine.connector_scheduler(rank), "snapshot", None)
+            ranks.append(
+                {
+                    "engine": asdict(self.engine.stats(rank)),
+                    "connector": snapshot() if snapshot is not None else None,
+                    "events_skipped": {
+                        "device": dict(self._device[rank].skipped),
+                        "host": dict(self._host[rank].skipped) if self._host else {},
+                    },
+                }
+            )
+        return {"ranks": ranks, "in_flight": self._in_flight}
+
+    async def _reset(self, _body: Any = None) -> dict[str, Any]:
+        """POST /engine/reset_prefix_cache: drop device blocks that no request holds; the host slab keeps its copies."""
+        self.engine.reset_prefix_cache()
+        return {}
 
     async def _beat(self) -> None:
         while True:
@@ -212,52 +253,34 @@ class DynamoWorker:
             yield item
 
     async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
-        try:
-            asked = submission(request, self._token_limit)
-            outputs: asyncio.Queue[Output] = asyncio.Queue()
-            handle = self._submit(asked, request, outputs)
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from error
-        except EngineDeadError as error:
-            raise EngineShutdown(str(error)) from error
-        stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-        stopped.add_done_callback(lambda _: handle.cancel())
         self._in_flight += 1
         self._idle.clear()
         try:
-            while True:
-                token_ids, finish_reason, stats = await outputs.get()
-                if finish_reason == ERROR and self._fatal is not None:
-                    raise EngineShutdown(stats.error or "the engine ended")
-                yield chunk(token_ids, finish_reason, stats)
-                if finish_reason is not None:
-                    return
+            asked = submission(
+                request,
+                token_ids_to_list(request.get("token_ids") or []),
+                token_limit=self._token_limit,
+                data_parallel_size=self._settings.engine.data_parallel_size,
+            )
+            async for item in chunks(self.engine, asked, context, self._hints(request)):
+                yield item
+        except BadRequest as error:
+            raise InvalidArgument(str(error)) from None
+        except EngineGone as error:
+            # Typed, so that the router gives the request to another worker.
+            raise EngineShutdown(str(error)) from error
         finally:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
-            handle.cancel()
-            stopped.cancel()
 
-    def _submit(self, asked: Submission, request: Mapping[str, Any], outputs: asyncio.Queue[Output]) -> Any:
-        def deliver(token_ids: list[int], finish_reason: str | None, stats: RequestStats) -> None:
-            self._loop.call_soon_threadsafe(outputs.put_nowait, (token_ids, finish_reason, stats))
-
-        hints = None
-        if self._settings.native_hints:
-            hints, refused = merged_hints(request)
-            for why in refused:
-                logger.warning("hints refused: %s", why)
-        return self.engine.submit(
-            asked.tokens,
-            max_new_tokens=asked.max_new_tokens,
-            sampling=asked.sampling,
-            eos_token_ids=asked.eos_token_ids,
-            dp_rank=asked.dp_rank,
-            cache_salt=asked.cache_salt,
-            kv_hints=hints,
-            on_output=deliver,
-        )
+    def _hints(self, request: Mapping[str, Any]) -> KvHintsEnvelope | None:
+        if not self._settings.native_hints:
+            return None
+        hints, refused = merged_hints(request)
+        for why in refused:
+            logger.warning("hints refused: %s", why)
+        return hints
 
 
 def runtime_from_env(loop: asyncio.AbstractEventLoop) -> DistributedRuntime:
