@@ -1,0 +1,36 @@
+"""One graph of real processes a module, on the tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import GraphSettings
+
+ROUTE_SECONDS = 4.0
+"""How long a route waits for its report here."""
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LocalGraph]:
+    settings = GraphSettings(
+        model="tiny",
+        threads=1,
+        routers=2,
+        blocks_per_rank=160,
+        overrides={
+            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            "outcome": {"report_ttl_seconds": ROUTE_SECONDS},
+            "connector": {"announce_interval_seconds": 1.0},
+        },
+    )
+    with LocalGraph(settings, run_dir=tmp_path_factory.mktemp("graph"), model_dir=model_dir) as started:
+        yield started

@@ -1,0 +1,88 @@
+"""kill -9 in the middle of traffic: no request is lost, and afterwards catalog and outcomes are complete again.
+
+The tests share one graph and leave it whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphs.local.graph import LocalGraph
+from tests.graphs.conftest import ROUTE_SECONDS
+from tests.graphs.traffic import Traffic, ask, routes, send, snapshot, wait_until
+
+pytestmark = [pytest.mark.graph, pytest.mark.slow]
+
+
+def closed_everywhere(graph: LocalGraph, request_id: str | None) -> list[dict[str, Any]]:
+    """The attempts of a request once every router has closed the same ones with the same outcome."""
+
+    def agree() -> list[dict[str, Any]] | None:
+        seen = [routes(graph, router, request_id) for router in graph.router_names]
+        keys = [sorted((r["route_id"], r["outcome"], r["reason"]) for r in found) for found in seen]
+        return seen[0] if seen[0] and all(key == keys[0] for key in keys) else None
+
+    return list(wait_until(f"outcomes of {request_id}", agree, 10 * ROUTE_SECONDS))
+
+
+def served_and_confirmed(graph: LocalGraph, seed: int) -> dict[str, Any]:
+    """A fresh prompt end to end: served, reported, closed the same on every router. Its last attempt."""
+    answer = send(graph, ask(seed))
+    assert answer.ok, answer
+    found = closed_everywhere(graph, answer.request_id)
+    assert found[-1]["outcome"] not in ("unconfirmed", "orphan_report"), found
+    return found[-1]
+
+
+def test_a_killed_worker_loses_no_request_and_its_donors_go(graph: LocalGraph) -> None:
+    traffic = Traffic(graph, first_seed=0)
+    traffic.wait_for(8)
+    graph.kill("worker-0")
+    traffic.wait_for(8)
+    graph.start("worker-0")
+    graph.wait_ready()
+    traffic.wait_for(8)
+    answers = traffic.finish()
+    for _, answer in answers:
+        assert closed_everywhere(graph, answer.request_id)
+    served_and_confirmed(graph, 901)
+    for router in graph.router_names:
+        live = {r["name"]: r for r in snapshot(graph, router)["replicas"] if r["live"]}
+        assert set(live) == {f"worker-{w}/{r}" for w in (0, 1) for r in (0, 1)}
+
+
+def test_a_killed_router_loses_no_request_and_comes_back_complete(graph: LocalGraph) -> None:
+    traffic = Traffic(graph, first_seed=1000)
+    traffic.wait_for(8)
+    graph.kill("router-0")
+    traffic.wait_for(8)
+    graph.start("router-0")
+    graph.wait_ready()
+    traffic.wait_for(8)
+    answers = traffic.finish()
+    for _, answer in answers:
+        assert closed_everywhere(graph, answer.request_id)
+    served_and_confirmed(graph, 902)
+    donors = wait_until(
+        "the same donors on both routers",
+        lambda: len({snapshot(graph, r)["catalog"]["donors"] for r in graph.router_names}) == 1,
+    )
+    assert donors
+
+
+def test_a_killed_broker_delays_no_request_and_no_outcome_is_lost(graph: LocalGraph) -> None:
+    traffic = Traffic(graph, first_seed=2000)
+    traffic.wait_for(8)
+    graph.kill("nats")
+    traffic.wait_for(12)
+    graph.restart("nats")
+    traffic.wait_for(8)
+    answers = traffic.finish()
+    lost = 0
+    for _, answer in answers:
+        found = closed_everywhere(graph, answer.request_id)
+        lost += found[-1]["outcome"] == "unconfirmed"
+    served_and_confirmed(graph, 903)
+    assert lost == 0, f"{lost} of {len(answers)} routes have no report"

@@ -1,0 +1,101 @@
+"""Concurrent chat traffic through a graph, and what its routers know of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from dynamo_semkv.bench.client import Answer, ChatClient
+from dynamo_semkv.bench.scenarios import ChatRequest
+from graphs.local.graph import LocalGraph
+
+
+def prompt(seed: int, words: int = 60) -> str:
+    """Text that shares no run with another seed's."""
+    return " ".join(f"{seed * 7919 + i * 104729:x}" for i in range(words))
+
+
+def ask(seed: int, max_tokens: int = 64, salt: str | None = None) -> ChatRequest:
+    return ChatRequest(({"role": "user", "content": prompt(seed)},), salt, max_tokens)
+
+
+def send(graph: LocalGraph, request: ChatRequest) -> Answer:
+    return asyncio.run(ChatClient(graph.frontend_url, graph.settings.served_model).send(request))
+
+
+class Traffic:
+    """Streams from `threads` clients, each with its own few prompts in turn, until `finish`."""
+
+    def __init__(self, graph: LocalGraph, threads: int = 4, max_tokens: int = 64, first_seed: int = 0) -> None:
+        self.answers: list[tuple[int, Answer]] = []
+        self._max_tokens = max_tokens
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(graph, first_seed + 100 * number), daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, graph: LocalGraph, seed: int) -> None:
+        turn = 0
+        while not self._stop.is_set():
+            this = seed + turn % 5
+            self.answers.append((this, send(graph, ask(this, self._max_tokens))))
+            turn += 1
+
+    def wait_for(self, more: int) -> None:
+        target = len(self.answers) + more
+        wait_until(f"{target} answers", lambda: len(self.answers) >= target, 90.0)
+
+    def finish(self) -> list[tuple[int, Answer]]:
+        """Every answer; fails if one was lost, cut or differs from another answer to the same prompt (all are greedy)."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(90)
+            assert not thread.is_alive()
+        bad = [answer for _, answer in self.answers if not answer.ok or answer.finish_reason != "length"]
+        assert not bad, f"{len(bad)} of {len(self.answers)} failed, the first: {bad[0]}"
+        texts: dict[int, set[str]] = {}
+        for seed, answer in self.answers:
+            texts.setdefault(seed, set()).add(answer.text)
+        different = {seed: found for seed, found in texts.items() if len(found) > 1}
+        assert not different, f"one prompt, two greedy answers: {different}"
+        return self.answers
+
+
+def wait_until(what: str, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true value; fails naming `what`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def get(url: str) -> dict[str, Any]:
+    """JSON of a page; `{}` for one that is not there (yet)."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            parsed: dict[str, Any] = json.load(response)
+            return parsed
+    except (urllib.error.URLError, OSError, ValueError):
+        return {}
+
+
+def routes(graph: LocalGraph, router: str, request_id: str | None) -> list[dict[str, Any]]:
+    """What one router knows of one request: closed routes, an attempt each."""
+    found: list[dict[str, Any]] = get(f"{graph.page_url(router)}/api/requests/{request_id}").get("routes", [])
+    return found
+
+
+def snapshot(graph: LocalGraph, router: str = "router-0") -> dict[str, Any]:
+    return get(f"{graph.page_url(router)}/api/snapshot")
