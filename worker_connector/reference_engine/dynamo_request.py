@@ -50,12 +50,15 @@ def submission(
     wanted = stop.get("max_tokens")
     if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
         raise _bad("stop_conditions.max_tokens", wanted, "at least 1")
+    minimum = stop.get("min_tokens") or 0
+    if not isinstance(minimum, int) or minimum < 0:
+        raise _bad("stop_conditions.min_tokens", minimum, "0 or more")
     return Submission(
         token_ids=token_ids,
         max_new_tokens=room if wanted is None else min(wanted, room),
         sampling=_sampling(_mapping(request, "sampling_options")),
         stop_token_ids=_stop_tokens(request, stop),
-        min_tokens=int(stop.get("min_tokens") or 0),
+        min_tokens=minimum,
         dp_rank=_dp_rank(routing, data_parallel_size),
         cache_salt=_cache_salt(request, routing),
     )
@@ -116,11 +119,19 @@ def _sampling(options: Mapping[str, Any]) -> SamplingParams:
 
 def _stop_tokens(request: Mapping[str, Any], stop: Mapping[str, Any]) -> frozenset[int]:
     """End-of-turn tokens of the model card and what the client asked for. Stop *strings* are the frontend's matter."""
-    asked = {int(token) for token in stop.get("stop_token_ids") or ()}
+    asked = _ids("stop_conditions.stop_token_ids", stop.get("stop_token_ids"))
     if stop.get("ignore_eos"):
-        return frozenset(asked)
-    hidden = {int(token) for token in stop.get("stop_token_ids_hidden") or ()}
-    return frozenset(asked | hidden | {int(token) for token in request.get("eos_token_ids") or ()})
+        return asked
+    hidden = _ids("stop_conditions.stop_token_ids_hidden", stop.get("stop_token_ids_hidden"))
+    return asked | hidden | _ids("eos_token_ids", request.get("eos_token_ids"))
+
+
+def _ids(field: str, value: Any) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(token, int) for token in value):
+        raise _bad(field, value, "a list of token ids")
+    return frozenset(value)
 
 
 def _dp_rank(routing: Mapping[str, Any], size: int) -> int | None:

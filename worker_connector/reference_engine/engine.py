@@ -117,8 +117,8 @@ class Engine:
 
     @property
     def fatal_error(self) -> BaseException | None:
-        """What ended the engine, or None."""
-        return self._fatal
+        """What ended the engine, or None. There already when the failed requests are delivered."""
+        return self._fatal or next((rank.fatal_error for rank in self._ranks if rank.fatal_error is not None), None)
 
     def submit(
         self,

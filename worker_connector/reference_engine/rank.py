@@ -105,6 +105,11 @@ class Rank:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    @property
+    def fatal_error(self) -> BaseException | None:
+        """What ended this rank; set before its requests are failed, so that whoever is told of those can tell why."""
+        return self._fatal
+
     def stats(self) -> RankStats:
         return self._stats
 
