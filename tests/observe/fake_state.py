@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import replace
 from typing import Any
 
 from dynamo_semkv.bus.publisher import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
+from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import stable_worker_id
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
@@ -15,8 +17,7 @@ from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, OrphanReason, OrphanReport, close_route
 from dynamo_semkv.outcome.history import History
-from dynamo_semkv.outcome.totals import Totals
-from tests.outcome.build import observed, opened, report, route_id
+from tests.outcome.build import observed, opened, report
 
 NOW = 1_790_000_000.0
 WORKERS = ("worker-a", "worker-b")
@@ -39,8 +40,12 @@ def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enfor
     tokens = rng.choice([640, 1_280, 2_560, 4_096])
     donor = outcome not in (Outcome.NO_DONOR, Outcome.LOCAL_EXACT)
     evidence = int(tokens * rng.uniform(0.7, 0.95)) // 32 * 32 if donor else 0
-    acts = mode == "enforce" and donor
+    chosen = donor and rng.random() < 0.86
+    acts = mode == "enforce" and chosen
+    placed = evidence if acts else 0
+    hinted = placed if rng.random() < 0.95 else 0
     loaded = evidence if outcome is Outcome.MATERIALIZED_EXACT and (acts or rng.random() < 0.3) else 0
+    device = rng.choice([0, 0, 64, 128])
     local = int(tokens * 0.9) // 32 * 32 if outcome is Outcome.LOCAL_EXACT else 32
     worker, rank = rng.choice(WORKERS), rng.randrange(2)
     ttft = rng.gauss(1.0, 0.05) * {True: 0.06}.get(bool(loaded), 0.045 if local > tokens / 2 else 0.6)
@@ -51,14 +56,24 @@ def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enfor
         "opened_at": at - ttft - 2.0,
         "input_tokens": tokens,
         "evidence_tokens": evidence,
-        "placed_tokens": evidence if acts else 0,
-        "hinted_tokens": evidence if acts else 0,
+        "placed_tokens": placed,
+        "hinted_tokens": hinted,
+        "exact_device_tokens": device,
+        "exact_host_tokens": loaded // 2 // 32 * 32,
         "lookup": "hit" if donor else rng.choice(["miss", "miss", "skipped", "timeout"]),
         "lookup_seconds": 0.0011,
-        "decision_reason": ("placed" if acts else "shadow") if donor else rng.choice(["no_evidence", "exact_covers"]),
+        "decision_reason": ("placed" if acts else "shadow" if chosen else rng.choice(["below_margin", "dynamo_exact"]))
+        if donor
+        else rng.choice(["no_evidence", "exact_covers"]),
+        "donor_id": f"{number * 7_919:032x}" if donor else None,
+        "match_type": MatchType.EXACT_EQUIVALENT if donor else None,
+        "overlap": Bucket.HIGH if donor else Bucket.NONE,
+        "provider": "fingerprint" if donor else None,
+        "tier": Tier.HOST_PINNED if donor else None,
         "stable_routing_id": worker if acts else None,
         "dp_rank": rank if acts else None,
-        "shadow_choice": f"{worker}/{rank}" if donor and not acts else None,
+        "shadow_choice": f"{rng.choice(WORKERS)}/{rank}" if chosen and not acts else None,
+        "route_id": hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest(),
         "prompt_key": number.to_bytes(16, "big"),
         **fields,
     }
@@ -66,6 +81,7 @@ def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enfor
     silent = rng.random() < 0.03
     end = observed(
         number,
+        route_id=values["route_id"],
         observed_at=at - 1.0,
         end="cancelled" if silent and rng.random() < 0.4 else "complete",
         served_stable_routing_id=fields.get("stable_routing_id", worker),
@@ -76,6 +92,7 @@ def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enfor
     )
     what = report(
         number,
+        route_id=values["route_id"],
         prompt_key=values["prompt_key"],
         stable_routing_id=worker,
         dp_rank=rank,
@@ -198,14 +215,10 @@ def empty_state(**changes: Any) -> RouterState:
     )
 
 
-def totals_of(state: RouterState) -> Totals:
-    return state.totals
-
-
 def _ending(rng: random.Random) -> tuple[Outcome, Reason]:
     weights = [weight for weight, _, _ in _ENDINGS]
     _, outcome, reason = rng.choices(_ENDINGS, weights)[0]
     return outcome, reason
 
 
-__all__ = ["NOW", "empty_state", "fake_history", "fake_route", "fake_state", "route_id"]
+__all__ = ["NOW", "empty_state", "fake_history", "fake_route", "fake_state"]

@@ -1,0 +1,84 @@
+"""Who may read the page: everybody on this machine, or who holds the token.
+
+    Access.of(config)        .allows(headers, cookies, ...)   reasons: "host", "token"
+
+Without a token the page answers only to loopback names in `Host`: a web page of somebody else, whose name was made to point here, gets
+nothing. With one, the token is compared in constant time, from `Authorization: Bearer`, or from the cookie that `/?token=...` sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_semkv.config.schema import DashboardConfig
+from dynamo_semkv.contracts.errors import ContractError
+
+MIN_TOKEN = 16
+MAX_TOKEN = 1_024
+
+
+@dataclass(frozen=True)
+class Access:
+    host: str
+    token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, config: DashboardConfig) -> Access:
+        """Reads the token file. Raises ContractError for a token that is missing, unreadable, too short or not printable."""
+        token = read_token(config.token_file) if config.token_file is not None else None
+        if token is None and not is_loopback(config.host):
+            raise ContractError(
+                "dashboard.host", config.host, "127.0.0.1, ::1 or localhost, unless dashboard.token_file is set"
+            )
+        return cls(config.host, token)
+
+    @property
+    def cookie(self) -> str:
+        """What the browser keeps: not the token itself."""
+        return hashlib.sha256(b"semkv-dashboard-cookie\0" + (self.token or "").encode()).hexdigest()
+
+    def host_allowed(self, host_header: str | None) -> bool:
+        return self.token is not None or (host_header is not None and is_loopback(_host_of(host_header)))
+
+    def token_allowed(self, authorization: str | None, cookie: str | None, query: str | None = None) -> bool:
+        if self.token is None:
+            return True
+        scheme, _, bearer = (authorization or "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else query
+        return _equal(given, self.token) or _equal(cookie, self.cookie)
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: str) -> str:
+    allowed = f"a file with {MIN_TOKEN} to {MAX_TOKEN} printable characters without blanks"
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError("dashboard.token_file", f"{path} ({type(error).__name__})", allowed) from error
+    printable = token.isascii() and token.isprintable() and " " not in token
+    if not printable or not MIN_TOKEN <= len(token) <= MAX_TOKEN:
+        raise ContractError("dashboard.token_file", f"{path} (its content is not shown)", allowed)
+    return token
+
+
+def _host_of(header: str) -> str:
+    """`Host` without the port; `[::1]:80` and `127.0.0.1:80` alike."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
+
+
+def _equal(given: str | None, expected: str) -> bool:
+    return given is not None and hmac.compare_digest(given.encode(), expected.encode())

@@ -1,0 +1,87 @@
+"""One snapshot a beat for everybody who watches: made once, and only while somebody does.
+
+A watcher that is slow misses beats; it is never sent an older one, and it never holds up the others or the router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+_log = logging.getLogger(__name__)
+
+
+class Full(Exception):
+    """As many watch as may."""
+
+
+class Broadcast:
+    def __init__(self, make: Callable[[], str], interval_seconds: float, max_watchers: int) -> None:
+        self.faults = 0
+        self._make = make
+        self._interval = interval_seconds
+        self._max = max_watchers
+        self._watchers: set[asyncio.Queue[str | None]] = set()
+        self._beat: asyncio.Task[None] | None = None
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[str]]:
+        """Texts, the first at once, until `close()`. Raises Full."""
+        if len(self._watchers) >= self._max:
+            raise Full
+        mail: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)
+        first = self._text()
+        if first is not None:
+            mail.put_nowait(first)
+        self._watchers.add(mail)
+        if self._beat is None:
+            self._beat = asyncio.ensure_future(self._beat_while_watched())
+        try:
+            yield _texts(mail)
+        finally:
+            self._watchers.discard(mail)
+
+    async def close(self) -> None:
+        for mail in self._watchers:
+            _put(mail, None)
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.gather(self._beat, return_exceptions=True)
+            self._beat = None
+
+    async def _beat_while_watched(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            if not self._watchers:
+                self._beat = None
+                return
+            text = self._text()
+            if text is not None:
+                for mail in self._watchers:
+                    _put(mail, text)
+
+    def _text(self) -> str | None:
+        try:
+            return self._make()
+        except Exception:  # noqa: BLE001 - the next beat may succeed; counted, and logged at 1, 2, 4, 8, ...
+            self.faults += 1
+            if self.faults & (self.faults - 1) == 0:
+                _log.exception("snapshot failed (%d so far)", self.faults)
+            return None
+
+
+def _put(mail: asyncio.Queue[str | None], text: str | None) -> None:
+    while mail.full():
+        mail.get_nowait()
+    mail.put_nowait(text)
+
+
+async def _texts(mail: asyncio.Queue[str | None]) -> AsyncIterator[str]:
+    while (text := await mail.get()) is not None:
+        yield text

@@ -1,0 +1,226 @@
+"""DashboardServer: the page and what it reads, over HTTP.
+
+    DashboardServer(config.dashboard, view.snapshot, history, metrics=view.metrics_text, readiness=view.readiness)
+    url = await server.start();  await server.close()
+
+    /                  the page             /metrics   Prometheus text
+    /api/snapshot      JSON                 /healthz   alive: answers whatever else is broken
+    /api/stream        the same, as server-sent events
+    /api/routes/{id}   one route in full    /readyz    200 or 503, with the checks
+
+It only reads, speaks GET alone, and belongs to the event loop that calls `start`. It refuses to start on an address that others can reach
+without a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from dynamo_semkv.config.schema import DashboardConfig
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import check_route_id
+from dynamo_semkv.dashboard.access import Access
+from dynamo_semkv.dashboard.broadcast import Broadcast, Full
+from dynamo_semkv.dashboard.files import page_files
+from dynamo_semkv.observe.health import Readiness
+from dynamo_semkv.observe.snapshot import explain
+from dynamo_semkv.outcome.history import History
+
+_log = logging.getLogger(__name__)
+
+MAX_WATCHERS = 32
+WRITE_SECONDS = 10.0
+"""A watcher that takes nothing for so long is let go."""
+COOKIE = "semkv_dashboard"
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""Probes have no token; without one `/readyz` says yes or no and nothing else."""
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class DashboardServer:
+    def __init__(
+        self,
+        config: DashboardConfig,
+        snapshot: Callable[[], dict[str, Any]],
+        history: History,
+        *,
+        metrics: Callable[[], str],
+        readiness: Callable[[], Readiness],
+        interval_seconds: float = 1.0,
+    ) -> None:
+        """Raises ContractError when `config` would show the page to others without a token, or the token cannot be read."""
+        self._config = config
+        self._access = Access.of(config)
+        self._snapshot = snapshot
+        self._history = history
+        self._metrics = metrics
+        self._readiness = readiness
+        self._broadcast = Broadcast(self._snapshot_text, interval_seconds, MAX_WATCHERS)
+        self._files = page_files()
+        self._runner: web.AppRunner | None = None
+        self._port: int | None = None
+
+    @property
+    def url(self) -> str:
+        if self._port is None:
+            raise RuntimeError("the address is known once start() has returned")
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        return f"http://{host}:{self._port}"
+
+    async def start(self) -> str:
+        """Listens; returns the address. Raises OSError when the port is taken."""
+        if self._runner is not None:
+            raise RuntimeError("start() is called once")
+        app = web.Application(middlewares=[self._guard], client_max_size=1024)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics_text)
+        app.router.add_get("/api/snapshot", self._api_snapshot)
+        app.router.add_get("/api/stream", self._api_stream, allow_head=False)
+        app.router.add_get("/api/routes/{route_id}", self._api_route)
+        app.router.add_get("/{path:.*}", self._page)
+        app.on_shutdown.append(self._end_streams)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+        await self._runner.setup()
+        try:
+            site = web.TCPSite(self._runner, self._config.host, self._config.port)
+            await site.start()
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        self._port = self._runner.addresses[0][1]
+        return self.url
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _end_streams(self, app: web.Application) -> None:
+        await self._broadcast.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Refuses who may not, turns our faults into a plain 500, and puts the headers on every answer."""
+        try:
+            response = self._refusal(request) or await handler(request)
+        except web.HTTPException as error:
+            response = _json({"error": error.reason}, status=error.status)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except Exception:  # noqa: BLE001 - a page that fails may not fail the router; logged
+            _log.exception("dashboard: %r failed", request.path)
+            response = _json({"error": "internal error; the router's log has it"}, status=500)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        if not self._access.host_allowed(request.headers.get("Host")):
+            return _json({"error": "this page answers to 127.0.0.1, ::1 and localhost"}, status=421)
+        if request.path in OPEN_PATHS or self._authorized(request):
+            return None
+        if request.path == "/" and self._access.token_allowed(None, None, request.query.get("token")):
+            # Away from the URL at once: a URL ends in histories and logs.
+            answer: web.Response = web.Response(status=303, headers={"Location": "/"})
+            answer.set_cookie(COOKIE, self._access.cookie, httponly=True, samesite="Strict", path="/")
+            return answer
+        refusal = _json({"error": "a token is needed: Authorization: Bearer ..., or open /?token=... once"}, status=401)
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        return refusal
+
+    def _authorized(self, request: web.Request) -> bool:
+        return self._access.token_allowed(request.headers.get("Authorization"), request.cookies.get(COOKIE))
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        file = self._files.get(request.match_info["path"])
+        if file is None:
+            raise web.HTTPNotFound(reason="no such page")
+        tag = f'"{file.etag}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if tag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=file.body, content_type=file.content_type, charset="utf-8", headers=headers)
+
+    async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        return _json({"status": "alive"})
+
+    async def _readyz(self, request: web.Request) -> web.StreamResponse:
+        found = self._readiness()
+        detail = found.plain() if self._authorized(request) else {"ready": found.ready}
+        return _json(detail, status=200 if found.ready else 503)
+
+    async def _metrics_text(self, request: web.Request) -> web.StreamResponse:
+        text = self._metrics()
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Cache-Control": "no-store"}
+        return web.Response(body=text.encode(), headers=headers)
+
+    async def _api_snapshot(self, request: web.Request) -> web.StreamResponse:
+        return _json_text(self._snapshot_text())
+
+    async def _api_route(self, request: web.Request) -> web.StreamResponse:
+        try:
+            route_id = check_route_id(request.match_info["route_id"])
+        except ContractError as error:
+            return _json({"error": str(error)}, status=400)
+        route = self._history.get(route_id)
+        if route is None:
+            return _json({"error": f"no closed route {route_id} among the last {len(self._history)}"}, status=404)
+        return _json(explain(route))
+
+    async def _api_stream(self, request: web.Request) -> web.StreamResponse:
+        try:
+            async with self._broadcast.watch() as texts:
+                return await _send_events(request, texts)
+        except Full:
+            busy = _json({"error": f"{MAX_WATCHERS} watch already"}, status=503)
+            busy.headers["Retry-After"] = "5"
+            return busy
+
+    def _snapshot_text(self) -> str:
+        return json.dumps(self._snapshot(), allow_nan=False, separators=(",", ":"))
+
+
+async def _send_events(request: web.Request, texts: AsyncIterator[str]) -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", **HEADERS}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    try:
+        await response.write(b"retry: 2000\n\n")
+        async for text in texts:
+            # One line: JSON as we write it has no line break in it.
+            await asyncio.wait_for(response.write(f"event: snapshot\ndata: {text}\n\n".encode()), WRITE_SECONDS)
+    except (ConnectionError, asyncio.TimeoutError) as gone:
+        _log.debug("a watcher is gone: %r", gone)
+        if request.transport is not None:
+            request.transport.abort()  # or the end of the answer would wait for it as well
+    return response
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return _json_text(json.dumps(value, allow_nan=False), status)
+
+
+def _json_text(text: str, status: int = 200) -> web.Response:
+    return web.Response(
+        text=text, status=status, content_type="application/json", headers={"Cache-Control": "no-store"}
+    )

@@ -1,0 +1,65 @@
+// One route in full, in a dialog: what was found, decided, hinted, said by the backend, and seen by the client's side.
+
+import { byId, h } from "./dom.js";
+import * as f from "./format.js";
+import { outcomeBadge } from "./tables.js";
+import { DECISIONS, LOOKUPS, MODES, REASONS, word } from "./words.js";
+
+export function startRoute() {
+  byId("route-close").onclick = () => byId("route").close();
+  byId("route").onclick = (event) => {
+    if (event.target === byId("route")) byId("route").close();
+  };
+}
+
+export async function openRoute(id) {
+  const dialog = byId("route");
+  byId("route-title").textContent = `Route ${id}`;
+  const body = byId("route-body");
+  body.replaceChildren(h("p", { class: "muted" }, "Reading…"));
+  dialog.showModal();
+  try {
+    const answer = await fetch(`/api/routes/${encodeURIComponent(id)}`);
+    const route = await answer.json();
+    body.replaceChildren(...(answer.ok ? story(route) : [h("p", {}, route.error ?? `The router answered ${answer.status}.`)]));
+  } catch (error) {
+    body.replaceChildren(h("p", {}, `Not read: ${error.message}`));
+  }
+}
+
+function story(route) {
+  const { opened, observed, report, tokens } = route;
+  const line = (name, ...text) => h("li", {}, h("b", {}, name), h("div", {}, ...text.map((part) => (part instanceof Node ? part : h("p", {}, part)))));
+  const items = [
+    line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt + 1}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
+    line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : "No donor."),
+    line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
+    line("Backend", ...backend(route, report)),
+    line("Stream", ...stream(route, observed)),
+  ];
+  return [
+    h("p", { class: "lead" }, outcomeBadge(route.outcome), " ", h("code", {}, route.reason), Object.hasOwn(REASONS, route.reason) ? ` ${REASONS[route.reason]}` : null),
+    h("ol", { class: "story" }, ...items),
+    h("details", {}, h("summary", {}, "As JSON"), h("pre", {}, JSON.stringify(route, null, 2))),
+  ];
+}
+
+function backend(route, report) {
+  if (report === null) return ["No report: nothing is counted as reuse."];
+  const said = [
+    `${report.stable_routing_id}/${report.dp_rank} held ${f.count(report.local_tokens)} tokens itself. Offered ${f.count(report.offered)}, honoured ${f.count(report.honoured)}, copied ${f.count(report.copied)}, confirmed ${f.count(report.confirmed)}${report.load_seconds !== null ? ` in ${f.seconds(report.load_seconds)}` : ""}.`,
+    `Joined by ${route.joined_by.replace("_", " ")}.`,
+  ];
+  if (report.differing_field) said.push(`Namespaces differ in ${report.differing_field}.`);
+  if (route.tokens.unhinted) said.push(`${f.count(route.tokens.unhinted)} of the confirmed tokens were not hinted.`);
+  return said;
+}
+
+const ENDS = { complete: "Completed", cancelled: "Cancelled", worker_lost: "Cut off when the worker was lost", error: "Ended in an error" };
+
+function stream(route, observed) {
+  if (observed === null) return ["Its end was never published: its router went away."];
+  const said = [`${word(ENDS, observed.end)} on ${route.served_by ?? "an unknown replica"}: first token after ${f.seconds(observed.ttft_seconds)}${route.ttft_class ? ` (${route.ttft_class})` : ""}, ${f.plural(observed.output_tokens, "token", "tokens")} out.`];
+  if (observed.engine_cached_tokens !== null) said.push(`The engine counts ${f.count(observed.engine_cached_tokens)} cached tokens: ${{ equal: "equal to the report", differs: "not what the report says", unknown: "no report to compare with" }[route.cross_check]}.`);
+  return said;
+}

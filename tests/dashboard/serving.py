@@ -1,0 +1,122 @@
+"""A dashboard over states that a test changes, and a browser that may talk to it alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from playwright.async_api import Browser, Page, async_playwright
+
+from dynamo_semkv.config.schema import DashboardConfig
+from dynamo_semkv.dashboard.server import DashboardServer
+from dynamo_semkv.observe.health import readiness
+from dynamo_semkv.observe.snapshot import build_snapshot
+from dynamo_semkv.observe.state import RouterState
+from dynamo_semkv.outcome.history import History
+from tests.observe.fake_state import fake_history, fake_state
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+class Served:
+    """What the server shows is `state`, or what `state` is replaced by."""
+
+    def __init__(self, state: RouterState | None = None, history: History | None = None, **config: Any) -> None:
+        self.history = history if history is not None else fake_history()
+        self.state = state if state is not None else fake_state(self.history)
+        self.fail = False
+        self.snapshots = 0
+        self.server = DashboardServer(
+            DashboardConfig(**config),
+            self.snapshot,
+            self.history,
+            metrics=lambda: "semkv_ready 1.0\n",
+            readiness=self._readiness,
+            interval_seconds=0.25,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        if self.fail:
+            raise RuntimeError("the broker is away")
+        self.snapshots += 1
+        return build_snapshot(self.state)
+
+    def _readiness(self) -> Any:
+        if self.fail:
+            raise RuntimeError("the broker is away")
+        return readiness(self.state)
+
+
+@asynccontextmanager
+async def served(
+    state: RouterState | None = None, history: History | None = None, **config: Any
+) -> AsyncIterator[Served]:
+    it = Served(state, history, **config)
+    await it.server.start()
+    try:
+        yield it
+    finally:
+        await it.server.close()
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+class Watched:
+    """A page, everything that it asked for, and everything that it complained of."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self._complain(message.type, message.text))
+        page.on("pageerror", lambda error: self._complain("error", str(error)))
+
+    def _complain(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(f"{kind}: {text}")
+
+
+@asynccontextmanager
+async def opened_page(
+    chromium: Browser, url: str, viewport: dict[str, int] | None = None, **context: Any
+) -> AsyncIterator[Watched]:
+    """The page after its first snapshot. A request to any other host is refused, and noted."""
+    window = await chromium.new_context(viewport=viewport or DESKTOP, **context)
+    try:
+        page = await window.new_page()
+        watched = Watched(page)
+        await window.route(lambda target: not target.startswith(url), lambda route: route.abort())
+        await page.goto(url)
+        await page.locator("html[data-now]").wait_for(state="attached")
+        yield watched
+    finally:
+        await window.close()
+
+
+async def text_of(page: Page, selector: str) -> str:
+    return (await page.locator(selector).inner_text()).strip()
+
+
+Change = Callable[[RouterState], RouterState]
