@@ -32,7 +32,7 @@ class RouteFacts:
 
     @classmethod
     def from_page(cls, scenario: str, route: Mapping[str, Any]) -> RouteFacts:
-        """`route`: what the page's `/api/routes` tells of one route. KeyError for a page that speaks another format."""
+        """`route`: one item of the page's `/api/requests/{id}`. KeyError for a page that speaks another format."""
         tokens, report = route["tokens"], route["report"] or {}
         return cls(
             scenario=scenario,

@@ -7,6 +7,7 @@
     /api/snapshot      JSON                 /healthz   alive: answers whatever else is broken
     /api/stream        the same, as server-sent events
     /api/routes/{id}   one route in full    /readyz    200 or 503, with the checks
+    /api/requests/{id} the routes of one request, by the id in `chatcmpl-<id>`
 
 It only reads, speaks GET alone, and belongs to the event loop that calls `start`. It refuses to start on an address that others can reach
 without a token.
@@ -97,6 +98,7 @@ class DashboardServer:
         app.router.add_get("/api/snapshot", self._api_snapshot)
         app.router.add_get("/api/stream", self._api_stream, allow_head=False)
         app.router.add_get("/api/routes/{route_id}", self._api_route)
+        app.router.add_get("/api/requests/{request_id}", self._api_request)
         app.router.add_get("/{path:.*}", self._page)
         app.on_shutdown.append(self._end_streams)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
@@ -186,6 +188,11 @@ class DashboardServer:
         if route is None:
             return _json({"error": f"no closed route {route_id} among the last {len(self._history)}"}, status=404)
         return _json(explain(route))
+
+    async def _api_request(self, request: web.Request) -> web.StreamResponse:
+        """An empty list for a request that is unknown or not closed yet."""
+        found = self._history.of_request(request.match_info["request_id"])
+        return _json({"routes": [explain(route) for route in found]})
 
     async def _api_stream(self, request: web.Request) -> web.StreamResponse:
         try:

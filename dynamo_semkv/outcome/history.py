@@ -31,6 +31,7 @@ class History:
     def __init__(self, size: int) -> None:
         self._size = size
         self._routes: OrderedDict[str, ClosedRoute] = OrderedDict()
+        self._by_request: dict[str, list[str]] = {}
         self._totals = Totals()
         self._buckets: dict[int, Bucket] = {}
         self._since: float | None = None
@@ -48,8 +49,10 @@ class History:
         if route.route_id in self._routes:
             raise ValueError(f"route {route.route_id} is in the history already")
         self._routes[route.route_id] = route
+        if route.opened.request_id is not None:
+            self._by_request.setdefault(route.opened.request_id, []).append(route.route_id)
         while len(self._routes) > self._size:
-            self._routes.popitem(last=False)
+            self._forget(self._routes.popitem(last=False)[1])
         self._totals.add(route)
         opened_at = route.opened.opened_at
         self._since = opened_at if self._since is None else min(self._since, opened_at)
@@ -66,6 +69,11 @@ class History:
     def get(self, route_id: str) -> ClosedRoute | None:
         return self._routes.get(route_id)
 
+    def of_request(self, request_id: str) -> list[ClosedRoute]:
+        """The closed attempts of one request (Dynamo's context id), in the order of the attempts."""
+        found = [self._routes[route_id] for route_id in self._by_request.get(request_id, ())]
+        return sorted(found, key=lambda route: route.opened.attempt)
+
     def totals(self) -> Totals:
         """The running totals themselves: read, do not keep."""
         return self._totals
@@ -73,6 +81,14 @@ class History:
     def course(self) -> list[Bucket]:
         """Oldest first; buckets in which nothing closed are left out."""
         return [self._buckets[number] for number in sorted(self._buckets)]
+
+    def _forget(self, route: ClosedRoute) -> None:
+        request_id = route.opened.request_id
+        if request_id is None:
+            return
+        self._by_request[request_id].remove(route.route_id)
+        if not self._by_request[request_id]:
+            del self._by_request[request_id]
 
     def _add_to_course(self, route: ClosedRoute) -> None:
         number = int(route.closed_at // BUCKET_SECONDS)

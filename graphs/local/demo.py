@@ -107,9 +107,7 @@ async def read_routes(page_url: str, answers: Sequence[tuple[str, Answer]]) -> t
                 continue
             routes: list[dict[str, Any]] = []
             while not routes and time.monotonic() < deadline:
-                async with session.get(
-                    f"{page_url}/api/routes", params={"request_id": answer.request_id or ""}
-                ) as response:
+                async with session.get(f"{page_url}/api/requests/{answer.request_id}") as response:
                     routes = (await response.json())["routes"] if response.status == 200 else []
                 if not routes:
                     await asyncio.sleep(0.1)

@@ -231,7 +231,7 @@ class LocalGraph:
 
         def ready() -> bool:
             replicas = self._get(f"{self.page_url(name)}/api/snapshot").get("replicas", ())
-            return sum(r.get("standing") == "ok" for r in replicas) >= expected
+            return bool(sum(r.get("standing") == "ok" for r in replicas) >= expected)
 
         return ready
 

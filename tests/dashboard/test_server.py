@@ -163,6 +163,14 @@ async def test_one_route_in_full(client: aiohttp.ClientSession, site: Served) ->
     assert explained["opened"]["request_id"] == route.opened.request_id
 
 
+async def test_the_routes_of_a_request(client: aiohttp.ClientSession, site: Served) -> None:
+    (route,) = site.history.recent(1)
+    async with client.get(f"{site.server.url}/api/requests/{route.opened.request_id}") as answer:
+        assert [it["route_id"] for it in (await answer.json())["routes"]] == [route.route_id]
+    async with client.get(f"{site.server.url}/api/requests/nobody") as answer:
+        assert await answer.json() == {"routes": []}
+
+
 @pytest.mark.parametrize(
     ("route_id", "status"), [("f" * 32, 404), ("x", 400), ("A" * 32, 400), ("f" * 500, 400), ("%00", 400)]
 )

@@ -147,3 +147,15 @@ def test_outcomes_by_name_alone() -> None:
         what = report(number, confirmed=0, outcome=Outcome.DECLINED, reason=reason)
         history.add(closed(number, what=what))
     assert history.totals().outcome_counts == {"declined": 2}
+
+
+def test_attempts_of_a_request_are_found_and_forgotten_with_their_routes() -> None:
+    history = History(2)
+    history.add(closed(2, start=opened(2, request_id="r", attempt=1)))
+    history.add(closed(1, start=opened(1, request_id="r", attempt=0)))
+    assert [route.opened.attempt for route in history.of_request("r")] == [0, 1]
+    assert history.of_request("other") == []
+    history.add(closed(3, start=opened(3, request_id=None)))
+    assert [route.route_id for route in history.of_request("r")] == [route_id(1)]
+    history.add(closed(4))
+    assert history.of_request("r") == []
