@@ -1,6 +1,7 @@
 """OutcomeBook: the routes that are open, each closed exactly once.
 
-    OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=0.0, abandoned_seconds=None, limits=BookLimits())
+    OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None, limits=BookLimits())
+    .opened(event, at)  .observed(event, at)  .report(report, at)  .expire(now)
 
 A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a report,
 `abandoned_seconds` after it was opened without an end (its router died). Every event may come twice, echoed or replayed, and in any
@@ -8,7 +9,7 @@ order. The book has no clock: `at` and `now` are seconds of whatever clock the c
 closes as `unconfirmed`. One thread.
 
 `settle_seconds` holds a pair back until so long after its last event, so that routers that hear the same events in another order arrive
-at the same pairs even for equal prompts; 0 closes at once.
+at the same pairs even for equal prompts, and many equal prompts in flight are paired once and not at every event; 0 closes at once.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+SETTLE_SECONDS = 1.0
+"""More than route events of two routers can be apart on their way; less than anybody waits for on the page."""
 _SAME_PROMPT_REMEMBERED = 16
 
 
@@ -114,7 +117,7 @@ class OutcomeBook:
         on_close: Callable[[ClosedRoute], None],
         on_orphan: Callable[[OrphanReport], None] | None = None,
         *,
-        settle_seconds: float = 0.0,
+        settle_seconds: float = SETTLE_SECONDS,
         abandoned_seconds: float | None = None,
         limits: BookLimits | None = None,
     ) -> None:

@@ -1,6 +1,6 @@
 """Intake: the bus into the book, the donor catalog and the replica directory. RouteJournal: a router's own route events out.
 
-    Intake(subscriber, book, apply_donor_event=..., announce=..., monotonic=time.monotonic, wall=time.time)
+    Intake(subscriber, book, apply_donor_event=..., announce=..., route_opened=None, monotonic=time.monotonic, wall=time.time)
     await intake.start(); await intake.close()
     RouteJournal(publisher, intake, router_name)   .opened(event)   .observed(event)
 
@@ -158,9 +158,9 @@ class Intake:
     def on_route_event(self, message: Message) -> None:
         event = self._decoded(message, "routes", _decode_route_event)
         if event is not None:
+            self._arrived(subjects.ROUTE_STREAM, message.timestamp, event)
             if self._route_opened is not None and isinstance(event, RouteOpened):
                 self._route_opened(event)
-            self._arrived(subjects.ROUTE_STREAM, message.timestamp, event)
 
     def on_report(self, message: Message) -> None:
         report = self._decoded(message, "reports", decode_report)

@@ -94,9 +94,10 @@ def comparable(totals: Totals) -> dict[str, Any]:
 
 
 class Listener:
-    """A book with everything that it tells, and the history that it fills."""
+    """A book with everything that it tells, and the history that it fills. Pairs close at once unless `settle_seconds` says otherwise."""
 
     def __init__(self, ttl_seconds: float = 30.0, **options: Any) -> None:
+        options.setdefault("settle_seconds", 0.0)
         self.closed: list[ClosedRoute] = []
         self.orphans: list[OrphanReport] = []
         self.history = History(10_000)

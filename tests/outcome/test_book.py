@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynamo_semkv.contracts.report import Outcome, Reason
-from dynamo_semkv.outcome.book import BookLimits
+from dynamo_semkv.outcome.book import SETTLE_SECONDS, BookLimits
 from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason
 from tests.outcome.build import Listener, observed, opened, report, route_id
 
@@ -38,6 +38,20 @@ def test_any_order_of_the_three_events(order: str, named: bool) -> None:
         }[event]()
     assert it.only().confirmed_tokens == 800
     assert it.only().joined_by is (JoinedBy.ROUTE_ID if named else JoinedBy.PROMPT_KEY)
+
+
+def test_a_pair_settles_before_it_closes() -> None:
+    """An older route with the same prompt, heard of late, still gets the report that is its own."""
+    it = Listener(settle_seconds=SETTLE_SECONDS)
+    it.book.opened(opened(2), 1.0)
+    it.book.report(report(7, named=False, confirmed=100), 1.1)
+    it.book.observed(observed(2), 1.2)
+    it.book.opened(opened(1), 1.3)
+    it.book.observed(observed(1), 1.4)
+    it.book.expire(2.1)
+    assert not it.closed
+    it.book.expire(2.4)
+    assert [(r.route_id, r.confirmed_tokens) for r in it.closed] == [(route_id(1), 100)]
 
 
 def test_duplicates_change_nothing() -> None:

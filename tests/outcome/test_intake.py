@@ -22,6 +22,7 @@ from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome
+from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.outcome import intake as intake_module
 from dynamo_semkv.outcome.intake import Intake, RouteJournal
 from tests.outcome.build import Listener, ManualClock, comparable, observed, opened, report, route_id
@@ -94,6 +95,22 @@ async def test_own_events_count_at_once_and_their_echo_does_not(broker: FakeBrok
     assert router.listener.only().confirmed_tokens == 800
     assert router.listener.book.stats.duplicates == 2
     assert router.journal.counts == {"published": 2}
+
+
+async def test_openings_are_told_after_they_are_booked(broker: FakeBroker, routers: Any) -> None:
+    router = await routers(ROUTES, REPORTS)
+    heard = []
+
+    def fails(event: RouteOpened) -> None:
+        heard.append(event.route_id)
+        raise RuntimeError("whoever listens is at fault")
+
+    router.intake._route_opened = fails
+    with pytest.raises(RuntimeError):
+        router.intake.on_route_event(message(encode_route_event(opened(1))))
+    router.intake.on_route_event(message(encode_route_event(observed(1))))
+    assert heard == [route_id(1)]
+    assert router.listener.book.open_routes == 1
 
 
 async def test_another_router_sees_the_same(broker: FakeBroker, routers: Any) -> None:
