@@ -50,7 +50,7 @@ def test_a_pair_settles_before_it_closes() -> None:
     it.book.observed(observed(1), 1.4)
     it.book.expire(2.1)
     assert not it.closed
-    it.book.expire(2.4)
+    it.book.expire(3.2)
     assert [(r.route_id, r.confirmed_tokens) for r in it.closed] == [(route_id(1), 100)]
 
 
