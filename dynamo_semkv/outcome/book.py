@@ -8,8 +8,9 @@ A route closes when it has its report *and* its end, or when its time is over: `
 order. The book has no clock: `at` and `now` are seconds of whatever clock the caller keeps, and a jump of it costs at most that a route
 closes as `unconfirmed`. One thread.
 
-`settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that hear the same events in another order arrive
-at the same pairs even for equal prompts, and many equal prompts in flight are paired once and not at every event; 0 closes at once.
+`settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that hear the same events
+in another order arrive at the same pairs even for equal prompts, and many equal prompts in flight are paired once and not at every event;
+0 closes at once.
 """
 
 from __future__ import annotations
