@@ -86,7 +86,7 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
             "requests": [bucket.requests for bucket in state.course],
             **{step: [bucket.tokens[step] for bucket in state.course] for step in STEPS},
         },
-        "recent": [route_row(route) for route in state.recent],
+        "recent": [route_row(route) for route in sorted(state.recent, key=_newest_first)],
         "publisher": asdict(state.publisher) if state.publisher is not None else None,
         "subscriber": asdict(state.subscriber) if state.subscriber is not None else None,
         "streams": [asdict(stream) for stream in state.streams],
@@ -190,6 +190,11 @@ def _replicas(live: Iterable[ReplicaStatus], totals: Mapping[str, ReplicaTotals]
 
 def _ranked(counts: Mapping[str, int], key: str, value: str) -> list[dict[str, Any]]:
     return [{key: name, value: count} for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def _newest_first(route: ClosedRoute) -> tuple[float, str]:
+    """By when it was opened: pairs settle in groups, so the order of closing says little."""
+    return -route.opened.opened_at, route.route_id
 
 
 def _name(replica: object | None) -> str | None:

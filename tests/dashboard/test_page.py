@@ -318,7 +318,7 @@ async def test_by_keyboard_alone(chromium: Browser) -> None:
             if await page.evaluate("document.activeElement.dataset.route !== undefined"):
                 break
         chosen = await page.evaluate("document.activeElement.dataset.route")
-        assert chosen == site.state.recent[0].route_id
+        assert chosen == build_snapshot(site.state)["recent"][0]["route_id"]
         assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         await page.keyboard.press("Enter")
         await page.locator("#route .story").wait_for()

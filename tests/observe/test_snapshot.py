@@ -97,6 +97,12 @@ class TestExplain:
         assert explained["outcome"] == "unconfirmed"
 
 
+def test_recent_routes_are_in_the_order_of_their_opening() -> None:
+    times = [row["opened_at"] for row in build_snapshot(fake_state())["recent"]]
+    assert len(times) == 50
+    assert times == sorted(times, reverse=True)
+
+
 def test_recent_routes_hold_no_key_over_a_prompt() -> None:
     snapshot = build_snapshot(fake_state(fake_history(5)))
     assert len(snapshot["recent"]) == 5

@@ -50,8 +50,8 @@ export function redrawCourse() {
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-/** Buckets in which nothing closed are zeros: a gap would read as "unknown". The one that is still filling is left out: it would read as a
- * fall. Long spans take wider buckets, or every line is noise. */
+/** Buckets in which nothing closed are zeros: a gap would read as "unknown". Long spans take wider buckets, or every line is noise. The one
+ * that is still filling is left out, as it would read as a fall; but not from a short course, which is what one watches. */
 function series(s) {
   const { start, bucket_seconds: fine } = s.course;
   const end = Math.floor(s.now / fine) * fine;
@@ -61,7 +61,8 @@ function series(s) {
   const last = Math.floor(end / width) * width;
   const first = Math.floor((last - span) / width) * width;
   const times = [];
-  for (let at = first; at < last; at += width) times.push(at);
+  const filling = width === fine && start[start.length - 1] >= last;
+  for (let at = first; filling ? at <= last : at < last; at += width) times.push(at);
   const sums = LINES.map(() => new Array(times.length).fill(0));
   start.forEach((at, i) => {
     const place = Math.floor((at - first) / width);
