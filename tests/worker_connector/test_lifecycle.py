@@ -400,10 +400,11 @@ def test_load_without_forward_pass_is_not_confirmed() -> None:
 def test_metadata_is_executed_once() -> None:
     """It stays bound until the next iteration, and nothing clears it."""
     engine = make()
-    tokens = list(range(41))
-    engine.serve(tokens)
-    again = engine.request(tokens)
-    engine.prefill(again)
+    engine.serve(list(range(41)))
+    again = engine.request([*range(41), *range(60, 100)])
+    assert engine.prefill(again) == 40
+    assert engine.metadata.loads
+    assert engine.metadata.saves
     loaded, saved = engine.rank.counts["loaded_blocks"], engine.rank.counts["saved_blocks"]
     engine.rank.start_load(engine.metadata, None)
     engine.rank.forward_done(engine.metadata, None)
