@@ -18,7 +18,7 @@ from dynamo_semkv.bench.scenarios import demo as demo_scenarios
 from dynamo_semkv.bench.table import RouteFacts, Row, rows
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from graphs.local.table_view import print_table
+from graphs.local.table_view import print_tables
 
 OVERRIDES = {"placement": {"min_tokens": 32, "margin_tokens": 16}}
 """The demo's gate is lower than the default, so that donors that are only similar are placed on too and one sees the engine decline."""
@@ -43,7 +43,7 @@ def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir:
         )
         scenarios = demo_scenarios()
         table, answers = asyncio.run(measure(graph, scenarios, console))
-        print_table(console, table, scenarios)
+        print_tables(console, table, scenarios)
         for line in (trouble := graph.trouble())[:20]:
             console.print(line, style="red", markup=False)
         failed = [a for _, a in answers if not a.ok]

@@ -1,59 +1,78 @@
-"""The table on a terminal, and the ratios that it is about."""
+"""The tables on a terminal of 80 columns, and the ratios that they are about."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from dynamo_semkv.bench.scenarios import Scenario
 from dynamo_semkv.bench.table import Row
 
+ALL = "all"
 
-def print_table(console: Console, table: Sequence[Row], scenarios: Sequence[Scenario]) -> None:
-    titles = {scenario.name: (scenario.title, scenario.expects) for scenario in scenarios} | {"all": ("all", "")}
-    view = Table(title="Placement against materialization (tokens; TTFT: median ms)", title_justify="left")
-    view.add_column("scenario", overflow="fold", min_width=18)
-    for header in ("requests", "input", "on device", "evidence", "placed", "hinted", "materialized"):
-        view.add_column(header, justify="right")
+
+def print_tables(console: Console, table: Sequence[Row], scenarios: Sequence[Scenario]) -> None:
+    titles = {scenario.name: scenario.name.replace("_", " ") for scenario in scenarios} | {ALL: ALL}
+    console.print(tokens_table(table, titles))
+    console.print(reasons_table(table, titles))
+    for line in summary(table):
+        console.print(line, highlight=False)
+
+
+def tokens_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
+    view = _table("Placement against materialization, in tokens")
+    for header in ("req", "input", "device", "evidence", "placed", "hinted", "materialized"):
+        view.add_column(header, justify="right", no_wrap=True)
+    for row in table:
+        if row.scenario == ALL:
+            view.add_section()
+        counts = (row.input, row.local, row.evidence, row.placed, row.hinted, row.materialized)
+        view.add_row(titles[row.scenario], f"{row.requests}", *(f"{n:,}" for n in counts))
+    return view
+
+
+def reasons_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
+    view = _table("Why not, and time to first token (median, ms)")
+    view.add_column("failed", justify="right")
     view.add_column("declined because", overflow="fold", min_width=16)
     for header in ("cold", "warm", "loaded"):
         view.add_column(header, justify="right")
     for row in table:
-        if row.scenario == "all":
+        if row.scenario == ALL:
             view.add_section()
-        view.add_row(
-            titles[row.scenario][0],
-            f"{row.requests}" + (f" ({row.failed} failed)" if row.failed else ""),
-            *(f"{n:,}" for n in (row.input, row.local, row.evidence, row.placed, row.hinted, row.materialized)),
-            ", ".join(f"{reason} {count}" for reason, count in row.declines) or "-",
-            *(milliseconds(t) for t in (row.ttft_cold, row.ttft_warm, row.ttft_loaded)),
-        )
-    console.print(view)
-    for line in summary(table):
-        console.print(line)
+        reasons = ", ".join(f"{reason} {count}" for reason, count in row.declines) or "-"
+        times = (milliseconds(t) for t in (row.ttft_cold, row.ttft_warm, row.ttft_loaded))
+        view.add_row(titles[row.scenario], f"{row.failed}", reasons, *times)
+    return view
+
+
+def _table(title: str) -> Table:
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    view.add_column("scenario", overflow="fold", max_width=22)
+    return view
 
 
 def summary(table: Sequence[Row]) -> list[str]:
-    """The sentences under the table; only what was measured."""
+    """The sentences under the tables; only what was measured."""
     by_name = {row.scenario: row for row in table}
-    everything = by_name["all"]
+    everything = by_name[ALL]
     lines = []
-    if everything.ttft_cold and everything.ttft_loaded:
-        ratio = everything.ttft_loaded / everything.ttft_cold
-        lines.append(f"TTFT loaded from host / cold: {ratio:.2f}")
-    if everything.ttft_cold and everything.ttft_warm:
-        lines.append(f"TTFT warm on device / cold: {everything.ttft_warm / everything.ttft_cold:.2f}")
+    if everything.ttft_cold:
+        for name, value in (("loaded from host", everything.ttft_loaded), ("warm on device", everything.ttft_warm)):
+            if value:
+                lines.append(f"TTFT {name} / cold: {value / everything.ttft_cold:.2f}")
     if everything.input:
         share = everything.materialized / everything.input
-        lines.append(f"Backend-confirmed materialized tokens: {everything.materialized:,} ({share:.1%} of the input)")
-    negative = by_name.get("negative")
-    if negative is not None:
-        lines.append(f"Negative controls: {negative.placed} tokens placed, {negative.materialized} materialized")
-    tenants = by_name.get("tenants")
-    if tenants is not None:
-        lines.append(f"Across tenants: {tenants.placed} tokens placed, {tenants.materialized} materialized")
+        lines.append(
+            f"Confirmed by the backend as materialized: {everything.materialized:,} tokens, {share:.1%} of the input"
+        )
+    for name, title in (("negative", "Negative controls"), ("tenants", "Across tenants")):
+        if name in by_name:
+            row = by_name[name]
+            lines.append(f"{title}: {row.placed:,} tokens placed, {row.materialized:,} materialized")
     return lines
 
 

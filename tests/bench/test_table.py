@@ -1,0 +1,62 @@
+"""The demo's table says what the page said, a row per scenario."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dynamo_semkv.bench.scenarios import ChatRequest, Scenario
+from dynamo_semkv.bench.table import RouteFacts, rows
+from graphs.local.table_view import print_tables, summary
+
+
+def route(outcome: str, reason: str, ttft: float, ttft_class: str | None, **report: int) -> dict[str, Any]:
+    tokens = {"input": 900, "evidence": 800, "placed": 800, "hinted": 800, "materialized": report.get("confirmed", 0)}
+    return {
+        "tokens": tokens,
+        "report": report or None,
+        "outcome": outcome,
+        "reason": reason,
+        "ttft_seconds": ttft,
+        "ttft_class": ttft_class,
+    }
+
+
+FACTS = [
+    RouteFacts.from_page("a", route("materialized_exact", "ok", 0.2, "loaded", confirmed=800)),
+    RouteFacts.from_page("a", route("declined", "not_identical", 3.0, "cold", local_tokens=32)),
+    RouteFacts.from_page("a", route("unconfirmed", "no_report", 5.0, None)),
+    RouteFacts.from_page("negative", route("no_donor", "not_resident", 4.0, "cold", confirmed=0)),
+]
+
+
+def test_only_confirmed_tokens_are_materialized() -> None:
+    first, negative, everything = rows(["a", "negative"], FACTS, {"a": 1})
+    assert (first.requests, first.failed, first.input, first.placed, first.materialized) == (4, 1, 2700, 2400, 800)
+    assert first.local == 32
+    assert dict(first.declines) == {"not_identical": 1, "no_report": 1}
+    assert (first.ttft_cold, first.ttft_warm, first.ttft_loaded) == (3.0, None, 0.2)
+    assert negative.declines == ()
+    assert (everything.requests, everything.materialized, everything.ttft_cold) == (5, 800, 3.5)
+
+
+def test_a_scenario_without_a_route_has_a_row_and_an_unknown_one_is_an_error() -> None:
+    assert [row.requests for row in rows(["none"], [], {})] == [0, 0]
+    with pytest.raises(KeyError):
+        rows(["b"], FACTS, {})
+
+
+def test_tables_fit_eighty_columns_and_summary_gives_ratios() -> None:
+    table = rows(["a", "negative"], FACTS, {})
+    out = io.StringIO()
+    scenarios = [Scenario(n, f"a scenario called {n}", "", (ChatRequest(()),)) for n in ("a", "negative")]
+    print_tables(Console(file=out, width=80), table, scenarios)
+    text = out.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "materialized" in text
+    assert "not_identical 1" in text
+    assert summary(table)[0] == "TTFT loaded from host / cold: 0.06"
+    assert "Negative controls: 800 tokens placed, 0 materialized" in summary(table)
