@@ -7,23 +7,34 @@ messages must match in the major number, and fields that a newer minor adds are 
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import msgspec
 
 from dynamo_semkv.contracts import donor_events, hints
 from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
-from dynamo_semkv.contracts.donor_events import DonorEvent, DonorRegistered
+from dynamo_semkv.contracts.donor_events import (
+    DonorEvent,
+    DonorEvicted,
+    DonorRegistered,
+    DonorRelocated,
+    DonorsPurged,
+    PurgeLocation,
+    PurgeWorker,
+)
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.hints import DonorHint, FetchHint, HintDelivery, KvHintAction, KvHintsEnvelope
+from dynamo_semkv.contracts.hints import DONOR_ACTION, DonorHint, FetchHint, HintDelivery, KvHintAction, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import (
     DP_RANK_MAX,
+    U64_MAX,
     check_donor_id,
     check_route_id,
     check_stable_routing_id,
     check_u64,
 )
 from dynamo_semkv.contracts.keys import KEY_BYTES
+from dynamo_semkv.contracts.location import Location, WorkerLocation
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport
 from dynamo_semkv.contracts.route_events import ROUTE_EVENT_VERSION, RouteEvent, RouteOpened
 
@@ -56,7 +67,7 @@ def _decode(field: str, raw: bytes, content_type: str, kind: type[T]) -> T:
         inner = error.__cause__
         if isinstance(inner, ContractError):
             raise inner from error
-        raise ContractError(field, str(error), f"a valid {kind.__name__}") from error
+        raise ContractError(field, str(error), f"a valid {getattr(kind, '__name__', kind)}") from error
     raise ContractError(f"{field}.content_type", content_type, f"{JSON} or {MSGPACK}")
 
 
@@ -97,15 +108,31 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
     event = _decode("donor_event", raw, content_type, DonorEvent)
     check_u64("donor_event.event_id", event.event_id)
     check_u64("donor_event.worker_id", event.worker_id)
-    if not 0 <= event.dp_rank <= DP_RANK_MAX:
-        raise ContractError("donor_event.dp_rank", event.dp_rank, f"0 to {DP_RANK_MAX}")
-    if isinstance(event.data, DonorRegistered):
-        return msgspec.structs.replace(event, data=_check_registered(event.data))
+    _check_rank("donor_event.dp_rank", event.dp_rank)
+    data = event.data
+    if isinstance(data, DonorRegistered):
+        return msgspec.structs.replace(event, data=_check_registered(data))
+    if isinstance(data, (DonorEvicted, DonorRelocated)):
+        check_donor_id(data.donor_id)
+    if isinstance(data, DonorRelocated):
+        _check_location("donor_relocated.new_location", data.new_location)
+    if isinstance(data, DonorsPurged):
+        if isinstance(data.scope, PurgeWorker):
+            check_u64("donors_purged.scope.worker_id", data.scope.worker_id)
+        elif isinstance(data.scope, PurgeLocation):
+            _check_location("donors_purged.scope.location", data.scope.location)
     return event
+
+
+def _check_location(field: str, location: Location) -> None:
+    if isinstance(location, WorkerLocation):
+        check_u64(f"{field}.worker_id", location.worker_id)
+        _check_rank(f"{field}.dp_rank", location.dp_rank)
 
 
 def _check_registered(data: DonorRegistered) -> DonorRegistered:
     check_donor_id(data.donor_id)
+    _check_location("donor_registered.location", data.location)
     if not 1 <= data.token_count <= 2**31:
         raise ContractError("donor_registered.token_count", data.token_count, "1 to 2^31")
     if not 1 <= len(data.segments) <= donor_events.MAX_SEGMENTS:
@@ -134,7 +161,14 @@ def decode_report(raw: bytes) -> MaterializationReport:
     _major("report", raw, REPORT_VERSION)
     report = _decode("report", raw, MSGPACK, MaterializationReport)
     check_stable_routing_id(report.stable_routing_id)
+    _check_rank("report.dp_rank", report.dp_rank)
     _check_key("report.prompt_key", report.prompt_key)
+    if report.route_id is not None:
+        check_route_id(report.route_id)
+    if report.donor_id is not None:
+        check_donor_id(report.donor_id)
+    _check_counts("report", report, "request_id", "epoch")
+    _check_seconds("report", report, "load_seconds")
     return report
 
 
@@ -149,6 +183,19 @@ def decode_route_event(raw: bytes) -> RouteEvent:
     check_route_id(event.route_id)
     if isinstance(event, RouteOpened):
         _check_key("route_opened.prompt_key", event.prompt_key)
+        _check_counts("route_opened", event, *_OPENED_COUNTS)
+        _check_seconds("route_opened", event, "opened_at", "lookup_seconds")
+        replica = (event.stable_routing_id, event.dp_rank)
+        if event.donor_id is not None:
+            check_donor_id(event.donor_id)
+    else:
+        _check_counts("route_observed", event, "output_tokens", "engine_cached_tokens")
+        _check_seconds("route_observed", event, "observed_at", "ttft_seconds")
+        replica = (event.served_stable_routing_id, event.served_dp_rank)
+    if replica[0] is not None:
+        check_stable_routing_id(replica[0])
+    if replica[1] is not None:
+        _check_rank("route_event.dp_rank", replica[1])
     return event
 
 
@@ -161,6 +208,8 @@ def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
     _major("announcement", raw, ANNOUNCEMENT_VERSION)
     announcement = _decode("announcement", raw, MSGPACK, ReplicaAnnouncement)
     check_stable_routing_id(announcement.stable_routing_id)
+    _check_rank("announcement.dp_rank", announcement.dp_rank)
+    _check_counts("announcement", announcement, "slab_blocks", "resident_blocks")
     return announcement
 
 
@@ -175,6 +224,7 @@ def decode_hint_delivery(raw: bytes) -> HintDelivery:
     _major("hint_delivery", raw, hints.HINT_DELIVERY_VERSION)
     delivery = _decode("hint_delivery", raw, MSGPACK, HintDelivery)
     check_stable_routing_id(delivery.stable_routing_id)
+    _check_rank("hint_delivery.dp_rank", delivery.dp_rank)
     _check_key("hint_delivery.prompt_key", delivery.prompt_key)
     check_envelope(delivery.envelope)
     return delivery
@@ -183,6 +233,38 @@ def decode_hint_delivery(raw: bytes) -> HintDelivery:
 def _check_key(field: str, key: bytes) -> None:
     if len(key) != KEY_BYTES:
         raise ContractError(field, len(key), f"{KEY_BYTES} bytes")
+
+
+def _check_rank(field: str, rank: int) -> None:
+    if not 0 <= rank <= DP_RANK_MAX:
+        raise ContractError(field, rank, f"0 to {DP_RANK_MAX}")
+
+
+_OPENED_COUNTS = (
+    "attempt",
+    "input_tokens",
+    "exact_device_tokens",
+    "exact_host_tokens",
+    "evidence_tokens",
+    "placed_tokens",
+    "hinted_tokens",
+)
+
+
+def _check_counts(kind: str, message: object, *names: str) -> None:
+    """Totals are sums of these: one negative number would falsify all of them for ever."""
+    for name in names:
+        value = getattr(message, name)
+        if value is not None and not 0 <= value <= U64_MAX:
+            raise ContractError(f"{kind}.{name}", value, f"0 to {U64_MAX}")
+
+
+def _check_seconds(kind: str, message: object, *names: str) -> None:
+    """msgpack carries NaN and infinity; one of them in a sum or a deadline is there for ever."""
+    for name in names:
+        value = getattr(message, name)
+        if value is not None and not 0.0 <= value < math.inf:
+            raise ContractError(f"{kind}.{name}", value, "finite seconds, 0 or more")
 
 
 def envelope_to_plain(envelope: KvHintsEnvelope) -> dict[str, Any]:
@@ -219,7 +301,11 @@ def donor_action(action_id: str, hint: DonorHint) -> KvHintAction:
 
 def parse_donor_payload(action: KvHintAction) -> DonorHint:
     """Raises ContractError for a bad payload; the caller skips that action and goes on with the others."""
-    return _payload(action, DonorHint)
+    hint = _payload(action, DonorHint)
+    check_route_id(hint.route_id)
+    check_donor_id(hint.donor_id)
+    _check_counts(DONOR_ACTION, hint, "token_count", "exact_prefix_tokens")
+    return hint
 
 
 def parse_fetch_payload(action: KvHintAction) -> FetchHint:

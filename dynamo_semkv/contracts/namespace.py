@@ -110,12 +110,17 @@ class CacheNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             if value is None:
                 _frame(h, b"?", key)
             elif isinstance(value, str):
-                _frame(h, b"s", key, value.encode())
+                _frame(h, b"s", key, _bytes(value))
             elif isinstance(value, int):
                 _frame(h, b"i", key, str(value).encode())
             else:
-                _frame(h, b"l", key, *(part.encode() for part in value))
+                _frame(h, b"l", key, *(_bytes(part) for part in value))
         return h.digest()
+
+
+def _bytes(text: str) -> bytes:
+    """UTF-8; a lone surrogate, which Python strings may hold, is kept apart instead of failing the request it came with."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _frame(h: hashlib.blake2b, tag: bytes, *parts: bytes) -> None:
@@ -150,7 +155,7 @@ def tenant_scope(salt: str | None, key: bytes = DEFAULT_SALT_KEY) -> str:
         raise ContractError("cache_salt", salt, "a non-empty string, or no salt at all", secret=True)
     if not 1 <= len(key) <= 64:
         raise ContractError("salt_key", len(key), "1 to 64 bytes", secret=True)
-    return hashlib.blake2b(salt.encode(), digest_size=16, key=key, person=b"semkv-tenant").hexdigest()
+    return hashlib.blake2b(_bytes(salt), digest_size=16, key=key, person=b"semkv-tenant").hexdigest()
 
 
 def semblend_tenant_key(salt: str | None) -> str:
@@ -163,4 +168,4 @@ def semblend_tenant_key(salt: str | None) -> str:
         raise ContractError(
             "cache_salt", salt, "no leading or trailing blanks where SemBlend donors are read", secret=True
         )
-    return "semblend:tenant:v1:" + hashlib.sha256(salt.encode()).hexdigest()[:32]
+    return "semblend:tenant:v1:" + hashlib.sha256(_bytes(salt)).hexdigest()[:32]
