@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
@@ -159,6 +159,7 @@ CANDIDATES = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(CANDIDATES, st.sampled_from(list(PlacementMode)), st.booleans(), st.randoms())
 def test_llm_d_router_2896_the_funnel_never_grows_and_order_does_not_matter(
     candidates: list[Candidate], mode: PlacementMode, hints: bool, random: Any

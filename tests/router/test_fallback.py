@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.router.attempts import Attempts
@@ -100,6 +100,7 @@ def test_dynamo_13191_a_first_attempt_at_another_router_counts() -> None:
     assert attempts.next("a") == 2
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.text("abcdef", max_size=2), max_size=200))
 def test_attempts_stay_bounded(ids: list[str]) -> None:
     attempts = Attempts(limit=4)

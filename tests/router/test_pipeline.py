@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.config.load import build
@@ -207,6 +207,7 @@ RANKS = st.dictionaries(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(MATCHES, RANKS, st.dictionaries(st.sampled_from(list(LIVE)), st.integers(0, 60_000)), st.randoms())
 def test_production_stack_1055_decision_is_independent_of_the_order_of_matches_and_replicas(
     matches: list[SemanticTrtMatch], ranks: dict[ReplicaKey, RankOverlap], queued: dict[ReplicaKey, int], random: Any

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, stable_worker_id
@@ -48,6 +48,7 @@ def test_llm_d_kv_cache_357_rank_is_part_of_the_identity() -> None:
     assert directory.resolve(stable_worker_id("w-a"), 1) is None
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.permutations(["live", "a0", "a1", "b0", "b1"]))
 def test_order_of_discovery_and_announcements_does_not_matter(order: list[str]) -> None:
     directory = ReplicaDirectory()
