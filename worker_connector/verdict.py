@@ -136,7 +136,7 @@ def explain(decline: Decline, question: Question, hint: DonorHint | None, facts:
 
 def _local(decline: Decline, question: Question, hint: DonorHint, facts: HintFacts) -> Decline | None:
     """The placement was right and nothing had to be loaded: the engine's own cache holds all that was hinted."""
-    claimed = min(_claimed(hint), question.limit_blocks * question.tokens_per_block)
+    claimed = min(_claimed(hint, question.tokens_per_block), question.limit_blocks * question.tokens_per_block)
     claimed -= claimed % question.tokens_per_block
     if question.local_tokens > 0 and question.local_tokens >= claimed:
         return Decline(Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS)
@@ -184,5 +184,9 @@ _Check = Callable[[Decline, Question, DonorHint, HintFacts], "Decline | None"]
 _CHECKS: tuple[_Check, ...] = (_local, _own, _namespace, _stale, _approximate, _short, _not_there)
 
 
-def _claimed(hint: DonorHint) -> int:
-    return hint.exact_prefix_tokens or hint.token_count
+def _claimed(hint: DonorHint, tokens_per_block: int) -> int:
+    """What the placement was made for. A claim of a block or more beyond the exact prefix is one of similar text: a prefix that both
+    share, such as a chat template's first block, does not redeem it."""
+    if hint.token_count - hint.exact_prefix_tokens >= tokens_per_block:
+        return hint.token_count
+    return hint.exact_prefix_tokens

@@ -93,7 +93,15 @@ COLD = Decline(Outcome.NO_DONOR, Reason.NOT_RESIDENT)
     ("decline", "it", "the_hint", "known", "outcome", "reason"),
     [
         (COLD, question(local=80), hint(), True, Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS),
-        (COLD, question(local=16), hint(exact_prefix_tokens=16), True, Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS),
+        (
+            COLD,
+            question(local=16),
+            hint(token_count=18, exact_prefix_tokens=16),
+            True,
+            Outcome.LOCAL_EXACT,
+            Reason.LOCAL_COVERS,
+        ),
+        (COLD, question(local=16), hint(exact_prefix_tokens=16), True, Outcome.DECLINED, Reason.NOT_IDENTICAL),
         (
             Decline(Outcome.DECLINED, Reason.MATERIALIZATION_OFF),
             question(),
