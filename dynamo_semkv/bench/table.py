@@ -24,6 +24,8 @@ class RouteFacts:
     placed: int
     hinted: int
     confirmed: int
+    decision: str
+    """Why it was placed, or left to Dynamo."""
     outcome: str
     reason: str
     ttft: float | None
@@ -42,6 +44,7 @@ class RouteFacts:
             placed=tokens["placed"],
             hinted=tokens["hinted"],
             confirmed=report.get("confirmed", 0),
+            decision=route["decision"],
             outcome=route["outcome"],
             reason=route["reason"],
             ttft=route["ttft_seconds"],
@@ -64,8 +67,10 @@ class Row:
     materialized: int
     """Confirmed by the backend; nothing else is counted as reuse."""
     placed_requests: int
+    left: tuple[tuple[str, int], ...]
+    """(`decision`, requests) with evidence that were left to Dynamo all the same, most frequent first."""
     declines: tuple[tuple[str, int], ...]
-    """(`reason`, requests), most frequent first."""
+    """(`reason`, requests) of what the backend declined."""
     ttft_cold: float | None
     ttft_warm: float | None
     ttft_loaded: float | None
@@ -93,6 +98,7 @@ def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
         hinted=sum(f.hinted for f in facts),
         materialized=sum(f.confirmed for f in facts),
         placed_requests=sum(f.placed > 0 for f in facts),
+        left=tuple(Counter(f.decision for f in facts if f.evidence and not f.placed).most_common()),
         declines=tuple(Counter(f.reason for f in facts if f.outcome not in QUIET_OUTCOMES).most_common()),
         ttft_cold=_median(facts, "cold"),
         ttft_warm=_median(facts, "warm"),

@@ -36,16 +36,15 @@ def tokens_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
 
 def reasons_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
     view = _table("Why not, and time to first token (median, ms)")
-    view.add_column("failed", justify="right")
-    view.add_column("declined because", overflow="fold", min_width=16)
+    view.add_column("left to Dynamo", overflow="fold", max_width=18)
+    view.add_column("declined", overflow="fold", max_width=18)
     for header in ("cold", "warm", "loaded"):
         view.add_column(header, justify="right")
     for row in table:
         if row.scenario == ALL:
             view.add_section()
-        reasons = ", ".join(f"{reason} {count}" for reason, count in row.declines) or "-"
         times = (milliseconds(t) for t in (row.ttft_cold, row.ttft_warm, row.ttft_loaded))
-        view.add_row(titles[row.scenario], f"{row.failed}", reasons, *times)
+        view.add_row(titles[row.scenario], reasons(row.left), reasons(row.declines), *times)
     return view
 
 
@@ -59,7 +58,7 @@ def summary(table: Sequence[Row]) -> list[str]:
     """The sentences under the tables; only what was measured."""
     by_name = {row.scenario: row for row in table}
     everything = by_name[ALL]
-    lines = []
+    lines = [f"{everything.failed} of {everything.requests} requests failed"] if everything.failed else []
     if everything.ttft_cold:
         for name, value in (("loaded from host", everything.ttft_loaded), ("warm on device", everything.ttft_warm)):
             if value:
@@ -74,6 +73,10 @@ def summary(table: Sequence[Row]) -> list[str]:
             row = by_name[name]
             lines.append(f"{title}: {row.placed:,} tokens placed, {row.materialized:,} materialized")
     return lines
+
+
+def reasons(counted: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in counted) or "-"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -18,6 +18,7 @@ def route(outcome: str, reason: str, ttft: float, ttft_class: str | None, **repo
     return {
         "tokens": tokens,
         "report": report or None,
+        "decision": "placed",
         "outcome": outcome,
         "reason": reason,
         "ttft_seconds": ttft,
@@ -40,7 +41,15 @@ def test_only_confirmed_tokens_are_materialized() -> None:
     assert dict(first.declines) == {"not_identical": 1, "no_report": 1}
     assert (first.ttft_cold, first.ttft_warm, first.ttft_loaded) == (3.0, None, 0.2)
     assert negative.declines == ()
+    assert negative.left == ()
     assert (everything.requests, everything.materialized, everything.ttft_cold) == (5, 800, 3.5)
+
+
+def test_evidence_that_was_left_to_dynamo_says_why() -> None:
+    tokens = {"input": 900, "evidence": 800, "placed": 0, "hinted": 0, "materialized": 0}
+    left = route("no_donor", "not_resident", 3.0, "cold", confirmed=0) | {"tokens": tokens, "decision": "below_minimum"}
+    (row, _) = rows(["a"], [RouteFacts.from_page("a", left)] * 2, {})
+    assert row.left == (("below_minimum", 2),)
 
 
 def test_a_scenario_without_a_route_has_a_row_and_an_unknown_one_is_an_error() -> None:
