@@ -25,7 +25,9 @@ NEAR_SHIFT = 64
 """Tokens that an edit may insert or delete; a bigger shift of the diagonal is another passage, not the same document edited."""
 NEAR_GAP = 512
 _FEW_DEAD = 2
-"""Samples that isolated changes kill in one gap; more means that a passage was replaced."""
+_MANY_DEAD = 12
+_UNLIKELY = 0.02
+"""A gap with fewer dead samples holds isolated changes, one with more a replaced passage; between the two, it is whichever is likelier."""
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -63,10 +65,12 @@ def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) ->
     if not donors or len(prompt.fingerprints) == 0:
         return [Alignment(0, 0, np.empty(0, np.int64), False, ()) for _ in donors]
     donor = _Flat.of(donors)
-    at = _partners(prompt, donor)
-    pairs = _Pairs.of(prompt, donor, at)
-    estimate = pairs.verified() + pairs.between() + pairs.loose_ends(prompt, donor, prompt_tokens)
-    return _collect(pairs, donor, estimate, prompt_tokens)
+    partners = _partners(prompt, donor)
+    prompt_at = prompt.positions.astype(np.int64)
+    pairs = _Pairs.of(prompt, prompt_at, donor, partners)
+    verified = pairs.verified()
+    estimate = verified + pairs.between() + pairs.loose_ends(prompt_at, donor, prompt_tokens)
+    return _collect(pairs, donor, verified, estimate, prompt_tokens)
 
 
 class _Flat(NamedTuple):
@@ -98,23 +102,52 @@ class _Flat(NamedTuple):
         )
 
 
-def _partners(prompt: Samples, donor: _Flat) -> I64:
-    """For each donor sample the prompt's sample with the same fingerprint, or -1. Where the prompt has it more than once: the successor
-    of the previous donor sample's partner if it fits (so that repeated passages follow their context), else the first."""
+class _Partners(NamedTuple):
+    at: I64
+    """For each donor sample the prompt's sample with the same fingerprint, or -1."""
+    sure: Bools
+    """The partner is the only one, or the one that its neighbours ask for."""
+
+
+def _partners(prompt: Samples, donor: _Flat) -> _Partners:
+    """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner before, else leads to
+    the next one after, else its first."""
     m = len(prompt.fingerprints)
     shift = np.uint32(16 if m <= 1_024 else 11)
     table = np.zeros(1 << (32 - int(shift)), np.int32)
     table[prompt.fingerprints[::-1] >> shift] = np.arange(m, 0, -1, dtype=np.int32)
     at: I64 = table[donor.fingerprints >> shift].astype(np.int64) - 1
     at[prompt.fingerprints[at] != donor.fingerprints] = -1
-    if len(np.unique(prompt.fingerprints)) < m:
-        for _ in range(3):
-            successor = np.full(len(at), -1, np.int64)
-            successor[1:] = np.where((at[:-1] >= 0) & ~donor.first[1:], at[:-1] + 1, -1)
-            fits = (successor >= 0) & (successor < m)
-            fits[fits] = prompt.fingerprints[successor[fits]] == donor.fingerprints[fits]
-            at = np.where(fits, successor, at)
-    return at
+    first = table[prompt.fingerprints >> shift] - 1
+    # Two fingerprints that share a slot of the table: one in two prompts has such a pair.
+    for lost in np.flatnonzero(prompt.fingerprints[first] != prompt.fingerprints)[::-1].tolist():
+        at[donor.fingerprints == prompt.fingerprints[lost]] = lost
+    again = (first != np.arange(m)) & (prompt.fingerprints[first] == prompt.fingerprints)
+    sure = at >= 0
+    if again.any():
+        repeated = np.zeros(m, np.bool_)
+        repeated[first[again]] = True
+        _follow_neighbours(prompt, donor, at, sure, repeated)
+    return _Partners(at, sure)
+
+
+def _follow_neighbours(prompt: Samples, donor: _Flat, at: I64, sure: Bools, repeated: Bools) -> None:
+    """Repairs `at` and `sure` in place for donor samples whose fingerprint the prompt has more than once."""
+    here = np.arange(len(at))
+    open_ones = np.flatnonzero(sure & repeated[at])
+    sure[open_ones] = False
+    before = np.maximum.accumulate(np.where(sure, here, -1))
+    after = np.minimum.accumulate(np.where(sure, here, len(at))[::-1])[::-1]
+    for anchors in (after, before):  # what comes before is followed where both fit
+        anchor = anchors[open_ones]
+        known = (anchor >= 0) & (anchor < len(at))
+        anchor = np.where(known, anchor, 0)
+        place = at[anchor] + open_ones - anchor
+        fits = known & (donor.owner[anchor] == donor.owner[open_ones])
+        fits &= (place >= 0) & (place < len(prompt.fingerprints))
+        fits[fits] = prompt.fingerprints[place[fits]] == donor.fingerprints[open_ones[fits]]
+        at[open_ones[fits]] = place[fits]
+        sure[open_ones[fits]] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +170,22 @@ class _Pairs:
     same: Bools
     """The step stays in one candidate."""
     edits: Bools
-    """Near, and not only because evicted parts of the donor left a hole."""
+    """Near, and neither because evicted parts of the donor left a hole nor because a repeated passage was taken for another."""
+    first: I64
+    last: I64
+    """Indices of the first and last pair of each run."""
 
     @classmethod
-    def of(cls, prompt: Samples, flat: _Flat, at: I64) -> _Pairs:
-        donor = np.flatnonzero(at >= 0)
-        target, owner = at[donor], flat.owner[donor]
-        once = owner * len(prompt.fingerprints) + target
-        if len(once) and np.bincount(once).max() > 1:
-            # A passage that the donor repeats covers the prompt's tokens once.
-            _, keep = np.unique(once, return_index=True)
-            keep.sort()
-            donor, target, owner = donor[keep], target[keep], owner[keep]
-        target_at, donor_at = prompt.positions.astype(np.int64)[target], flat.positions[donor]
+    def of(cls, prompt: Samples, prompt_at: I64, flat: _Flat, partners: _Partners) -> _Pairs:
+        donor = np.flatnonzero(partners.at >= 0)
+        target, owner = partners.at[donor], flat.owner[donor]
+        place = owner * len(prompt.fingerprints) + target
+        if len(place) and np.bincount(place).max() > 1:
+            donor = donor[_once(place, donor)]
+        target = partners.at[donor]
+        donor = donor[~_strays(prompt_at[target] - flat.positions[donor], flat.owner[donor])]
+        target, owner, sure = partners.at[donor], flat.owner[donor], partners.sure[donor]
+        target_at, donor_at = prompt_at[target], flat.positions[donor]
         same = owner[1:] == owner[:-1]
         steps, donor_steps = np.diff(target), np.diff(donor)
         links = flat.links[donor[:-1]]
@@ -157,6 +193,8 @@ class _Pairs:
         tokens, donor_tokens = np.diff(target_at), np.diff(donor_at)
         near = same & ~linked & (tokens > 0) & (donor_tokens > 0)
         near &= (np.abs(tokens - donor_tokens) <= NEAR_SHIFT) & (np.maximum(tokens, donor_tokens) <= NEAR_GAP)
+        breaks = np.flatnonzero(~linked)
+        ends = np.array([len(target) - 1] if len(target) else [], np.int64)
         return cls(
             target,
             donor,
@@ -167,37 +205,47 @@ class _Pairs:
             linked,
             near,
             same,
-            near & (links != 0),
+            near & (links != 0) & sure[1:] & sure[:-1],
+            np.concatenate(([0], breaks + 1)) if len(target) else ends,
+            np.concatenate((breaks, ends)),
         )
+
+    def run_tokens(self) -> I64:
+        """Length of each run."""
+        return self.target_at[self.last] - self.target_at[self.first] + NGRAM
 
     def verified(self) -> F64:
         """Tokens inside runs, by candidate."""
-        first, last = self.run_bounds()
-        tokens = self.target_at[last] - self.target_at[first] + NGRAM
-        return self.total(self.owner[first], tokens.astype(np.float64))
-
-    def run_bounds(self) -> tuple[I64, I64]:
-        """Indices of the first and last pair of each run."""
-        if len(self.target) == 0:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        breaks = np.flatnonzero(~self.linked)
-        return np.concatenate(([0], breaks + 1)), np.concatenate((breaks, [len(self.target) - 1]))
+        return self.total(self.owner[self.first], self.run_tokens().astype(np.float64))
 
     def between(self) -> F64:
         """Tokens between near runs that the change left alone, by candidate."""
         step = np.flatnonzero(self.near)
+        if len(step) == 0:
+            return np.zeros(self.candidates)
         tokens = self.target_at[step + 1] - self.target_at[step]
         donor_tokens = self.donor_at[step + 1] - self.donor_at[step]
         gap = np.minimum(tokens, donor_tokens) - NGRAM
         dead = self.target[step + 1] - self.target[step] - 1
         donor_dead = self.donor[step + 1] - self.donor[step] - 1
         mean = (dead + donor_dead) / 2
-        few = np.maximum(dead, donor_dead) <= _FEW_DEAD
+        few = np.maximum(dead, donor_dead) <= self._most_dead_by_chance(step, mean)[self.owner[step]]
         isolated = np.maximum(1.0, mean * SAMPLING / NGRAM) + np.abs(tokens - donor_tokens)
         replaced = np.maximum(1.0, mean * SAMPLING - NGRAM + 1)
         return self.total(self.owner[step], np.maximum(0.0, gap - np.where(few, isolated, replaced)))
 
-    def loose_ends(self, prompt: Samples, flat: _Flat, prompt_tokens: int) -> F64:
+    def _most_dead_by_chance(self, step: I64, dead: F64) -> F64:
+        """How many samples in a row isolated changes may kill, by candidate: the more die in small gaps, the more."""
+        small = dead <= _FEW_DEAD
+        alive = self.total(self.owner[:-1], self.linked.astype(np.float64)) + self.total(
+            self.owner[step[small]], np.ones(int(small.sum()))
+        )
+        died = self.total(self.owner[step[small]], dead[small])
+        share = died / np.maximum(1.0, alive + died)
+        most: F64 = np.log(_UNLIKELY) / np.log(np.clip(share, 1e-6, 0.9))
+        return np.clip(most, _FEW_DEAD, _MANY_DEAD)
+
+    def loose_ends(self, prompt_at: I64, flat: _Flat, prompt_tokens: int) -> F64:
         """Expected tokens beyond the ends of runs that nothing near continues, by candidate."""
         if len(self.target) == 0:
             return np.zeros(self.candidates)
@@ -207,11 +255,11 @@ class _Pairs:
         open_start[1:] = open_end[:-1]
         ends, starts = np.flatnonzero(open_end), np.flatnonzero(open_start)
         after = np.minimum(
-            _room_after(prompt.positions.astype(np.int64), self.target[ends], prompt_tokens),
+            _room_after(prompt_at, self.target[ends], prompt_tokens),
             _room_after(flat.positions, self.donor[ends], flat.lengths[self.owner[ends]], flat.first),
         )
         before = np.minimum(
-            _room_before(prompt.positions.astype(np.int64), self.target[starts]),
+            _room_before(prompt_at, self.target[starts]),
             _room_before(flat.positions, self.donor[starts], flat.first),
         )
         return self.total(self.owner[ends], after / 2) + self.total(self.owner[starts], before / 2)
@@ -219,6 +267,30 @@ class _Pairs:
     def total(self, owner: I64, what: F64) -> F64:
         """Sums by candidate."""
         return np.bincount(owner, what, minlength=self.candidates).astype(np.float64, copy=False)
+
+
+def _strays(diagonal: I64, owner: I64) -> Bools:
+    """Pairs between two others of one diagonal that lie on another one: a phrase that occurs elsewhere too, in the place of one that
+    changed. Left in, it would hide that the passage goes on."""
+    stray = np.zeros(len(diagonal), np.bool_)
+    if len(diagonal) >= 3:
+        before, here, after = diagonal[:-2], diagonal[1:-1], diagonal[2:]
+        stray[1:-1] = (owner[:-2] == owner[2:]) & (np.abs(after - before) <= NEAR_SHIFT)
+        stray[1:-1] &= (np.abs(here - before) > NEAR_SHIFT) & (np.abs(here - after) > NEAR_SHIFT)
+    return stray
+
+
+def _once(place: I64, donor: I64) -> I64:
+    """Indices that keep each place of the prompt once, in donor order: a passage that the donor repeats covers it only once. Of several
+    the one with neighbours on both sides stays, so that a stray repetition does not tear the run."""
+    joined = np.zeros(len(place), np.int64)
+    step = (np.diff(place) == 1) & (np.diff(donor) == 1)
+    joined[1:] += step
+    joined[:-1] += step
+    order = np.lexsort((np.arange(len(place)), -joined, place))
+    best = order[np.concatenate(([True], np.diff(place[order]) != 0))]
+    best.sort()
+    return best
 
 
 def _room_after(positions: I64, index: I64, end: int | I64, first: Bools | None = None) -> I64:
@@ -237,10 +309,8 @@ def _room_before(positions: I64, index: I64, first: Bools | None = None) -> I64:
     return np.where(is_first, positions[index], positions[index] - positions[np.maximum(index - 1, 0)] - 1)
 
 
-def _collect(pairs: _Pairs, flat: _Flat, estimate: F64, prompt_tokens: int) -> list[Alignment]:
-    first, last = pairs.run_bounds()
-    lengths = pairs.target_at[last] - pairs.target_at[first] + NGRAM
-    verified = pairs.verified()
+def _collect(pairs: _Pairs, flat: _Flat, verified: F64, estimate: F64, prompt_tokens: int) -> list[Alignment]:
+    first = pairs.first
     edits = (
         pairs.total(pairs.owner[:-1], pairs.edits.astype(np.float64))
         if len(pairs.owner)
@@ -249,7 +319,7 @@ def _collect(pairs: _Pairs, flat: _Flat, estimate: F64, prompt_tokens: int) -> l
     runs_of = np.searchsorted(pairs.owner[first], np.arange(pairs.candidates + 1))
     pairs_of = np.searchsorted(pairs.owner, np.arange(pairs.candidates + 1))
     starts, donor_starts = pairs.target_at[first].tolist(), pairs.donor_at[first].tolist()
-    tokens = lengths.tolist()
+    tokens = pairs.run_tokens().tolist()
     found = []
     for c in range(pairs.candidates):
         runs = [Run(starts[n], donor_starts[n], tokens[n]) for n in range(runs_of[c], runs_of[c + 1])]

@@ -68,6 +68,7 @@ class DonorCatalog:
         self._of_stream: dict[StreamKey, dict[str, None]] = {}
         self._ended: deque[dict[str, None]] = deque()
         self._retention = Retention()
+        self._on_use = self.touch  # one bound method for all donors
         self._bytes = 0
         self._held = 0
         self.counts: Counter[str] = Counter()
@@ -234,7 +235,7 @@ class DonorCatalog:
         except ContractError as error:
             logger.warning("donor %s of stream %s dropped: %s", data.donor_id, stream.key, error)
             return Verdict.BAD_SKETCH
-        self._put(donor)
+        self._put(replace(donor, on_use=self._on_use))
         return Verdict.APPLIED
 
     def _evict(self, stream: Stream, data: DonorEvicted) -> Verdict:

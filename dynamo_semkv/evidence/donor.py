@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +35,10 @@ class Life:
         self.over = True
 
 
+def _nobody(_: str) -> None:
+    """Where no catalog keeps the donor."""
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogDonor:
     donor_id: str
@@ -48,6 +53,7 @@ class CatalogDonor:
     tokens_per_block: int = 1
     segments: tuple[tuple[int | str, int, int], ...] = ()
     """(segment id, start, end) of what is still there, in order, half-open; `sketch` covers no more than these."""
+    on_use: Callable[[str], None] = field(default=_nobody, repr=False, compare=False)
 
     @property
     def generation(self) -> str:
@@ -57,3 +63,7 @@ class CatalogDonor:
     def creditable(self) -> bool:
         """Read it last, right before a match is handed out: it may turn False at any moment."""
         return self.life.creditable
+
+    def used(self) -> None:
+        """A provider made a match of it: its turn to be evicted comes later. Any thread."""
+        self.on_use(self.donor_id)

@@ -6,8 +6,8 @@
   is unknown has none.
 * A sample weighs by its rarity among the partition's donors (inverse document frequency in [0, 1]), so what everybody shares, a system
   prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have found the donor.
-* A donor is a match when its shared samples weigh `min_evidence`, one run is verbatim over `min_run_tokens`, and the estimate covers
-  `min_overlap_share` of the prompt. Ranking alone would always name somebody.
+* A donor is a match when its shared samples weigh `min_evidence` and stand for `min_overlap_share` of the prompt (a sample for 32 tokens,
+  times its rarity), and one run is verbatim over `min_run_tokens`. Ranking alone would always name somebody.
 * `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the match claims, and
   every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its proven prefix.
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
-from dynamo_semkv.contracts.sketch import DonorSketch, sample, sketch_key
+from dynamo_semkv.contracts.sketch import SAMPLING, DonorSketch, sample, sketch_key
 from dynamo_semkv.evidence.alignment import Alignment, Run, align
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.partition import FloatArray, Partition
@@ -107,7 +107,7 @@ class FingerprintProvider:
                 self.counts["no_partition"] += 1
                 return ()
             hits = partition.find(unique)
-            rarity = partition.rarity(hits)
+            rarity = partition.rarity(unique, hits)
             candidates = self._candidates(partition, hits, rarity)
         self.counts["candidates"] += len(candidates)
         found = align(samples, len(query.tokens), [sketch for _, sketch, _ in candidates])
@@ -119,6 +119,7 @@ class FingerprintProvider:
             evidence = float(rarity[at[posted]].sum()) * (1 << thinned)
             match = self._match(query, donor, sketch, alignment, evidence, provable)
             if match is not None:
+                donor.used()
                 matches.append(match)
         self.counts["matches"] += len(matches)
         matches.sort(key=lambda m: (-m.reusable_token_count, -m.exact_prefix_tokens, m.donor_id))
@@ -181,7 +182,7 @@ class FingerprintProvider:
         proven = min(proven, prompt, donor.token_count)
         lead = _leading(alignment.runs, proven)
         reusable = max(alignment.reusable_tokens, lead)
-        objection = self._objection(donor, alignment, evidence, reusable / prompt)
+        objection = self._objection(donor, alignment, evidence, prompt)
         if objection is not None:
             self.counts[objection] += 1
             return None
@@ -199,12 +200,12 @@ class FingerprintProvider:
             edited=alignment.edited,
         )
 
-    def _objection(self, donor: CatalogDonor, alignment: Alignment, evidence: float, overlap: float) -> str | None:
+    def _objection(self, donor: CatalogDonor, alignment: Alignment, evidence: float, prompt: int) -> str | None:
         if evidence < self._config.min_evidence:
             return "weak"
         if alignment.longest_run < self._config.min_run_tokens:
             return "short"
-        if overlap < self._config.min_overlap_share:
+        if evidence * SAMPLING < self._config.min_overlap_share * prompt:
             return "small"
         return None if donor.creditable else "stale"
 

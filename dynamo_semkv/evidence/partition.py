@@ -5,7 +5,7 @@ It grows in small steps: a bigger table is filled a few rows at a time while the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,11 @@ from dynamo_semkv.contracts.sketch import DonorSketch, U32Array
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
 
-POSTINGS_PER_DONOR = 192
+POSTINGS_PER_DONOR = 128
 """Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 4
+VISITED_PER_STEP = 64
 GROWTH = 1.5
 """At this factor two rows moved for each one added are enough; four leave the second half of the room at full speed."""
 _FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
@@ -51,6 +52,7 @@ class Partition:
         self._leaving: deque[tuple[int, DonorSketch | None]] = deque()
         """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
         self._thinned = np.zeros(16, np.uint8)
+        self._by_thinning: Counter[int] = Counter()
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
         self._table = Postings(_FIRST_CAPACITY, ways)
@@ -84,6 +86,7 @@ class Partition:
         self._rows[donor.donor_id] = row
         self._donors[row] = donor
         self._thinned[row] = thinning(sketch)
+        self._by_thinning[thinning(sketch)] += 1
         self._moved[row] = self._next is not None
         (self._next or self._table).insert(fingerprints, np.full(len(fingerprints), row, np.uint32))
 
@@ -96,6 +99,7 @@ class Partition:
         row = self._rows.pop(donor_id)
         donor = self._donors[row]
         self._donors[row] = None
+        self._by_thinning[int(self._thinned[row])] -= 1
         self._leaving.append((row, donor.sketch if donor is not None else None))
 
     def find(self, fingerprints: U32Array) -> Hits:
@@ -114,12 +118,19 @@ class Partition:
     def thinned(self, rows: U32Array) -> npt.NDArray[np.uint8]:
         return self._thinned[rows]
 
-    def rarity(self, hits: Hits) -> FloatArray:
-        """Weight of each fingerprint asked for, shape [n], in [0, 1]: 1 where one donor has it, 0 where all have it or none."""
+    def rarity(self, fingerprints: U32Array, hits: Hits) -> FloatArray:
+        """Weight of each fingerprint asked for, shape [n], in [0, 1]: 1 where one donor has it, 0 where all have it or none.
+
+        Thinned donors keep quiet about most of theirs, so carriers are counted among those that would have said.
+        """
         donors = max(1, len(self._rows))
-        carriers = np.maximum(hits.carriers, 1)
+        asked = np.zeros(len(fingerprints))
+        for k, count in self._by_thinning.items():
+            asked += count * (fingerprints & np.uint32((1 << k) - 1) == 0)
+        share = np.minimum(1.0, hits.carriers / np.maximum(asked, 1.0))
+        carriers = np.maximum(1.0, share * donors)
         weight: FloatArray = np.log((donors + 1) / carriers) / np.log(donors + 1)
-        return np.where(hits.carriers > 0, np.clip(weight, 0.0, 1.0), 0.0)
+        return np.where(hits.carriers > 0, weight, 0.0)
 
     def _take_row(self) -> int:
         if self._free:
@@ -151,7 +162,8 @@ class Partition:
             return
         fingerprints: list[U32Array] = []
         owners: list[int] = []
-        while len(owners) < rows and self._cursor < len(self._donors):
+        stop = min(len(self._donors), self._cursor + VISITED_PER_STEP)
+        while len(owners) < rows and self._cursor < stop:
             row = self._cursor
             self._cursor += 1
             donor = self._donors[row]

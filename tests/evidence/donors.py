@@ -1,0 +1,27 @@
+"""Catalog donors made by hand, for tests that need no events."""
+
+from __future__ import annotations
+
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.location import Tier, WorkerLocation
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.evidence.donor import CatalogDonor, Life, StreamKey
+from tests.evidence.documents import BLOCK, sketch_of
+
+LIFE = Life("g1")
+
+
+def donor(
+    donor_id: str, tokens: TokenArray, where: CacheNamespace, *, worker: int = 1, life: Life = LIFE
+) -> CatalogDonor:
+    return CatalogDonor(
+        donor_id=donor_id,
+        namespace_digest_hex=where.digest().hex(),
+        location=WorkerLocation(worker, 0, Tier.HOST_PINNED),
+        token_count=len(tokens),
+        sketch=sketch_of(tokens, where),
+        stream=StreamKey(worker, 0),
+        life=life,
+        tokens_per_block=BLOCK,
+        segments=((0, 0, len(tokens)),),
+    )

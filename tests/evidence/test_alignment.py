@@ -1,0 +1,149 @@
+"""Where two documents are verbatim: runs never span a change, the estimate is near the truth, edits are seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.sketch import DonorSketch, sample, sketch_key
+from dynamo_semkv.evidence.alignment import Alignment, align
+from tests.evidence.documents import document, edited, joined
+
+DIGEST = b"n" * 32
+
+
+def aligned(prompt: TokenArray, *donors: TokenArray) -> list[Alignment]:
+    samples = sample(prompt, sketch_key(DIGEST))
+    return align(samples, len(prompt), [DonorSketch.of(donor, DIGEST, []) for donor in donors])
+
+
+def one(prompt: TokenArray, donor: TokenArray) -> Alignment:
+    return aligned(prompt, donor)[0]
+
+
+def assert_verbatim(found: Alignment, prompt: TokenArray, donor: TokenArray) -> None:
+    for run in found.runs:
+        ours = prompt[run.target_start : run.target_start + run.token_count]
+        theirs = donor[run.donor_start : run.donor_start + run.token_count]
+        assert ours.tolist() == theirs.tolist()
+
+
+def test_the_same_document_is_one_run() -> None:
+    tokens = document(1, 8_000)
+    found = one(tokens, tokens)
+    assert len(found.runs) == 1
+    assert not found.edited
+    assert found.reusable_tokens >= 7_900
+    assert found.verified_tokens <= found.reusable_tokens <= 8_000
+
+
+def test_unrelated_documents_share_nothing() -> None:
+    prompt = np.random.default_rng(1).integers(0, 50_000, 4_000).astype(np.uint32)
+    donor = np.random.default_rng(2).integers(0, 50_000, 4_000).astype(np.uint32)
+    found = one(prompt, donor)
+    assert (found.reusable_tokens, found.runs, found.edited, len(found.shared)) == (0, (), False, 0)
+
+
+def test_another_instruction_in_front_shifts_the_run() -> None:
+    body = document(3, 4_000)
+    prompt = joined(document(4, 333), body, document(5, 50))
+    found = one(prompt, joined(document(6, 100), body, document(7, 20)))
+    assert not found.edited
+    assert abs(found.reusable_tokens - 4_000) <= 80
+    assert {run.target_start - run.donor_start for run in found.runs if run.token_count > 100} == {233}
+
+
+def test_reordered_chunks_are_runs_of_their_own() -> None:
+    chunks = [document(seed, 800) for seed in range(10, 16)]
+    donor = joined(*chunks)
+    prompt = joined(*(chunks[n] for n in (3, 1, 5, 0, 4, 2)))
+    found = one(prompt, donor)
+    assert_verbatim(found, prompt, donor)
+    assert abs(found.reusable_tokens - 4_800) <= 480
+    assert len([run for run in found.runs if run.token_count > 400]) == 6
+
+
+def test_a_replaced_paragraph_is_not_claimed_and_is_called_an_edit() -> None:
+    old, new = document(20, 6_000), document(21, 200)
+    prompt = joined(old[:2_000], new, old[2_200:])
+    found = one(prompt, old)
+    assert found.edited
+    assert_verbatim(found, prompt, old)
+    assert not any(run.target_start < 2_200 and run.target_start + run.token_count > 2_000 for run in found.runs)
+    assert abs(found.reusable_tokens - 5_800) <= 150
+
+
+@pytest.mark.parametrize(("every", "within"), [(25, 0.2), (50, 0.1), (100, 0.05), (1_000, 0.05)])
+def test_scattered_changes_leave_an_estimate_near_the_truth(every: int, within: float) -> None:
+    """Number-only variants: most tokens are the same, hardly a run is long (issue: facts on N3a)."""
+    rng = np.random.default_rng(every)
+    donor = rng.integers(0, 50_000, 8_000).astype(np.uint32)
+    prompt = edited(donor, every)
+    truth = int((donor == prompt).sum())
+    found = one(prompt, donor)
+    assert found.edited
+    assert_verbatim(found, prompt, donor)
+    assert abs(found.reusable_tokens - truth) <= within * truth
+
+
+def test_an_insertion_is_an_edit_on_a_nearby_diagonal() -> None:
+    donor = document(30, 4_000)
+    found = one(joined(donor[:2_000], document(31, 20), donor[2_000:]), donor)
+    assert found.edited
+    assert abs(found.reusable_tokens - 4_000) <= 60
+
+
+def test_a_passage_the_prompt_repeats_follows_its_context() -> None:
+    """The same boilerplate between every two chapters does not tear the runs (the donor is the prompt)."""
+    boilerplate = document(40, 300)
+    tokens = joined(*(part for seed in range(41, 47) for part in (document(seed, 500), boilerplate)))
+    found = one(tokens, tokens)
+    assert len(found.runs) == 1
+    assert not found.edited
+
+
+def test_a_document_pasted_twice_is_not_counted_beyond_the_prompt() -> None:
+    body = document(50, 2_000)
+    twice = joined(body, body)
+    assert one(body, twice).reusable_tokens <= 2_000
+    assert one(twice, body).reusable_tokens <= 2_000
+    assert one(twice, twice).reusable_tokens >= 3_900
+
+
+def test_candidates_do_not_influence_each_other() -> None:
+    prompt = joined(document(60, 3_000), document(61, 1_000))
+    donors = [document(60, 3_000), document(99, 2_000), edited(document(60, 3_000), 60), document(61, 1_000), prompt]
+    together = aligned(prompt, *donors)
+    for found, donor in zip(together, donors, strict=True):
+        alone = one(prompt, donor)
+        assert (found.reusable_tokens, found.runs, found.edited) == (alone.reusable_tokens, alone.runs, alone.edited)
+        assert found.shared.tolist() == alone.shared.tolist()
+
+
+@pytest.mark.parametrize("tokens", [0, 7, 8, 20])
+def test_documents_too_short_to_be_sampled_are_no_error(tokens: int) -> None:
+    short, long = document(70, tokens), document(71, 2_000)
+    assert one(short, long).reusable_tokens == 0
+    assert one(long, short).reusable_tokens == 0
+    assert align(sample(long, 1), 2_000, []) == []
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300)), min_size=1, max_size=8)
+
+
+@settings(max_examples=60)
+@given(PIECES, PIECES, st.integers(0, 3), st.sampled_from([3, 60, 20_000]))
+def test_no_run_is_ever_anything_but_verbatim(
+    ours: list[tuple[int, int]], theirs: list[tuple[int, int]], seed: int, vocabulary: int
+) -> None:
+    """Whatever pieces two documents are made of, repeated, cut or with a vocabulary of three words."""
+    sources = [document(1_000 * seed + n, 300, vocabulary) for n in range(6)]
+    prompt = joined(*(sources[n][:length] for n, length in ours))
+    donor = joined(*(sources[n][:length] for n, length in theirs))
+    found = one(prompt, donor)
+    assert_verbatim(found, prompt, donor)
+    assert 0 <= found.verified_tokens <= found.reusable_tokens <= min(len(prompt), len(donor))
+    assert len(set(found.shared.tolist())) == len(found.shared)

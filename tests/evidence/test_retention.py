@@ -1,0 +1,93 @@
+"""Who goes when the store is full."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_semkv.evidence.retention import SECOND_CHANCES, Retention
+
+
+def filled(**groups: str) -> Retention:
+    """`filled(a="xyz")`: group a with members x, y, z, oldest first."""
+    retention = Retention()
+    for group, members in groups.items():
+        for member in members:
+            retention.add(group, member)
+    return retention
+
+
+def test_the_oldest_of_the_largest_group_goes_first() -> None:
+    assert filled(a="x", b="pqr").victim() == "p"
+    assert filled(a="x", b="pqr").victim("a") == "x"
+
+
+def test_nobody_goes_from_nothing() -> None:
+    assert Retention().victim() is None
+    assert filled(a="x").victim("b") is None
+
+
+def test_the_largest_group_follows_arrivals_and_departures() -> None:
+    retention = filled(a="xyz", b="pq")
+    retention.discard("a", "x")
+    retention.discard("a", "y")
+    assert retention.victim() == "p"
+    retention.discard("b", "p")
+    retention.discard("b", "q")
+    assert retention.victim() == "z"
+    assert (len(retention), retention.groups) == (1, 1)
+
+
+def test_use_buys_one_turn() -> None:
+    retention = filled(a="xyz")
+    retention.touch("x")
+    assert retention.victim() == "y"
+    retention.discard("a", "y")
+    assert retention.victim() == "z"
+    retention.discard("a", "z")
+    assert retention.victim() == "x"
+
+
+def test_when_all_were_used_somebody_goes_all_the_same() -> None:
+    members = [f"m{n}" for n in range(3 * SECOND_CHANCES)]
+    retention = Retention()
+    for member in members:
+        retention.add("a", member)
+        retention.touch(member)
+    assert retention.victim() in members
+
+
+def test_adding_again_keeps_the_age_and_discarding_twice_is_nothing() -> None:
+    retention = filled(a="xy")
+    retention.add("a", "x")
+    assert retention.victim() == "x"
+    retention.discard("a", "y")
+    retention.discard("a", "y")
+    retention.discard("nobody", "y")
+    assert len(retention) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(["add", "discard", "touch"]))))
+def test_victims_are_members_of_a_largest_group(steps: list[tuple[str, int, str]]) -> None:
+    retention = Retention()
+    groups: dict[str, set[str]] = {"a": set(), "b": set(), "c": set()}
+    for group, number, what in steps:
+        member = f"{group}{number}"
+        if what == "add":
+            retention.add(group, member)
+            groups[group].add(member)
+        elif what == "discard":
+            retention.discard(group, member)
+            groups[group].discard(member)
+        else:
+            retention.touch(member)
+        victim = retention.victim()
+        largest = max(map(len, groups.values()))
+        if largest == 0:
+            assert victim is None
+        else:
+            assert victim is not None
+            assert victim in groups[victim[0]]
+            assert len(groups[victim[0]]) == largest
+        assert len(retention) == sum(map(len, groups.values()))
+        assert all(retention.size(g) == len(members) for g, members in groups.items())
