@@ -62,7 +62,8 @@ class Fallbacks:
         self.counts[reason] += 1
         count = self.counts[reason]
         if count & (count - 1) == 0:
-            error = detail if isinstance(detail, BaseException) else None
+            # A deadline that passed is an event, not a fault with a place in the code.
+            error = detail if isinstance(detail, BaseException) and not isinstance(detail, Late) else None
             logger.warning(
                 "%s (%d so far): %s", reason.value, count, repr(detail) if error else detail, exc_info=error or None
             )
