@@ -397,6 +397,49 @@ def test_load_without_forward_pass_is_not_confirmed() -> None:
     assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.NOT_SCHEDULED)
 
 
+@pytest.mark.parametrize(("progress", "confirmed"), [(1, 40), (0, 0)])
+def test_later_report_settles_a_load_whose_pass_was_not_seen(progress: int, confirmed: int) -> None:
+    """Without `wait_for_save` the next report says whether the position moved past what was loaded."""
+    engine = make()
+    engine.serve(list(range(41)))
+    again = engine.request([*range(41), *range(60, 80)])
+    engine.ask(again)
+    engine.allocate(again, 0, 40, 61)
+    engine.iterate((again, 1), forward=False)
+    again.context_current_position += progress
+    engine.iterate((again, 5), forward=False)
+    report = engine.report_of(again)
+    assert (report.copied, report.confirmed) == (40, confirmed)
+    assert report.reason is (Reason.OK if confirmed else Reason.NOT_SCHEDULED)
+
+
+def test_dynamo_13191_replay_does_not_close_the_route_twice() -> None:
+    """The hint on the request is the same for its second allocation; its route was closed by the first one's report."""
+    engine = make()
+    tokens = list(range(41))
+    engine.serve(tokens)
+    payload = {
+        "route_id": "a" * 32,
+        "donor_id": "d",
+        "expected_mode": "exact_equivalent",
+        "generation": "g",
+        "namespace": "n",
+        "token_count": 40,
+        "exact_prefix_tokens": 40,
+        "score_bucket": "full",
+    }
+    action = {"action_id": "1", "action_type": "semkv.donor", "action_version": "1.0", "payload": payload}
+    again = engine.request(tokens, kv_hints={"protocol_version": "0.1", "message_id": "m", "actions": [action]})
+    for _ in range(2):
+        offered = engine.ask(again)
+        engine.allocate(again, 0, offered, 41)
+        engine.iterate((again, 1))
+        engine.release(again)
+        again.is_new, again.reported_tokens, again.reported_pages, again.context_current_position = True, 0, 0, 0
+    reports = [report for report in engine.sink.reports if report.request_id == again.request_id]
+    assert [(report.epoch, report.route_id, report.donor_id) for report in reports] == [(0, "a" * 32, "d"), (1, None, "d")]
+
+
 def test_metadata_is_executed_once() -> None:
     """It stays bound until the next iteration, and nothing clears it."""
     engine = make()
