@@ -18,7 +18,9 @@ from graphs.local.settings import MODELS, GraphSettings
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell started us in the background
     try:
         settings = GraphSettings(
             model=arguments.model,
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "demo":
             return demo.run(settings, keep=arguments.keep, run_dir=arguments.run_dir, model_dir=arguments.model_dir)
         with LocalGraph(settings, run_dir=arguments.run_dir, model_dir=arguments.model_dir) as graph:
+            if arguments.print_env:
+                print(*graph.shell_exports(), sep="\n", flush=True)
             demo.wait_for_interrupt(graph, console)
         return 0
     except GraphError as error:
@@ -55,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the graph and keep it until Ctrl-C", allow_abbrev=False)
     show = commands.add_parser("demo", help="start the graph, send the workload, print the table", allow_abbrev=False)
+    up.add_argument("--print-env", action="store_true", help="print the environment for more workers and tools")
     show.add_argument("--keep", action="store_true", help="leave the graph and its page up until Ctrl-C")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynamo-semkv" / "models"
     for command in (up, show):

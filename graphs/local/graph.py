@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -73,6 +74,13 @@ class LocalGraph:
     def page_url(self, router: str = "router-0") -> str:
         """The live page of one router."""
         return f"http://{LOOPBACK}:{self._port(f'{router}.page')}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where everything of a running graph is: `frontend`, `nats`, and the page of each router."""
+        return {"frontend": self.frontend_url, "nats": self.nats.url} | {
+            f"{name} page": self.page_url(name) for name in self.router_names
+        }
 
     def status_url(self, part: str) -> str:
         """Dynamo's status server of a worker or router, which is at another port after a restart: /health, /metrics, /engine/..."""
@@ -174,6 +182,11 @@ class LocalGraph:
         else:
             raise GraphError(f"part {name!r} is unknown; known are nats, {', '.join(self.processes)}")
         return [sys.executable, *arguments], env
+
+    def shell_exports(self) -> list[str]:
+        """`export` lines under which one more worker, or Dynamo's own tools, find this graph."""
+        ours = self.environment(SEMKV_CONFIG=str(self.config_path))
+        return [f"export {k}={shlex.quote(v)}" for k, v in sorted(ours.items()) if os.environ.get(k) != v]
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Of every Dynamo process: file discovery, NATS events, loopback only, nothing fetched from anywhere."""
