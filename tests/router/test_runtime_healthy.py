@@ -6,12 +6,13 @@ import json
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.router.conftest import OpenGraph
 from tests.router.graph.build import Answer, TestGraph, chat_body, http_json
 from tests.router.graph.processes import LOOPBACK, Process, listening_sockets, wait_until
 
@@ -26,13 +27,13 @@ class Healthy:
 
 
 @pytest.fixture(scope="module")
-def healthy(make_graph: Callable[[], TestGraph]) -> Healthy:
+def healthy(open_graph: OpenGraph) -> Iterator[Healthy]:
     """Two workers of two ranks, two routers behind one name, one frontend."""
-    graph = make_graph()
-    workers = [graph.worker(f"w{n}") for n in range(2)]
-    routers = [graph.router(f"r{n}") for n in range(2)]
-    graph.frontend(routers=2)
-    return Healthy(graph, workers, routers)
+    with open_graph() as graph:
+        workers = [graph.worker(f"w{n}") for n in range(2)]
+        routers = [graph.router(f"r{n}") for n in range(2)]
+        graph.frontend(routers=2)
+        yield Healthy(graph, workers, routers)
 
 
 def only_new(records: list[dict[str, Any]], seen: int, count: int = 1) -> list[dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.router.graph.build import Load, TestGraph, http_json
+from tests.router.conftest import OpenGraph
+from tests.router.graph.build import Load, TestGraph, chat_body, http_json, stream_chat
 from tests.router.graph.processes import Process, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
@@ -22,12 +25,21 @@ class Rig:
 
 
 @pytest.fixture
-def rig(make_graph: Callable[[], TestGraph]) -> Rig:
-    graph = make_graph()
-    workers = {name: graph.worker(name, "--delay-s", "0.02") for name in ("w0", "w1")}
-    routers = {name: graph.router(name) for name in ("r0", "r1")}
-    graph.frontend(routers=2)
-    return Rig(graph, workers, routers)
+def rig(open_graph: OpenGraph) -> Iterator[Rig]:
+    with open_graph() as graph:
+        workers = {name: graph.worker(name, "--delay-s", "0.02") for name in ("w0", "w1")}
+        routers = {name: graph.router(name) for name in ("r0", "r1")}
+        graph.frontend(routers=2)
+        yield Rig(graph, workers, routers)
+
+
+def running(rig: Rig, who: str, name: str, begin: str, end: str, key: str) -> set[str]:
+    """Requests that a worker or router has begun and not ended, by its own records."""
+
+    def ids(kind: str) -> set[str]:
+        return {r[key] for r in rig.graph.records(who, kind) if r[who.removesuffix("s")] == name}
+
+    return ids(begin) - ids(end)
 
 
 def cut_streams(rig: Rig) -> set[str]:
@@ -40,6 +52,7 @@ def test_a_killed_worker(rig: Rig) -> None:
     load = Load(rig.graph.frontend_port, threads=4, max_tokens=40)
     load.wait_for(4)
     dead = rig.graph.worker_id("w0")
+    wait_until("a stream on w0", lambda: running(rig, "workers", "w0", "request", "end", "context"), interval_s=0.005)
     rig.workers["w0"].kill()
     load.wait_for(8)
     assert cut_streams(rig), "no stream was running on the killed worker"
@@ -60,6 +73,7 @@ def test_a_killed_worker(rig: Rig) -> None:
 def test_a_killed_router(rig: Rig) -> None:
     load = Load(rig.graph.frontend_port, threads=4, max_tokens=40)
     load.wait_for(4)
+    wait_until("a stream on r0", lambda: running(rig, "routers", "r0", "request", "dispatch", "id"), interval_s=0.005)
     rig.routers["r0"].kill()
     load.wait_for(8)
     assert cut_streams(rig), "no stream was running through the killed router"
@@ -73,13 +87,25 @@ def test_a_killed_router(rig: Rig) -> None:
 
 
 def test_a_router_told_to_end_finishes_what_it_has(rig: Rig) -> None:
-    load = Load(rig.graph.frontend_port, threads=4, max_tokens=40)
-    load.wait_for(4)
-    assert rig.routers["r0"].terminate(patience_s=10) == 0
-    load.wait_for(8)
-    load.finish()
-    assert not cut_streams(rig), "a stream was cut, though the router could have finished it"
-    assert rig.graph.records("routers", "request")[-1]["router"] == "r1"
+    seen = threading.Event()
+    served: list[str] = []
+
+    def look(nvext: dict[str, Any]) -> None:
+        served.append(nvext["engine_data"]["semkv"]["router"])
+        seen.set()
+
+    body = chat_body(max_tokens=100, stream=True, nvext={"extra_fields": ["engine_data"]})
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream_chat, rig.graph.frontend_port, body, look)
+        assert seen.wait(30)
+        assert rig.routers[served[0]].terminate(patience_s=60) == 0
+        answer = running.result(60)
+    assert (answer.error, answer.tokens) == (None, list(range(100, 200)))
+    assert [record["outcome"] for record in rig.graph.records("routers", "dispatch")] == ["done"]
+    (other,) = set(rig.routers) - {served[0]}
+    for _ in range(3):
+        assert rig.graph.chat()[0] == 200
+        assert rig.graph.records("routers", "request")[-1]["router"] == other
 
 
 def test_a_killed_nats_server(rig: Rig) -> None:

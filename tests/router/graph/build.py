@@ -7,6 +7,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ class Answer:
     nvext: list[dict[str, Any]] = field(default_factory=list)
 
 
-def stream_chat(port: int, body: dict[str, Any]) -> Answer:
-    """Send a streamed chat request and read it to its end. Tokens are the numbers of the words."""
+def stream_chat(port: int, body: dict[str, Any], look: Callable[[dict[str, Any]], None] | None = None) -> Answer:
+    """Send a streamed chat request and read it to its end. Tokens are the numbers of the words; `look` gets each nvext at once."""
     answer = Answer()
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=40)
     try:
@@ -77,6 +78,8 @@ def stream_chat(port: int, body: dict[str, Any]) -> Answer:
                 continue
             if event.get("nvext"):
                 answer.nvext.append(event["nvext"])
+                if look is not None:
+                    look(event["nvext"])
             for choice in event.get("choices", []):
                 answer.tokens += [int(word[1:]) for word in (choice["delta"].get("content") or "").split()]
         if response.status != 200:
@@ -159,20 +162,26 @@ class TestGraph:
 
     def frontend(self, routers: int, *arguments: str, **env: str) -> Process:
         """Start the frontend and wait until it serves the public model through `routers` router processes."""
-        self.frontend_port = free_port()
-        process = self.graph.python(
-            "frontend",
-            "-m",
-            "dynamo.frontend",
-            *("--http-port", str(self.frontend_port)),
-            *("--namespace", "test"),
-            *("--router-mode", "round-robin"),
-            *("--migration-limit", "3"),
-            *arguments,
-            env=self.graph.env(**env),
-        )
-        # The model is listed some milliseconds before its routes exist, and asking too early is logged as an ERROR.
-        process.wait_log("chat endpoints enabled")
+        # Dynamo does not tell a port it chose itself, so one is chosen here, and another if somebody was faster.
+        while True:
+            self.frontend_port = free_port()
+            process = self.graph.python(
+                f"frontend-{self.frontend_port}",
+                "-m",
+                "dynamo.frontend",
+                *("--http-port", str(self.frontend_port)),
+                *("--namespace", "test"),
+                *("--router-mode", "round-robin"),
+                *("--migration-limit", "3"),
+                *arguments,
+                env=self.graph.env(**env),
+            )
+            # The model is listed some milliseconds before its routes exist, and asking too early is logged as an ERROR.
+            found = process.wait_log("chat endpoints enabled|Failed to bind server").group(0)
+            if not found.startswith("Failed"):
+                break
+            process.kill()
+            process.log_path.unlink()
         self.wait_routers(routers)
         return process
 

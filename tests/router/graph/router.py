@@ -123,6 +123,7 @@ async def main() -> None:
             router_endpoint=f"{arguments.namespace}.{arguments.component}.generate",
             model_name=arguments.model_name,
             wait_workers_s=60,
+            suspect_s=60,
             kv_router=json.loads(arguments.kv_router),
             load_thresholds=json.loads(arguments.load_thresholds),
         )
@@ -137,7 +138,7 @@ async def main() -> None:
     service.record("ready", id=str(edge.instance_id))
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
-        await edge.shutdown(grace_s=2.0)
+        await edge.shutdown(grace_s=20.0)
     await serving
 
 
