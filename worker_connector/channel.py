@@ -88,8 +88,8 @@ RankResult = RankReady | LoadDone | ForwardDone | SaveDone | SlotsDamaged
 class LocalRank(Protocol):
     """What the leader may ask of the rank in its own process, without waiting."""
 
-    def verify(self, slots: Sequence[int], budget_bytes: int) -> list[int]:
-        """Slots that may not be offered (see `HostSlab.verify`)."""
+    def verify(self, slots: Sequence[int]) -> list[int]:
+        """Slots that may not be offered, checked within a bounded time (see slab.py)."""
 
     def verify_soon(self, slots: Sequence[int]) -> None:
         """Puts these slots at the head of the scrubber's round."""

@@ -1,5 +1,5 @@
-"""HintListener: the replica's hint subject, read on a thread of its own. Hints are not kept by the bus: what comes while it is away is lost,
-and costs the hint only."""
+"""HintListener: the replica's hint subject, read on a thread of its own. Hints are not kept by the bus: what comes while it is away is
+lost, and costs the hint only."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class HintListener:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._listen())
-        except Exception:
-            _log.exception("semkv connector: the hint listener ended; requests are served without hints")
+        except Exception:  # noqa: BLE001 - a thread that ends must say so; requests go on without hints
+            _log.exception("semkv connector: the hint listener ended")
         finally:
             self._loop.close()
 

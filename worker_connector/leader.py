@@ -150,9 +150,9 @@ class Leader:
             _log.warning("semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown))
         self._open()
 
-    def _verify(self, slots: Sequence[int], budget_bytes: int) -> list[int]:
+    def _verify(self, slots: Sequence[int]) -> list[int]:
         rank = self._channel.rank
-        return list(slots) if rank is None else rank.verify(slots, budget_bytes)
+        return list(slots) if rank is None else rank.verify(slots)
 
     # identity and generation
 

@@ -257,7 +257,9 @@ class Ledger:
         self._drop_empty_root(parent)
 
     def _drop_empty_root(self, node: BlockEntry) -> None:
-        if node.ordinal < 0 and not node.children and node.leases == 0:  # leased: a block is just being entered under it
+        if (
+            node.ordinal < 0 and not node.children and node.leases == 0
+        ):  # leased: a block is just being entered under it
             self._roots.pop(node.digest, None)
             node.removed = True
 
@@ -280,8 +282,10 @@ class Ledger:
                 raise ValueError(f"block {entry.ordinal} has no lease to give back")
             entry.leases -= 1
             if entry.leases == 0:
-                self._settle(entry)
-                self._requeue(entry)
+                if entry.removed:
+                    self._settle(entry)
+                elif not entry.children:
+                    self._requeue(entry)
 
     @staticmethod
     def _evictable(entry: BlockEntry) -> bool:

@@ -258,6 +258,8 @@ class CacheLife:
         if order is not None:
             loads.append(order)
             self.attempts.sent(attempt)
+            if tracked.saving:
+                tracked.chain = list(plan.path)  # what it is served, and what comes before, is there already
         self.attempts.settle(attempt)
         return max(plan.position or 0, tracked.computed)
 

@@ -16,11 +16,8 @@ from worker_connector.plan import LoadPlan, PlanKey
 from worker_connector.request_view import request_tokens, scope_of, unsupported
 from worker_connector.verdict import Decline, Question, before_lookup, judge
 
-CHECK_BUDGET_BYTES = 1024 * 1024
-"""Of slab that one offer may read to verify checksums: about 0.1 ms (see slab.py)."""
-
-Verify = Callable[[Sequence[int], int], list[int]]
-"""(slots, budget in bytes) -> slots that may not be offered."""
+Verify = Callable[[Sequence[int]], list[int]]
+"""Slots -> those of them that may not be offered; within a bounded time (see slab.py)."""
 
 
 class Offering:
@@ -96,7 +93,7 @@ class Offering:
 
     def _sound(self, path: list[BlockEntry], first: int) -> int:
         """How many blocks of the path may be offered: those before the first damaged one, which leaves the ledger."""
-        wrong = set(self._verify([entry.slot for entry in path[first:]], CHECK_BUDGET_BYTES))
+        wrong = set(self._verify([entry.slot for entry in path[first:]]))
         if not wrong:
             return len(path)
         sound = next(index for index in range(first, len(path)) if path[index].slot in wrong)

@@ -37,22 +37,30 @@ class PageTable:
         flat = list(flat)
         if not deltas:
             if len(self._groups) == 1:
-                self._slots[0].extend(flat)
+                self._append(0, flat)
             elif flat:
                 self.broken = True
             return
         if any(slots and group not in self._groups for group, slots in deltas.items()):
             self.broken = True
             return
-        for group, slots in zip(self._groups, self._slots, strict=True):
-            slots.extend(deltas.get(group, ()))
+        for index, group in enumerate(self._groups):
+            self._append(index, deltas.get(group, []))
+
+    def _append(self, index: int, slots: list[int]) -> None:
+        self._slots[index].extend(slots if min(slots, default=0) >= 0 else [max(slot, NO_PAGE) for slot in slots])
 
     def at(self, ordinal: int) -> tuple[int, ...] | None:
         """Page slot of one block in every group, in the order of the group ids; `NO_PAGE` where a group has none. None while some
         group has not reported that block, and always for a broken table."""
-        if self.broken or any(ordinal >= len(slots) for slots in self._slots):
-            return None
-        return tuple(slots[ordinal] if slots[ordinal] >= 0 else NO_PAGE for slots in self._slots)
+        found = self.span(ordinal, ordinal + 1)
+        return found[0] if found else None
+
+    def span(self, start: int, stop: int) -> list[tuple[int, ...]]:
+        """`at` of the blocks [start, stop), as far as every group has reported them."""
+        if self.broken:
+            return []
+        return list(zip(*(slots[start:stop] for slots in self._slots), strict=False))
 
     def __len__(self) -> int:
         """Blocks that every group has reported."""

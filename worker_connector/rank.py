@@ -20,7 +20,7 @@ from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.refusal import LoadFailed
-from worker_connector.slab import HostSlab, available_memory, slots_for
+from worker_connector.slab import OFFER_BUDGET, HostSlab, available_memory, slots_for
 from worker_connector.transfer import (
     CopyStream,
     CpuStream,
@@ -178,8 +178,8 @@ class Rank:
 
     # the leader's calls
 
-    def verify(self, slots: Sequence[int], budget_bytes: int) -> list[int]:
-        return list(slots) if self._slab is None else self._slab.verify(slots, budget_bytes)
+    def verify(self, slots: Sequence[int]) -> list[int]:
+        return list(slots) if self._slab is None else self._slab.verify(slots, OFFER_BUDGET)
 
     def verify_soon(self, slots: Sequence[int]) -> None:
         if self._scrubber is not None:

@@ -33,19 +33,18 @@ def load_order(
     ordinals = plan.send(computed, position, iteration)
     if not plan.copying:
         return None
-    moves: list[Move] = []
-    for ordinal in ordinals:
-        slots = pages.at(ordinal)
-        if slots is None or any(
-            slot == NO_PAGE and window is None for slot, window in zip(slots, windows, strict=True)
-        ):
-            raise LoadFailed(f"request {attempt.key.request_id}: block {ordinal} of the served prefix has no page")
-        moves.append(Move(plan.path[ordinal].slot, slots))
+    spans = pages.span(ordinals.start, ordinals.stop)
+    for ordinal, slots in zip(ordinals, spans, strict=False):
+        if NO_PAGE in slots and any(s == NO_PAGE and w is None for s, w in zip(slots, windows, strict=True)):
+            raise _no_page(attempt, ordinal)
+    if len(spans) < len(ordinals):
+        raise _no_page(attempt, ordinals.start + len(spans))
+    blocks = plan.path[ordinals.start : ordinals.stop]
+    moves = tuple(map(Move, [block.slot for block in blocks], spans))
     hint = attempt.hints.donor if attempt.hints is not None else None
-    first = ordinals.start
     return LoadOrder(
         key=attempt.key,
-        moves=tuple(moves),
+        moves=moves,
         plan=SemanticTrtLoadPlan(
             request_id=attempt.key.request_id,
             epoch=attempt.key.epoch,
@@ -54,12 +53,14 @@ def load_order(
             provider_generation=generation,
             cache_namespace=attempt.digest.hex(),
             expected_mode=ExpectedMode.EXACT_EQUIVALENT,
-            first_ordinal=first,
+            first_ordinal=ordinals.start,
             target_block_ids=tuple(move.pages[0] for move in moves),
-            donor_block_refs=tuple(
-                SemanticTrtBlockRef(block_key=plan.path[ordinal].key, ordinal=ordinal) for ordinal in ordinals
-            ),
+            donor_block_refs=tuple(SemanticTrtBlockRef(block_key=block.key, ordinal=block.ordinal) for block in blocks),
             token_count=plan.honoured,
             semantic_score_bucket=(hint.score_bucket if hint is not None else Bucket.NONE).value,
         ),
     )
+
+
+def _no_page(attempt: Attempt, ordinal: int) -> LoadFailed:
+    return LoadFailed(f"request {attempt.key.request_id}: block {ordinal} of the served prefix has no page")

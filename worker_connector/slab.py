@@ -6,7 +6,7 @@ millisecond that an offer may take on the scheduler's thread. Therefore the work
 
 * *Seal*: once a block's copy has landed, its checksum is computed off the hot path, and only then may the leader offer the block.
   Writing to a slot breaks its seal first, so a slot that is being written, or whose copy never ended, is never offered.
-* *Check at the offer*: within a budget of bytes (about 0.1 ms), the blocks of the offer that were checked longest ago are read again.
+* *Check at the offer*: within a budget (about 0.2 ms), the blocks of the offer that were checked longest ago are read again.
   Small offers are so verified whole, and repeated offers of a long prompt go round all of its blocks.
 * *Scrub*: a background thread reads sealed blocks again and again at a low rate, those just loaded first, so that damage is found
   before somebody asks, and a damaged block that was loaded is at least reported.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,20 @@ Slots = npt.NDArray[np.int64]
 _MIB = 1024 * 1024
 _RESERVE_SHARE = 0.9
 """Of the memory that is available, a slab may take this much: the engine starts other threads and buffers after us."""
+
+
+class Budget(NamedTuple):
+    """What one check may read: a row costs about a microsecond beside its bytes, so both are bounded."""
+
+    rows: int
+    size: int
+    """Bytes."""
+
+    def of(self, row_bytes: int) -> int:
+        return min(self.rows, self.size // row_bytes)
+
+
+OFFER_BUDGET = Budget(rows=64, size=2 * _MIB)
 
 
 def available_memory() -> int | None:
@@ -111,15 +126,15 @@ class HostSlab:
             self._sealed[index] = True
             self._stamp(index)
 
-    def verify(self, slots: Sequence[int], budget_bytes: int | None = None) -> list[int]:
+    def verify(self, slots: Sequence[int], budget: Budget | None = None) -> list[int]:
         """Slots that may not be offered: those without a seal, and those whose bytes are not what was sealed.
 
-        With a budget, only the `budget_bytes` worth that was checked longest ago is read again; a missing seal is found in any case.
+        With a budget, only as much of what was checked longest ago is read again; a missing seal is found in any case.
         """
         index = np.asarray(slots, dtype=np.int64)
         with self._lock:
             sealed = self._sealed[index]
-        return sorted({*index[~sealed].tolist(), *self._differing(index[sealed], budget_bytes)})
+        return sorted({*index[~sealed].tolist(), *self._differing(index[sealed], budget)})
 
     def damaged(self, slots: Sequence[int]) -> list[int]:
         """Sealed slots whose bytes are not what was sealed; slots without a seal are being written and say nothing."""
@@ -128,12 +143,12 @@ class HostSlab:
             index = index[self._sealed[index]]
         return self._differing(index, None)
 
-    def _differing(self, index: Slots, budget_bytes: int | None) -> list[int]:
+    def _differing(self, index: Slots, budget: Budget | None) -> list[int]:
         if not len(index):
             return []
         with self._lock:
-            if budget_bytes is not None:
-                index = self._longest_unchecked(index, budget_bytes // self.row_bytes)
+            if budget is not None:
+                index = self._longest_unchecked(index, budget.of(self.row_bytes))
             expected, writes = self._seals[index].copy(), self._writes[index].copy()
         same = self._compute(index) == expected
         with self._lock:

@@ -127,15 +127,20 @@ def copy_stream_for(device: torch.device) -> CopyStream:
 
 def check_moves(geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:
     """LoadFailed, naming the number, for a slot or page outside the slab or the pool: a wrong number must never become a copy."""
-    pages_in = geometry.num_pages
-    for move in moves:
-        if not 0 <= move.slot < slab.slots:
-            raise LoadFailed(f"host slot {move.slot} is outside [0, {slab.slots})")
-        if len(move.pages) != len(pages_in):
-            raise LoadFailed(f"{len(move.pages)} page slots for {len(pages_in)} layer groups")
-        for page, limit in zip(move.pages, pages_in, strict=True):
-            if page != NO_PAGE and not 0 <= page < limit:
-                raise LoadFailed(f"page slot {page} is outside [0, {limit})")
+    limits = geometry.num_pages
+    if not moves:
+        return
+    if any(len(move.pages) != len(limits) for move in moves):
+        raise LoadFailed(f"a move does not have {len(limits)} page slots, one for each layer group")
+    _check_range("host slot", [move.slot for move in moves], 0, slab.slots)
+    for index, limit in enumerate(limits):
+        _check_range("page slot", [move.pages[index] for move in moves], NO_PAGE, limit)
+
+
+def _check_range(what: str, numbers: list[int], low: int, limit: int) -> None:
+    for number in (min(numbers), max(numbers)):
+        if not low <= number < limit:
+            raise LoadFailed(f"{what} {number} is outside [0, {limit})")
 
 
 def copy_to_pages(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:

@@ -158,7 +158,9 @@ class Bench:
         for scheduler, sink in zip(self.schedulers, self.sinks, strict=True):
             numbers = scheduler.snapshot()
             assert numbers["leases"] == 0, numbers
-            assert numbers["tracked"] == numbers["finishing"] == numbers["attempts"] == numbers["open_saves"] == 0, numbers
+            assert numbers["tracked"] == numbers["finishing"] == numbers["attempts"] == numbers["open_saves"] == 0, (
+                numbers
+            )
             assert not numbers["faults"], numbers
             ledger = numbers["ledger"]
             if ledger is not None:
@@ -166,15 +168,15 @@ class Bench:
                 assert ledger["pending"] == ledger["leased"] == ledger["retired"] == 0, ledger
             keys = [(report.request_id, report.epoch) for report in sink.reports]
             assert len(keys) == len(set(keys))
-            assert len(keys) == numbers["attempt_counts"].get("asked", 0) - numbers["attempt_counts"].get("superseded", 0)
+            assert len(keys) == numbers["attempt_counts"].get("asked", 0) - numbers["attempt_counts"].get(
+                "superseded", 0
+            )
             ids = [event.event_id for event in sink.donor_events]
             assert ids == list(range(len(ids)))
 
 
 @contextmanager
-def engine(
-    bench: Bench | None, *, spec: ConnectorSpec | None = None, **config: Any
-) -> Iterator[Engine]:
+def engine(bench: Bench | None, *, spec: ConnectorSpec | None = None, **config: Any) -> Iterator[Engine]:
     """A small poisoned engine; without a bench, without a connector."""
     options: dict[str, Any] = {
         "model": ModelSource(config=SMALL),

@@ -110,7 +110,9 @@ class ScriptedEngine:
             stride = pool.stride(0) * 4
             size = pool.stride(1) * 4
             regions = tuple(
-                KvCacheRegion(pool.data_ptr() + part * size, size, stride, len(pool), (KvCacheBufferRef(group, f"r{part}"),))
+                KvCacheRegion(
+                    pool.data_ptr() + part * size, size, stride, len(pool), (KvCacheBufferRef(group, f"r{part}"),)
+                )
                 for part in range(pool.shape[1])
             )
             groups.append(KvCacheLayerGroupLayout(group, (group,), self.windows[group], regions))
@@ -124,7 +126,14 @@ class ScriptedEngine:
     # the shadow model
 
     def value(self, request: Request, position: int, group: int, part: int) -> int:
-        scope = (request.cache_salt, request.lora_task_id, request.multimodal_hashes, request.tokens[: position + 1], group, part)
+        scope = (
+            request.cache_salt,
+            request.lora_task_id,
+            request.multimodal_hashes,
+            request.tokens[: position + 1],
+            group,
+            part,
+        )
         return int.from_bytes(hashlib.blake2b(repr(scope).encode(), digest_size=3).digest(), "little")
 
     def write(self, request: Request, start: int, end: int) -> None:
@@ -179,7 +188,9 @@ class ScriptedEngine:
         new_tokens = request.tokens[request.reported_tokens :]
         request.reported_pages, request.reported_tokens = len(request.pages[0]), len(request.tokens)
         if self.flat:
-            return RequestData(request.request_id, new_tokens, pages[0], position, scheduled, cache_salt=request.cache_salt)
+            return RequestData(
+                request.request_id, new_tokens, pages[0], position, scheduled, cache_salt=request.cache_salt
+            )
         return RequestData(
             request.request_id,
             new_tokens,
@@ -220,7 +231,9 @@ class ScriptedEngine:
         self.rank.poll()
         return metadata
 
-    def prefill(self, request: Request, *, computed: int = 0, honoured: int | None = None, chunk: int | None = None) -> int:
+    def prefill(
+        self, request: Request, *, computed: int = 0, honoured: int | None = None, chunk: int | None = None
+    ) -> int:
         """Ask, allocate and prefill to the end of the prompt; returns what was offered."""
         offered = self.ask(request, computed)
         honoured = offered if honoured is None else honoured

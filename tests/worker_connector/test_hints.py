@@ -120,7 +120,9 @@ def test_hint_on_the_request_is_read_from_structs_dicts_and_foreign_objects() ->
         ],
     }
     foreign = SimpleNamespace(
-        protocol_version="0.1", message_id="m", actions=[SimpleNamespace(**plain["actions"][0])]  # type: ignore[arg-type]
+        protocol_version="0.1",
+        message_id="m",
+        actions=[SimpleNamespace(**plain["actions"][0])],  # type: ignore[arg-type]
     )
     for native in (it, plain, foreign):
         parsed = HintReader().of_request(SimpleNamespace(kv_hints=native))
@@ -128,7 +130,9 @@ def test_hint_on_the_request_is_read_from_structs_dicts_and_foreign_objects() ->
         assert parsed.donor == donor()
 
 
-@pytest.mark.parametrize("native", [7, {"protocol_version": "0.1"}, {"protocol_version": "7", "message_id": "", "actions": []}])
+@pytest.mark.parametrize(
+    "native", [7, {"protocol_version": "0.1"}, {"protocol_version": "7", "message_id": "", "actions": []}]
+)
 def test_unreadable_hint_on_the_request_is_no_hint(native: Any) -> None:
     reader = HintReader()
     assert reader.of_request(SimpleNamespace(kv_hints=native)) is None

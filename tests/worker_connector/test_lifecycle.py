@@ -437,7 +437,10 @@ def test_dynamo_13191_replay_does_not_close_the_route_twice() -> None:
         engine.release(again)
         again.is_new, again.reported_tokens, again.reported_pages, again.context_current_position = True, 0, 0, 0
     reports = [report for report in engine.sink.reports if report.request_id == again.request_id]
-    assert [(report.epoch, report.route_id, report.donor_id) for report in reports] == [(0, "a" * 32, "d"), (1, None, "d")]
+    assert [(report.epoch, report.route_id, report.donor_id) for report in reports] == [
+        (0, "a" * 32, "d"),
+        (1, None, "d"),
+    ]
 
 
 def test_metadata_is_executed_once() -> None:

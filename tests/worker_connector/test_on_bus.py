@@ -135,9 +135,7 @@ def hint(announced: ReplicaAnnouncement, tokens: list[int], donor: DonorRegister
         stable_routing_id=HERE.stable_routing_id,
         dp_rank=HERE.dp_rank,
         prompt_key=prompt_key(namespace.digest(), as_tokens(tokens)),
-        envelope=KvHintsEnvelope(
-            protocol_version="0.1", message_id="m", actions=[donor_action("1", payload)]
-        ),
+        envelope=KvHintsEnvelope(protocol_version="0.1", message_id="m", actions=[donor_action("1", payload)]),
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
 
@@ -164,7 +162,9 @@ def test_announced_donated_hinted_loaded_and_reported(running: Engine, router: R
         payload = encode_hint_delivery(hint(announced, tokens, donor, route_id))
         wait_for(lambda: sender.stats().connected)
         table = running_table(running)
-        wait_for(lambda: sender.publish(hints(HERE), payload, content_type=MSGPACK, persistent=False) and len(table) > 0)
+        wait_for(
+            lambda: sender.publish(hints(HERE), payload, content_type=MSGPACK, persistent=False) and len(table) > 0
+        )
         _, loaded = run(running, tokens)
         assert loaded.stats.connector_served_tokens == 192
         wait_for(lambda: len(router.reports) == 2)
@@ -184,7 +184,9 @@ def running_table(engine: Engine) -> Any:
 
 
 @pytest.mark.graph
-def test_broker_away_costs_no_request_and_nothing_is_lost(running: Engine, router: Router, broker: EmbeddedNats) -> None:
+def test_broker_away_costs_no_request_and_nothing_is_lost(
+    running: Engine, router: Router, broker: EmbeddedNats
+) -> None:
     tokens = prompt(200)
     run(running, tokens)
     wait_for(lambda: len(router.reports) == 1 and len(router.events) == 2)

@@ -69,7 +69,7 @@ def test_device_prefix_first_then_slab_then_compute(manager: str) -> None:
     with engine(bench, kv_cache_manager=manager) as running:
         run(running, head + tail)
         running.reset_prefix_cache()
-        run(running, head + [1])  # loads and keeps the head on the device
+        run(running, [*head, 1])  # loads and keeps the head on the device
         request_id, both = run(running, head + tail, sampling=WITH_LOGITS)
         _, warm = run(running, head + tail, sampling=WITH_LOGITS)
         quiet(bench)
@@ -154,7 +154,8 @@ def test_many_requests_at_once_with_a_slab_under_pressure(manager: str) -> None:
     registered = [event.donor_id for event in bench.sink.events(DonorRegistered)]
     evicted = [event.donor_id for event in bench.sink.events(DonorEvicted)]
     assert evicted
-    assert len(evicted) == len(set(evicted)) and set(evicted) <= set(registered)
+    assert len(evicted) == len(set(evicted))
+    assert set(evicted) <= set(registered)
 
 
 def test_cancelled_request_neither_donates_nor_keeps_anything() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.refusal import Refused
 from worker_connector.seal import ROW_BYTES, padded, seals
-from worker_connector.slab import HostSlab, available_memory, slots_for
+from worker_connector.slab import Budget, HostSlab, available_memory, slots_for
 
 
 def filled(slots: int = 8, size: int = 5000) -> HostSlab:
@@ -86,10 +86,11 @@ def test_budget_goes_round_all_blocks() -> None:
     """A long prompt's blocks are checked in turn: damage is found after as many offers as the budget needs for one round."""
     slab = filled(slots=8)
     slab.rows[6, 3] ^= 1
-    found = [slab.verify(range(8), 2 * slab.row_bytes) for _ in range(4)]
+    found = [slab.verify(range(8), Budget(2, 10 * slab.row_bytes)) for _ in range(4)]
     assert found.count([6]) == 1
     assert found.count([]) == 3
-    assert slab.verify(range(8), 0) == []
+    assert slab.verify(range(8), Budget(100, slab.row_bytes - 1)) == []
+    assert Budget(100, 3 * slab.row_bytes).of(slab.row_bytes) == 3
 
 
 def test_slot_that_is_written_while_it_is_sealed_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +124,9 @@ def test_slot_that_is_written_while_it_is_checked_is_not_called_damaged(monkeypa
 def test_slots_for_says_the_numbers() -> None:
     assert slots_for(10 * 4096, 100, None) == 10
     assert slots_for(10 * 4096, 100, 10**9) == 10
-    with pytest.raises(Refused, match=r"connector.slab_bytes = 4000: one block of this model takes 4096 bytes.*at least 4096"):
+    with pytest.raises(
+        Refused, match=r"connector.slab_bytes = 4000: one block of this model takes 4096 bytes.*at least 4096"
+    ):
         slots_for(4000, 100, None)
     with pytest.raises(Refused, match=r"2 MiB are wanted and 1 MiB are available.*at most 943718"):
         slots_for(2 * 1024 * 1024, 100, 1024 * 1024)
