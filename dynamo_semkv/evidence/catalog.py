@@ -231,11 +231,11 @@ class DonorCatalog:
         if partition is None:
             return Verdict.MALFORMED_NAMESPACE
         try:
-            donor = donor_from(data, partition, stream.key, life)
+            donor = donor_from(data, partition, stream.key, life, self._on_use)
         except ContractError as error:
             logger.warning("donor %s of stream %s dropped: %s", data.donor_id, stream.key, error)
             return Verdict.BAD_SKETCH
-        self._put(replace(donor, on_use=self._on_use))
+        self._put(donor)
         return Verdict.APPLIED
 
     def _evict(self, stream: Stream, data: DonorEvicted) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -66,7 +67,9 @@ def partition_of(namespace: WireNamespace) -> str | None:
     return WIRE_PREFIX + hashlib.blake2b(msgspec.json.encode(key), digest_size=32).hexdigest()
 
 
-def donor_from(data: DonorRegistered, partition: str, emitter: StreamKey, life: Life) -> CatalogDonor:
+def donor_from(
+    data: DonorRegistered, partition: str, emitter: StreamKey, life: Life, on_use: Callable[[str], None]
+) -> CatalogDonor:
     """Raises ContractError for a sketch that is damaged or describes another donor. Embeddings of other emitters are not read."""
     segments = tuple((s.segment_id, *s.token_range) for s in data.segments)
     sketch = None
@@ -84,6 +87,7 @@ def donor_from(data: DonorRegistered, partition: str, emitter: StreamKey, life: 
         life=life,
         tokens_per_block=data.namespace.block_size,
         segments=segments,
+        on_use=on_use,
     )
 
 

@@ -28,17 +28,16 @@ FloatArray = npt.NDArray[np.float64]
 
 def thinning(sketch: DonorSketch) -> int:
     """k: fingerprints whose low k bits are zero are posted, one in 2**k."""
-    k = 0
-    while sketch.sample_count >> k > POSTINGS_PER_DONOR:
-        k += 1
-    return k
+    return ((sketch.sample_count - 1) // POSTINGS_PER_DONOR).bit_length() if sketch.sample_count else 0
 
 
 def posted(sketch: DonorSketch) -> U32Array:
     """Each once, ascending."""
     fingerprints = sketch.fingerprints
     k = thinning(sketch)
-    return np.unique(fingerprints[fingerprints & np.uint32((1 << k) - 1) == 0] if k else fingerprints)
+    ordered = np.sort(fingerprints[fingerprints & np.uint32((1 << k) - 1) == 0] if k else fingerprints)
+    again = ordered[1:] == ordered[:-1]
+    return np.delete(ordered, np.flatnonzero(again)) if again.any() else ordered
 
 
 class Partition:

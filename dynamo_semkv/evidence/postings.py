@@ -74,25 +74,26 @@ class Postings:
 
     def insert(self, fingerprints: U32Array, rows: U32Array) -> None:
         """Shapes [n]; no (fingerprint, row) pair twice."""
-        n = len(fingerprints)
+        if len(fingerprints) == 0:
+            return
         sets = self._sets(fingerprints)
         order = np.argsort(sets, kind="stable")
-        sets = sets[order]
-        values = self._values(fingerprints, rows)[order]
-        first = np.flatnonzero(np.concatenate(([True], sets[1:] != sets[:-1]))) if n else np.empty(0, np.intp)
-        arriving = np.diff(first, append=n)
-        touched = sets[first]
-        # Within a set, the arrivals take the front and push the rest towards the end.
-        rank = np.arange(n) - np.repeat(first, arriving)
-        fits = rank < self.ways
-        ways = np.arange(self.ways)
-        source = ways - arriving[:, None]
-        moved = np.take_along_axis(self._slots[touched], np.maximum(source, 0), axis=1)
-        group = np.repeat(np.arange(len(first)), arriving)
-        moved[group[fits], rank[fits]] = values[fits]
-        self._slots[touched] = moved
-        self._population[touched] += arriving.astype(np.int32)
-        self.used += n
+        values, ordered = self._values(fingerprints, rows)[order], sets[order]
+        place = np.arange(len(ordered))
+        starts = np.ones(len(ordered), np.bool_)
+        starts[1:] = ordered[1:] != ordered[:-1]
+        nth = place - np.maximum.accumulate(np.where(starts, place, 0))
+        # One arrival a set and round; once a table has grown, hardly a set has a second one.
+        for n in range(int(nth.max()) + 1):
+            arriving = nth == n
+            touched = ordered[arriving]
+            pushed = np.empty((len(touched), self.ways), np.uint32)
+            pushed[:, 0] = values[arriving]
+            pushed[:, 1:] = self._slots[touched, :-1]
+            self._slots[touched] = pushed
+        first = np.flatnonzero(starts)
+        self._population[ordered[first]] += np.diff(first, append=len(ordered)).astype(np.int32)
+        self.used += len(fingerprints)
 
     def remove(self, fingerprints: U32Array, row: int) -> None:
         """Takes back what `insert` put there for `row`, whether or not it fell out since."""
