@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,8 @@ _log = logging.getLogger(__name__)
 SCRUB_BYTES_PER_SECOND = 64 * 1024 * 1024
 """About half a percent of one core. 1 GiB is read in 16 s."""
 STEP_BYTES = 4 * 1024 * 1024
+ROUND_SECONDS = 10.0
+"""A slab that is read faster than this rests until then."""
 _IDLE_SECONDS = 1.0
 _MAX_URGENT = 65_536
 
@@ -27,9 +30,11 @@ OnDamaged = Callable[[Sequence[int], bool], None]
 class Scrubber:
     """One step of the scrub at a time; no thread of its own."""
 
-    def __init__(self, slab: HostSlab, on_damaged: OnDamaged) -> None:
+    def __init__(self, slab: HostSlab, on_damaged: OnDamaged, clock: Callable[[], float] = time.monotonic) -> None:
         self._slab = slab
         self._on_damaged = on_damaged
+        self._clock = clock
+        self._rests_until = clock()
         self._lock = threading.Lock()
         self._urgent: deque[tuple[int, bool]] = deque(maxlen=_MAX_URGENT)
         self._round: list[int] = []
@@ -46,7 +51,8 @@ class Scrubber:
         with self._lock:
             batch = [self._urgent.popleft() for _ in range(min(self._step, len(self._urgent)))]
         if not batch:
-            if not self._round:
+            if not self._round and self._clock() >= self._rests_until:
+                self._rests_until = self._clock() + ROUND_SECONDS
                 self._round = self._slab.sealed_slots()
             batch = [(slot, False) for slot in self._round[: self._step]]
             self._round = self._round[self._step :]

@@ -237,6 +237,10 @@ class Ledger:
             for entry in list(root.children.values()):
                 self.remove(entry)
 
+    @property
+    def has_departed(self) -> bool:
+        return bool(self._departed)
+
     def take_departed(self) -> list[BlockEntry]:
         departed, self._departed = self._departed, []
         return departed

@@ -379,7 +379,7 @@ class CacheLife:
 
     def _note_admitted(self) -> None:
         """Tells the outlet of blocks that became resident, runs of one chain together."""
-        if self.saves is None:
+        if self.saves is None or not self.saves.has_admitted:
             return
         run: list[BlockEntry] = []
         for _, entry in self.saves.take_admitted():
@@ -393,7 +393,7 @@ class CacheLife:
     def flush(self) -> None:
         """Hands on what became resident and what left, in this order."""
         self._note_admitted()
-        if self.ledger is not None:
+        if self.ledger is not None and self.ledger.has_departed:
             self._outlet.departed(self.ledger.take_departed())
 
     @property

@@ -35,6 +35,8 @@ class PageTable:
             return
         deltas = _by_group(grouped)
         flat = list(flat)
+        if not deltas and not flat:
+            return  # most decodes
         if not deltas:
             if len(self._groups) == 1:
                 self._append(0, flat)
@@ -69,7 +71,7 @@ class PageTable:
 
 def _by_group(grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> dict[int, list[int]]:
     """Group id -> slots; empty when no group says anything."""
-    if not grouped:
+    if not grouped or (isinstance(grouped, list) and not any(grouped)):
         return {}
     pairs = grouped.items() if isinstance(grouped, Mapping) else enumerate(grouped)
     found = {int(group): list(slots) for group, slots in pairs}

@@ -46,6 +46,8 @@ class SavePlanner:
         ledger, size = self._ledger, self._ledger.tokens_per_block
         limit = min(request.scheduled, request.token_count) // size
         before = len(request.chain)
+        if before >= limit:
+            return None
         fresh: list[PendingSave] = []
         moves: list[Move] = []
         while request.saving and len(request.chain) < limit:
@@ -89,6 +91,8 @@ class SavePlanner:
     def progressed(self, request: TrackedRequest) -> None:
         """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled but was not computed
         is withdrawn, and saved again when it is; during decoding the report may lag one token behind, and that is waited for."""
+        if not request.pending:
+            return
         for index, pending in enumerate(request.pending):
             if pending.end <= request.computed:
                 pending.computed = True
@@ -125,6 +129,10 @@ class SavePlanner:
         """The request was cancelled, failed or replayed: nothing of it that is not resident yet ever will be."""
         request.saving = False
         self._withdraw(request, list(request.pending))
+
+    @property
+    def has_admitted(self) -> bool:
+        return bool(self._admitted)
 
     def take_admitted(self) -> list[tuple[TrackedRequest, BlockEntry]]:
         """Blocks that became resident since the last call, in order."""
