@@ -1,4 +1,5 @@
-"""A healthy graph: chats are served, KV is seen by Dynamo tier by tier and tenant by tenant, sockets and logs are clean.
+"""A healthy graph: chats are served, KV is seen by Dynamo tier by tier and tenant by tenant, sockets and logs are
+clean.
 
 The tests share one graph; the last one reads what all of them left in the logs.
 """
@@ -32,10 +33,28 @@ def exact(route: dict[str, Any]) -> tuple[int, int]:
     return route["opened"]["exact_device_tokens"], route["opened"]["exact_host_tokens"]
 
 
+def ranks(graph: LocalGraph) -> list[dict[str, Any]]:
+    """What each rank of each worker counts."""
+    return [rank for worker in graph.worker_names for rank in get(f"{graph.status_url(worker)}/engine/semkv")["ranks"]]
+
+
 def device_blocks(graph: LocalGraph) -> list[int]:
-    """Reusable blocks on the device, per worker and rank."""
-    ranks = [rank for worker in graph.worker_names for rank in get(f"{graph.status_url(worker)}/engine/semkv")["ranks"]]
-    return [rank["engine"]["cached_blocks"] for rank in ranks]
+    """Reusable blocks on the device."""
+    return [rank["engine"]["cached_blocks"] for rank in ranks(graph)]
+
+
+def wait_told(graph: LocalGraph) -> None:
+    """Until the workers have told Dynamo of every unsalted block of both tiers. What they tell after this is applied
+    after it."""
+    wait_until(
+        "host blocks told",
+        lambda: all(
+            rank["connector"]["open_saves"] == 0
+            and rank["events"]["host"]["announced"] + rank["events"]["host"]["skipped"].get("salted", 0)
+            >= rank["connector"]["ledger"]["resident"]
+            for rank in ranks(graph)
+        ),
+    )
 
 
 def removals_applied(graph: LocalGraph, router: str) -> float:
@@ -53,7 +72,9 @@ def removals_applied(graph: LocalGraph, router: str) -> float:
 
 
 def reset_device_caches(graph: LocalGraph) -> None:
-    """Every device block that no request holds is gone, and every router's Dynamo knows; what the host slabs hold stays."""
+    """Every device block that no request holds is gone, and every router's Dynamo knows, of the host blocks too; what
+    the host slabs hold stays."""
+    wait_told(graph)
     holders = sum(blocks > 0 for blocks in device_blocks(graph))
     before = {router: removals_applied(graph, router) for router in graph.router_names}
     for worker in graph.worker_names:
@@ -83,10 +104,14 @@ def test_a_chat_is_served_and_its_prefix_is_reused(graph: LocalGraph) -> None:
 
 def test_a_tenants_blocks_are_its_own(graph: LocalGraph) -> None:
     """On the engine, in Dynamo's index of the device tier, and in that of the host tier."""
-    salted = [send(graph, ask(2, max_tokens=4, salt="tenant-a")) for _ in range(2)]
-    assert salted[0].cached_tokens == 0
-    assert salted[1].cached_tokens
-    assert exact(route_of(graph, salted[1].request_id)) == (salted[1].cached_tokens, 0)
+    assert send(graph, ask(2, max_tokens=4, salt="tenant-a")).cached_tokens == 0
+
+    def seen_with_the_salt() -> bool:
+        again = send(graph, ask(2, max_tokens=4, salt="tenant-a"))
+        return exact(route_of(graph, again.request_id))[0] == again.cached_tokens > 0
+
+    wait_until("Dynamo shows the tenant its own blocks", seen_with_the_salt)
+    wait_told(graph)
     for salt in (None, "tenant-b"):
         other = send(graph, ask(2, max_tokens=4, salt=salt))
         assert other.cached_tokens == 0
@@ -96,7 +121,8 @@ def test_a_tenants_blocks_are_its_own(graph: LocalGraph) -> None:
 
 
 def test_what_left_the_device_is_loaded_from_the_host(graph: LocalGraph) -> None:
-    """Dynamo sees the host tier, sends the request to the same replica, and the engine starts behind the loaded blocks."""
+    """Dynamo sees the host tier, sends the request to the same replica, and the engine starts behind the loaded
+    blocks."""
     cold = send(graph, ask(3, max_tokens=8))
     assert cold.cached_tokens == 0
     served = route_of(graph, cold.request_id)
@@ -113,13 +139,16 @@ def test_what_left_the_device_is_loaded_from_the_host(graph: LocalGraph) -> None
 
 
 def test_a_device_prefix_goes_on_in_the_host_tier(graph: LocalGraph) -> None:
-    """A short prompt brings the common prefix back onto the device; Dynamo counts the rest of the long one as host blocks."""
+    """A short prompt brings the common prefix back onto the device; Dynamo counts the rest of the long one as host
+    blocks."""
     long = ask(4, max_tokens=4)
     text = long.messages[0]["content"]
     short = type(long)(({"role": "user", "content": text[: len(text) // 2]},), None, 4)
     first = send(graph, long)
     reset_device_caches(graph)
-    assert send(graph, short).ok
+    wait_until(
+        "the short prefix is seen on the device", lambda: exact(route_of(graph, send(graph, short).request_id))[0]
+    )
     again = send(graph, long)
     route = route_of(graph, again.request_id)
     device, host = exact(route)

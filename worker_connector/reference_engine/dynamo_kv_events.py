@@ -41,6 +41,11 @@ class DeviceEvents:
         overflowed, whose removed blocks may then stay in Dynamo's index: a placement there turns out cold."""
         self._next_id = 0
 
+    @property
+    def announced(self) -> int:
+        """Blocks that Dynamo was told of and not told the end of."""
+        return len(self._announced)
+
     def apply(self, events: Sequence[Mapping[str, Any]]) -> None:
         found: list[dict[str, Any]] = []
         for event in events:
@@ -96,6 +101,11 @@ class HostResidency:
         """Announced and not removed since; bounded by the slab."""
         self.skipped: Counter[str] = Counter()
         """`salted`, `unknown_parent`."""
+
+    @property
+    def announced(self) -> int:
+        """Blocks that Dynamo was told of and not told the end of."""
+        return len(self._hashes)
 
     def stored(self, parent: BlockKey | None, blocks: Sequence[tuple[BlockKey, bytes]], *, salted: bool) -> None:
         if salted:

@@ -209,16 +209,17 @@ class DynamoWorker:
 
     async def _status(self, _body: Any = None) -> dict[str, Any]:
         """GET /engine/semkv of the status server: what the engine, the connector and the event relays count."""
-        ranks = []
+        ranks: list[dict[str, Any]] = []
         for rank in range(self._settings.engine.data_parallel_size):
             snapshot = getattr(self.engine.connector_scheduler(rank), "snapshot", None)
             ranks.append(
                 {
                     "engine": asdict(self.engine.stats(rank)),
                     "connector": snapshot() if snapshot is not None else None,
-                    "events_skipped": {
-                        "device": dict(self._device[rank].skipped),
-                        "host": dict(self._host[rank].skipped) if self._host else {},
+                    "events": {
+                        tier: {"announced": source[rank].announced, "skipped": dict(source[rank].skipped)}
+                        for tier, source in (("device", self._device), ("host", self._host))
+                        if source
                     },
                 }
             )
