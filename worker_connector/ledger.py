@@ -28,6 +28,7 @@ class BlockEntry:
 
     __slots__ = (
         "children",
+        "damaged",
         "digest",
         "in_flight",
         "key",
@@ -59,6 +60,8 @@ class BlockEntry:
         self.in_flight = False
         """A copy into the slot may still run."""
         self.removed = False
+        self.damaged = False
+        """Its bytes are known not to be what was saved."""
         self.queued = False
         self.leases = 0
         self.tick = 0

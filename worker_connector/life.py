@@ -20,15 +20,14 @@ from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.metadata import LoadOrder, SaveOrder
 from worker_connector.offering import Offering, Verify
 from worker_connector.outlet import Outlet
-from worker_connector.pages import PageTable
 from worker_connector.plan import PlanKey, PlanState
 from worker_connector.refusal import LoadFailed
 from worker_connector.report import Ending
-from worker_connector.request_view import is_cancelled, pack_tokens, served_position
+from worker_connector.request_view import is_cancelled, served_position
 from worker_connector.saves import SavePlanner
 from worker_connector.sending import load_order
 from worker_connector.settings import Settings
-from worker_connector.tracked import TrackedRequest
+from worker_connector.tracked import TrackedRequest, begin
 from worker_connector.verdict import Decline
 
 _log = logging.getLogger(__name__)
@@ -182,6 +181,7 @@ class CacheLife:
         _log.error(
             "semkv connector: host slot %d does not hold what was saved; its block is not offered again", entry.slot
         )
+        entry.damaged = True
         self.ledger.remove(entry)
         self.flush()
 
@@ -195,7 +195,10 @@ class CacheLife:
         if attempt is None:
             self.counts["unknown_request"] += 1
             return
-        tracked = self._track(data, attempt)
+        tracked = begin(data, attempt, self.pool.group_ids, self.iteration, saves=self.saves is not None)
+        if bytes(tracked.tokens) != attempt.tokens:
+            self.counts["tokens_differ"] += 1
+            tracked.saving = tracked.donates = False
         self._tracked[request_id] = tracked
         start = tracked.computed
         if attempt.scheduled:
@@ -208,23 +211,6 @@ class CacheLife:
             self.attempts.close_declined(attempt)
         tracked.scheduled = start + int(data.num_scheduled_tokens)
         self._save(tracked, saves)
-
-    def _track(self, data: Any, attempt: Attempt) -> TrackedRequest:
-        question = attempt.question
-        tokens = pack_tokens(data.new_tokens)
-        pages = PageTable(self.pool.group_ids)
-        pages.extend(data.new_block_ids, getattr(data, "new_block_ids_by_layer_group", None))
-        tracked = TrackedRequest(
-            int(data.request_id), attempt.namespace, attempt.digest, pages, question.prompt_tokens, bytearray(tokens)
-        )
-        tracked.donates = question.problem in (None, Reason.MATERIALIZATION_OFF)
-        tracked.saving = self.saves is not None and question.problem is None
-        if tokens != attempt.tokens:
-            self.counts["tokens_differ"] += 1
-            tracked.saving = tracked.donates = False
-        tracked.computed = max(int(data.computed_position), 0)
-        tracked.seen = self.iteration
-        return tracked
 
     def _send(self, attempt: Attempt, tracked: TrackedRequest, data: Any, loads: list[LoadOrder]) -> int:
         """Where the forward pass starts. Raises LoadFailed when pages would stay unwritten that the engine relies on."""
@@ -240,6 +226,10 @@ class CacheLife:
             return tracked.computed
         if plan.state is PlanState.OFFERED:
             plan.bind(attempt.position)
+        used = plan.path[: -(-attempt.position // plan.tokens_per_block)][tracked.computed // plan.tokens_per_block :]
+        if any(block.damaged for block in used):
+            self.attempts.end(attempt, Reason.CHECKSUM_MISMATCH)
+            raise LoadFailed(f"request {attempt.key.request_id}: a block was damaged after it had been offered")
         try:
             order = load_order(
                 attempt,
@@ -267,11 +257,8 @@ class CacheLife:
         tracked = self._tracked.get(int(data.request_id))
         if tracked is None:
             return
-        tracked.tokens.extend(pack_tokens(data.new_tokens))
-        tracked.pages.extend(data.new_block_ids, getattr(data, "new_block_ids_by_layer_group", None))
-        tracked.computed = max(int(data.computed_position), 0)
+        tracked.take(data, self.iteration)
         tracked.scheduled = tracked.computed + int(data.num_scheduled_tokens)
-        tracked.seen = self.iteration
         attempt = self.attempts.get(tracked.request_id)
         if attempt is not None and attempt.plan is not None and attempt.plan.state is PlanState.COPIED:
             if tracked.computed > (attempt.plan.position or 0):

@@ -6,11 +6,16 @@ Tokens come from the engine's reports, each once (ai-dynamo/dynamo#5620), and po
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.report import Reason
+from worker_connector.attempt import Attempt
 from worker_connector.ledger import BlockEntry
 from worker_connector.pages import PageTable
+from worker_connector.request_view import pack_tokens
 
 
 @dataclass(eq=False)
@@ -55,3 +60,22 @@ class TrackedRequest:
     def block_tokens(self, ordinal: int, tokens_per_block: int) -> bytes:
         step = 4 * tokens_per_block
         return bytes(self.tokens[ordinal * step : (ordinal + 1) * step])
+
+    def take(self, data: Any, iteration: int) -> None:
+        """One report of the engine: what it learnt and allocated since the last one."""
+        self.tokens.extend(pack_tokens(data.new_tokens))
+        self.pages.extend(data.new_block_ids, getattr(data, "new_block_ids_by_layer_group", None))
+        self.computed = max(int(data.computed_position), 0)
+        self.seen = iteration
+
+
+def begin(data: Any, attempt: Attempt, group_ids: Sequence[int], iteration: int, *, saves: bool) -> TrackedRequest:
+    """From a request's first report since its pages were allocated. `scheduled` is the caller's to set."""
+    question = attempt.question
+    request = TrackedRequest(
+        int(data.request_id), attempt.namespace, attempt.digest, PageTable(group_ids), question.prompt_tokens
+    )
+    request.donates = question.problem in (None, Reason.MATERIALIZATION_OFF)
+    request.saving = saves and question.problem is None
+    request.take(data, iteration)
+    return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -381,6 +382,46 @@ def test_page_outside_the_pool_fails_closed() -> None:
         engine.iterate((again, 1))
     assert engine.report_of(again).reason is Reason.COPY_FAILED
     assert engine.leader.snapshot()["leases"] == 0
+
+
+@pytest.mark.parametrize(("honoured", "fails"), [(40, True), (16, True), (12, False)])
+def test_damage_found_between_offer_and_load_fails_closed_if_it_is_used(honoured: int, fails: bool) -> None:
+    """Donors are validated again after allocation (RFC, safety rule 6); the API leaves no way to decline any more, and bytes that are
+    known to be wrong must not reach a page."""
+    engine = make()
+    tokens = list(range(41))
+    engine.serve(tokens)
+    again = engine.request(tokens)
+    engine.ask(again)
+    ledger = engine.leader._life.ledger  # type: ignore[union-attr]
+    assert ledger is not None
+    fourth = next(entry for entry in ledger.entries() if entry.ordinal == 3)
+    engine.leader._life.damaged(fourth.slot, loaded=False)  # type: ignore[union-attr]
+    engine.allocate(again, 0, honoured, 41)
+    if fails:
+        with pytest.raises(LoadFailed, match="damaged after it had been offered"):
+            engine.iterate((again, 41 - honoured))
+        report = engine.report_of(again)
+        assert (report.outcome, report.reason) == (Outcome.LOAD_FAILED, Reason.CHECKSUM_MISMATCH)
+    else:
+        engine.iterate((again, 41 - honoured))
+        assert engine.report_of(again).confirmed == honoured
+    engine.leader.finished(again)
+    engine.check_balance()
+
+
+def test_metadata_survives_the_broadcast() -> None:
+    """TensorRT-LLM pickles it to the other ranks."""
+    engine = make()
+    engine.serve(list(range(41)))
+    again = engine.request([*range(41), *range(60, 100)])
+    engine.prefill(again)
+    assert engine.metadata.loads
+    assert pickle.loads(pickle.dumps(engine.metadata)) == engine.metadata
+    plan = engine.metadata.loads[0].plan
+    assert (plan.first_ordinal, plan.token_count, len(plan.target_block_ids)) == (0, 40, 10)
+    assert [ref.ordinal for ref in plan.donor_block_refs] == list(range(10))
+    assert plan.provider_generation == engine.metadata.generation == engine.report_of(again).generation
 
 
 def test_load_without_forward_pass_is_not_confirmed() -> None:
