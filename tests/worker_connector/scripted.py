@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.worker_connector.harness import RecordingSink
+from tests.worker_connector.harness import MIB, RecordingSink, settings
 from worker_connector.assembly import assemble_leader_with, assemble_rank_with
 from worker_connector.engine import (
     KvCacheBufferRef,
@@ -28,6 +28,10 @@ from worker_connector.geometry import PoolGeometry
 from worker_connector.settings import Settings
 
 GARBAGE = -1
+SIZE = 4
+"""Tokens in a block, where a test does not say otherwise."""
+OPTIONS: dict[str, Any] = {"min_offer_tokens": 1, "min_donor_tokens": 4}
+"""For prompts of a few blocks."""
 
 
 @dataclass(eq=False)
@@ -75,9 +79,9 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        settings: Settings,
+        it: Settings,
         *,
-        tokens_per_block: int = 4,
+        tokens_per_block: int = SIZE,
         num_pages: int = 64,
         windows: Sequence[int | None] = (None,),
         flat: bool = False,
@@ -96,9 +100,9 @@ class ScriptedEngine:
         self.sink = RecordingSink()
         self.now = 1000.0
         args = args if args is not None else llm_args(tokens_per_block)
-        self.parts = assemble_leader_with(args, settings, self.sink, clock=lambda: self.now)
+        self.parts = assemble_leader_with(args, it, self.sink, clock=lambda: self.now)
         self.leader = self.parts.leader
-        self.rank = assemble_rank_with(args, settings, inline=True)
+        self.rank = assemble_rank_with(args, it, inline=True)
         self.rank.register(PoolGeometry.from_layout(self.layout()))
         self.next_id = 1
         self.output = SchedulerOutput(attention_dp_rank=dp_rank)
@@ -293,3 +297,8 @@ class ScriptedEngine:
             assert ledger["pending"] == ledger["leased"] == ledger["retired"] == 0, ledger
         ids = [event.event_id for event in self.sink.donor_events]
         assert ids == list(range(len(ids)))
+
+
+def make(**options: Any) -> ScriptedEngine:
+    """With a slab of 256 blocks (a row is padded to 4 KiB)."""
+    return ScriptedEngine(settings(MIB, **OPTIONS), **options)
