@@ -40,10 +40,12 @@ async def test_production_stack_1016_what_ignores_its_cancellation_is_left_behin
                 ignored.set()
         raise RuntimeError("too late to matter")
 
-    with pytest.raises(Late):
-        await within(0.001, stubborn())
-    await asyncio.wait_for(ignored.wait(), 5.0)
-    released.set()
+    try:
+        with pytest.raises(Late):
+            await within(0.001, stubborn())
+        await asyncio.wait_for(ignored.wait(), 5.0)
+    finally:
+        released.set()  # or the loop could not close
     # Its late exception is taken: nothing is reported as never retrieved when the loop ends.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
