@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,9 +111,6 @@ def test_two_graphs_side_by_side_end_without_a_trace(tmp_path: Path, model_dir: 
         killed.process.kill()  # no handler runs: the kernel ends the children
         killed.process.wait()
         wait_until("children gone", lambda: gone(killed.pids))
-        for command in commands:
-            with socket.socket() as probe:
-                assert probe.connect_ex(("127.0.0.1", command.port)) != 0
     finally:
         for command in commands:
             command.process.kill()
