@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
+from dynamo_semkv.contracts.location import Location
 from dynamo_semkv.evidence.breaker import Breaker
 from dynamo_semkv.evidence.provider import EvidenceProvider, LookupQuery, Snapshots
 from dynamo_semkv.evidence.worker import Answer, ProviderWorker
@@ -183,9 +184,16 @@ class DeadlineRunner:
         )
 
     def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:
-        ordered = sorted(matches, key=_rank)
-        one_each = {match.donor_id: match for match in reversed(ordered)}
-        return tuple(match for match in ordered if one_each[match.donor_id] is match)[: self._max_matches]
+        """One a donor, best first. Where some must be left out, the best of each place stays: the router may prefer another replica."""
+        donors: dict[str, SemanticTrtMatch] = {}
+        for match in sorted(matches, key=_rank):
+            donors.setdefault(match.donor_id, match)
+        ordered = list(donors.values())
+        places: dict[Location, SemanticTrtMatch] = {}
+        for match in ordered:
+            places.setdefault(match.location, match)
+        kept = [*places.values(), *(match for match in ordered if places[match.location] is not match)]
+        return tuple(sorted(kept[: self._max_matches], key=_rank))
 
 
 def _rank(match: SemanticTrtMatch) -> tuple[bool, int, float, str, str]:

@@ -47,11 +47,13 @@ def in_scope(donor: CatalogDonor, scope: PurgeScope) -> bool:
 
 
 def partition_of(namespace: WireNamespace) -> str | None:
-    """The partition that a donor belongs to; None for a malformed one.
+    """The partition that a donor belongs to; None for a malformed namespace.
 
     Our emitter sends the digest of the whole CacheNamespace, tenant included. Any other donor (SemBlend's) gets a partition of its own made
     of every field of the wire's hard key, tenant_key included, absent told apart from empty; no request's digest can equal it.
     """
+    if namespace.block_size < 1:
+        return None
     ours = namespace.extra.get(NAMESPACE_DIGEST_EXTRA)
     if ours is not None:
         return ours if _DIGEST.fullmatch(ours) else None

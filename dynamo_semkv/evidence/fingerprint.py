@@ -111,13 +111,14 @@ class FingerprintProvider:
             candidates = self._candidates(partition, hits, rarity)
         self.counts["candidates"] += len(candidates)
         found = align(samples, len(query.tokens), [sketch for _, sketch, _ in candidates])
-        provable = not query.namespace.unknown_fields()
+        # The request's own block size: a donor's is what its emitter says.
+        tokens_per_block = 0 if query.namespace.unknown_fields() else query.namespace.tokens_per_block or 0
         matches = []
         for (donor, sketch, thinned), alignment in zip(candidates, found, strict=True):
             at = position[alignment.shared]
             posted = (unique[at] & np.uint32((1 << thinned) - 1)) == 0
             evidence = float(rarity[at[posted]].sum()) * (1 << thinned)
-            match = self._match(query, donor, sketch, alignment, evidence, provable)
+            match = self._match(query, donor, sketch, alignment, evidence, tokens_per_block)
             if match is not None:
                 donor.used()
                 matches.append(match)
@@ -175,10 +176,10 @@ class FingerprintProvider:
         sketch: DonorSketch,
         alignment: Alignment,
         evidence: float,
-        provable: bool,
+        tokens_per_block: int,
     ) -> SemanticTrtMatch | None:
         prompt = len(query.tokens)
-        proven = sketch.proven_blocks(query.chain) * donor.tokens_per_block if provable else 0
+        proven = sketch.proven_blocks(query.chain) * tokens_per_block
         proven = min(proven, prompt, donor.token_count)
         lead = _leading(alignment.runs, proven)
         reusable = max(alignment.reusable_tokens, lead)

@@ -210,6 +210,13 @@ async def test_matches_come_best_first_one_a_donor_and_not_too_many(runner: Runn
     assert [(m.donor_id, m.provider) for m in result.matches] == [("e", "scripted"), ("a", "other"), ("c", "scripted")]
 
 
+async def test_where_some_are_left_out_the_best_of_each_place_stays(runner: Runners) -> None:
+    crowd = [match(f"a{n}", reusable_token_count=200 - n) for n in range(6)]
+    elsewhere = match("b", reusable_token_count=100, location=WorkerLocation(2, 0, Tier.HOST_PINNED))
+    result = await runner(ScriptedProvider([*crowd, elsewhere]), max_matches=3).lookup(QUERY)
+    assert [m.donor_id for m in result.matches] == ["a0", "a1", "b"]
+
+
 async def test_less_than_the_minimum_overlap_is_no_evidence(runner: Runners) -> None:
     target = runner(ScriptedProvider([match(reusable_token_count=63)]), min_overlap_tokens=64)
     assert (await target.lookup(QUERY)).status is LookupStatus.MISS

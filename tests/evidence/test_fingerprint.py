@@ -102,6 +102,14 @@ def test_an_unknown_field_of_the_namespace_leaves_no_proof() -> None:
     assert (match.exact_prefix_tokens, match.match_type) == (0, MatchType.SEMANTIC_CANDIDATE)
 
 
+def test_an_emitter_cannot_stretch_a_proof_by_lying_about_its_block_size() -> None:
+    text = document(13, 3_000)
+    provider = provider_with(*BACKGROUND)
+    provider.donor_added(replace(donor("liar", text, NS), tokens_per_block=10 * BLOCK))
+    match = provider.lookup(query_of(joined(text[:320], document(12, 3_000)), NS))[0]
+    assert (match.donor_id, match.exact_prefix_tokens <= 320) == ("liar", True)
+
+
 def test_an_edited_document_is_flagged_and_its_segments_leave_the_edits_out() -> None:
     text = document(14, 6_000)
     prompt = edited(text, 60)
