@@ -26,6 +26,7 @@ def setup_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.setattr(module, name, tmp_path / getattr(module, name).relative_to(ROOT))
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr("sys.argv", ["setup_env.py"])
+    monkeypatch.delenv("TORCH", raising=False)  # CI sets it
     return module
 
 
