@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from graphs.local.graph import LocalGraph
-from tests.graphs.traffic import ask, get, routes, send, wait_until
+from tests.graphs.traffic import Traffic, ask, get, routes, send, wait_until
 from tests.router.graph.processes import listening_sockets
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
@@ -187,3 +187,17 @@ def test_no_restart_was_needed_and_ports_stay_over_one(graph: LocalGraph) -> Non
     assert graph.urls == urls
     assert Path(graph.run_dir / "router-1.log").exists()
     assert send(graph, ask(5, max_tokens=4)).ok
+
+
+def test_a_worker_told_to_stop_finishes_what_it_runs(graph: LocalGraph) -> None:
+    """SIGTERM under traffic: it leaves discovery, its requests end or move, it exits cleanly, and nobody sees any of it."""
+    traffic = Traffic(graph, first_seed=5000)
+    traffic.wait_for(8)
+    assert graph.processes["worker-0"].terminate(patience_seconds=60.0) == 0
+    traffic.wait_for(8)
+    graph.start("worker-0")
+    graph.wait_ready()
+    traffic.wait_for(8)
+    traffic.finish()
+    log = graph.log_text("worker-0")
+    assert "requests in flight" in log
