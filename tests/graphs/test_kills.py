@@ -11,7 +11,7 @@ import pytest
 
 from graphs.local.graph import LocalGraph
 from tests.graphs.conftest import ROUTE_SECONDS
-from tests.graphs.traffic import Traffic, ask, routes, send, snapshot, wait_until
+from tests.graphs.traffic import Traffic, ask, get, routes, send, snapshot, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -86,3 +86,22 @@ def test_a_killed_broker_delays_no_request_and_no_outcome_is_lost(graph: LocalGr
         lost += found[-1]["outcome"] == "unconfirmed"
     served_and_confirmed(graph, 903)
     assert lost == 0, f"{lost} of {len(answers)} routes have no report"
+
+
+def test_what_a_quiet_engine_cached_during_an_outage_is_known_afterwards(graph: LocalGraph) -> None:
+    """Dynamo asks for KV events that it missed only when a later one comes, so a quiet rank has to send one."""
+
+    def batches() -> list[int]:
+        ranks = [get(f"{graph.status_url(worker)}/engine/semkv").get("ranks", []) for worker in graph.worker_names]
+        return [rank["event_batches"] for worker in ranks for rank in worker]
+
+    graph.kill("nats")
+    assert send(graph, ask(3001)).ok
+    graph.restart("nats")
+    before = batches()
+    # Clients of NATS are back within some seconds, each in its own time; so the first heartbeat may still be lost.
+    wait_until(
+        "three heartbeats of each rank", lambda: all(b - a >= 3 for a, b in zip(before, batches(), strict=True)), 60.0
+    )
+    last = closed_everywhere(graph, send(graph, ask(3001)).request_id)[-1]["opened"]
+    assert last["exact_device_tokens"] + last["exact_host_tokens"] > 0

@@ -9,6 +9,7 @@ NVIDIA/TensorRT-LLM#18156).
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from dynamo_semkv.contracts.location import KV_EVENT_MEDIUM, Tier
 from worker_connector.reference_engine.reuse import ReuseScope, chain_hash
 
 U64 = 2**64 - 1
+_HEARTBEAT_HASH = 0x5E3D_BEA7_0000_0001
+_HEARTBEAT_SALT = "semkv-heartbeat-" + secrets.token_hex(16)
 
 
 class EventOut(Protocol):
@@ -157,3 +160,16 @@ def stored(
 
 def removed(hashes: list[int], tier: Tier) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": hashes, "medium": KV_EVENT_MEDIUM[tier]}
+
+
+def heartbeat(block_size: int) -> list[dict[str, Any]]:
+    """A block under a salt that nobody has, stored and removed again: it changes nothing and is an event.
+
+    Dynamo's router asks for events that it missed while the broker was away only when a later one of the same rank arrives, so the blocks
+    of an engine that falls quiet would stay unknown.
+    """
+    tokens = [0] * block_size
+    return [
+        stored(None, [_HEARTBEAT_HASH], tokens, block_size, Tier.DEVICE, _HEARTBEAT_SALT),
+        removed([_HEARTBEAT_HASH], Tier.DEVICE),
+    ]

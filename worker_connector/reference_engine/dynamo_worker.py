@@ -33,7 +33,7 @@ from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
-from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency
+from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency, heartbeat
 from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, submission
 from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks
 from worker_connector.reference_engine.engine import Engine
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.02
 """How often KV events and load are read from the engine."""
+HEARTBEAT_SECONDS = 5.0
+"""A rank that had no KV event for so long sends one that changes nothing."""
 SUBSCRIBE_MILLISECONDS = 20_000
 SEND_BUFFER = 100_000
 FAIL_SECONDS = 5.0
@@ -65,7 +67,10 @@ class RankRelay:
 
     def __init__(self, endpoint: Any, rank: int, block_size: int) -> None:
         self.rank = rank
-        self._sequence = 0
+        self.sequence = 0
+        """Batches of events sent."""
+        self.sent_at = time.monotonic()
+        """When the last event went out."""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
         self._socket.set_hwm(SEND_BUFFER)
         port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
@@ -87,8 +92,9 @@ class RankRelay:
     def send(self, events: Sequence[Mapping[str, Any]]) -> None:
         """On the event loop's thread only: a ZMQ socket belongs to one thread."""
         payload = msgspec.msgpack.encode([time.time(), events, self.rank])
-        self._socket.send_multipart([b"", self._sequence.to_bytes(8, "big"), payload])
-        self._sequence += 1
+        self._socket.send_multipart([b"", self.sequence.to_bytes(8, "big"), payload])
+        self.sequence += 1
+        self.sent_at = time.monotonic()
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -221,6 +227,7 @@ class DynamoWorker:
                         for tier, source in (("device", self._device), ("host", self._host))
                         if source
                     },
+                    "event_batches": self._relays[rank].sequence if self._relays else 0,
                 }
             )
         return {"ranks": ranks, "in_flight": self._in_flight}
@@ -235,6 +242,8 @@ class DynamoWorker:
             for rank, device in enumerate(self._device):
                 device.apply(self.engine.poll_kv_events(rank))
                 self._metrics.publish(dp_rank=rank, active_decode_blocks=self.engine.stats(rank).active_blocks)
+                if time.monotonic() - self._relays[rank].sent_at > HEARTBEAT_SECONDS:
+                    self._relays[rank].send(heartbeat(self._settings.engine.tokens_per_block))
             await asyncio.sleep(BEAT_SECONDS)
 
     def generate(

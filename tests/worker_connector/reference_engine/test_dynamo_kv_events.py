@@ -9,7 +9,7 @@ import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey, block_keys
 from tests.worker_connector.reference_engine.running import prompt, start
-from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency
+from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency, heartbeat
 from worker_connector.reference_engine.events import KvEventBuffer, StoredBlock
 from worker_connector.reference_engine.reuse import ReuseScope, chain_hash
 
@@ -140,3 +140,12 @@ def test_events_that_the_engine_lost_are_counted() -> None:
         buffer.stored(None, [stored_block(block_hash)])
     device.apply(buffer.drain())
     assert device.skipped["lost_events"] == 3
+
+
+def test_a_heartbeat_leaves_nothing_behind_and_is_seen_by_nobody() -> None:
+    stored_event, removed_event = heartbeat(SIZE)
+    assert stored_event["block_hashes"] == removed_event["block_hashes"]
+    assert stored_event["medium"] == removed_event["medium"]
+    assert len(stored_event["token_ids"]) == SIZE
+    assert stored_event["cache_salt"].startswith("semkv-heartbeat-")
+    assert len(stored_event["cache_salt"]) > 32
