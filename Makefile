@@ -2,7 +2,7 @@
 #   PYTHON=python3.12   the interpreter for the environment (3.10 to 3.13)
 #   TORCH=cpu           refuse any torch but the CPU build
 #   PYTEST_ARGS="..."   more arguments for pytest: files, -k, -x
-#   DEMO_ARGS=--keep    arguments for the demo
+#   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal
 
 PYTHON ?= python3
 PYTEST_ARGS ?=

@@ -60,7 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start the graph and keep it until Ctrl-C", allow_abbrev=False)
     show = commands.add_parser("demo", help="start the graph, send the workload, print the table", allow_abbrev=False)
     up.add_argument("--print-env", action="store_true", help="print the environment for more workers and tools")
-    show.add_argument("--keep", action="store_true", help="leave the graph and its page up until Ctrl-C")
+    show.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdin.isatty(),
+        help="leave the graph and its page up until Ctrl-C; default: yes on a terminal",
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynamo-semkv" / "models"
     for command in (up, show):
         command.add_argument("--model", choices=sorted(MODELS), default="smollm2")
