@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dynamo_semkv.bus.publishing import Publisher
 from dynamo_semkv.contracts.keys import BlockKey
 
 
-class ReportSink(Protocol):
+class ReportSink(Publisher, Protocol):
     """What the connector needs of `dynamo_semkv.bus.publisher.BusPublisher`. Thread-safe, never blocks, never raises."""
 
     on_loss: Callable[[str], None] | None
     """Called, on any thread, with a subject of which persistent messages were dropped, when there is room again."""
-
-    def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        content_type: str | None = None,
-        message_id: str | None = None,
-        persistent: bool = True,
-    ) -> bool: ...
 
 
 class ResidencySink(Protocol):

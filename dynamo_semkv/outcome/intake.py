@@ -22,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from dynamo_semkv.bus.publishing import Publisher
 from dynamo_semkv.bus.subscriber import Message, Start
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
@@ -68,20 +69,6 @@ class Subscriber(Protocol):
     ) -> None: ...
 
     def caught_up(self, stream: str) -> bool: ...
-
-
-class Publisher(Protocol):
-    """The part of BusPublisher that is used here."""
-
-    def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        content_type: str | None = None,
-        message_id: str | None = None,
-        persistent: bool = True,
-    ) -> bool: ...
 
 
 class Intake:

@@ -5,27 +5,12 @@ An engine behind dynamo.trtllm sees nothing of a request's `extra_args`; its con
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from dynamo_semkv.bus.publishing import Publisher
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import MSGPACK, encode_hint_delivery
 from dynamo_semkv.contracts.hints import HINT_DELIVERY_VERSION, HintDelivery, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.keys import PromptKey
-
-
-class Publisher(Protocol):
-    """The part of BusPublisher that is used here."""
-
-    def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        content_type: str | None = None,
-        message_id: str | None = None,
-        persistent: bool = True,
-    ) -> bool: ...
 
 
 class HintSender:
