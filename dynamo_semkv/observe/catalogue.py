@@ -1,4 +1,4 @@
-"""Every metric once: name, type, unit, labels, what it means, and what to do when it moves.
+"""Every metric once: name, type, unit, labels, what it means, and what to do when it moves. docs/metrics.md is made of it (`reference`).
 
 Label values come from closed sets (the enumerations of contracts, evidence, advice and outcome); what is not in its set is `other`. Never a
 label: request, route, donor, tenant, salt, prompt, text of an error.
@@ -28,7 +28,11 @@ _FAST = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1)
 _TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.5, 5.0, 10.0, 20.0, 60.0)
 _LOAD = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
-INPUT = _tokens("input", "Prompt tokens of closed routes.", "Denominator of the funnel.")
+INPUT = _tokens(
+    "input",
+    "Prompt tokens of closed routes.",
+    "Denominator of the funnel. Flat under traffic: routes do not close (see semkv_open_routes).",
+)
 EVIDENCE = _tokens(
     "evidence",
     "Tokens that the best donor could save beyond what its replica has on the device.",
@@ -45,12 +49,12 @@ HINTED = _tokens(
 MATERIALIZED = _tokens(
     "materialized",
     "Hinted tokens that the backend confirmed: copied on every rank, and the forward pass started behind them.",
-    "The only one of these that is reuse. Low against hinted: semkv_outcome_total says why.",
+    "The only step that is reuse. Low against hinted: semkv_outcome_total says why.",
 )
 UNHINTED = _tokens(
     "unhinted",
     "Tokens that the backend confirmed and that nobody had hinted.",
-    "Reuse that Dynamo's own placement found in the host tier; in no step of the funnel.",
+    "Reuse that Dynamo's own placement found in the host tier; in no step of the funnel. High in shadow mode: compare before you enforce.",
 )
 
 LOOKUPS = MetricSpec(
@@ -76,7 +80,7 @@ PROVIDER_LOOKUPS = MetricSpec(
     "requests",
     ("provider", "result"),
     "Lookups by provider and result.",
-    "`skipped` rising: the provider is stuck in an earlier lookup, or put aside after failures.",
+    "`skipped` rising: the provider is stuck in an earlier lookup, or put aside after failures; readiness says which.",
 )
 PLACEMENTS = MetricSpec(
     "semkv_placement_total",
@@ -84,7 +88,8 @@ PLACEMENTS = MetricSpec(
     "requests",
     ("mode", "result"),
     "Decisions by the mode the request really had, and why it was placed or left to Dynamo.",
-    "`shadow` is what `enforce` would have placed.",
+    "`shadow` is what `enforce` would have placed. `below_minimum` or `below_margin` dominate: placement.min_tokens or "
+    "placement.margin_tokens is too high for these prompts. `donor_unreachable`: see semkv_replicas.",
 )
 OUTCOMES = MetricSpec(
     "semkv_outcome_total",
@@ -152,7 +157,7 @@ REPLICAS = MetricSpec(
     "replicas",
     ("standing",),
     "Live replicas (worker and rank) by whether they may be advised.",
-    "Anything but `ok`: readiness says which replica and why.",
+    "Anything but `ok`: readiness says which replica and why. No series at all: no worker has registered.",
 )
 OPEN_ROUTES = MetricSpec(
     "semkv_open_routes", "gauge", "routes", (), "Routes without an outcome yet.", "Rising: ends or reports are lost."
@@ -175,7 +180,12 @@ BOOK_EVENTS = MetricSpec(
     "`evicted_routes`: raise outcome.max_open_routes. `callback_errors`: a bug.",
 )
 CATALOG_DONORS = MetricSpec(
-    "semkv_catalog_donors", "gauge", "donors", (), "Donors in the catalog.", "Zero under traffic: no events arrive."
+    "semkv_catalog_donors",
+    "gauge",
+    "donors",
+    (),
+    "Donors in the catalog.",
+    "Zero under traffic: no donor events arrive; look at the connectors and at the broker.",
 )
 CATALOG_STREAMS = MetricSpec(
     "semkv_catalog_streams",
@@ -186,7 +196,13 @@ CATALOG_STREAMS = MetricSpec(
     "`quarantined` that stays: events are lost and the engine does not reset.",
 )
 CATALOG_EVENTS = MetricSpec(
-    "semkv_catalog_events_total", "counter", "events", ("verdict",), "Donor events by what they did.", "See the names."
+    "semkv_catalog_events_total",
+    "counter",
+    "events",
+    ("verdict",),
+    "Donor events by what they did.",
+    "`lost`: events are missing, the stream is quarantined. `evicted_full`: raise evidence.fingerprint.max_donors. `bad_sketch`, "
+    "`malformed_namespace`, `foreign_*`: a peer of another version, or a foreign publisher.",
 )
 BUS_CONNECTED = MetricSpec(
     "semkv_bus_connected",
@@ -210,10 +226,15 @@ BUS_DROPPED = MetricSpec(
     "messages",
     (),
     "Messages that were dropped.",
-    "Outcomes are missing.",
+    "Above zero: routes are missing in the history of every router. The broker was away for longer than the buffer lasts.",
 )
 BUS_RECONNECTS = MetricSpec(
-    "semkv_bus_reconnects_total", "counter", "", ("side",), "Connections made again.", "Rising: look at the broker."
+    "semkv_bus_reconnects_total",
+    "counter",
+    "",
+    ("side",),
+    "Connections made again.",
+    "Rising: look at the broker and at the network to it.",
 )
 STREAM_CAUGHT_UP = MetricSpec(
     "semkv_stream_caught_up",
@@ -224,7 +245,12 @@ STREAM_CAUGHT_UP = MetricSpec(
     "0 for long: replay is slow, or the broker is away.",
 )
 STREAM_MESSAGES = MetricSpec(
-    "semkv_stream_messages_total", "counter", "messages", ("stream",), "Messages read from the bus.", "Flat: silence."
+    "semkv_stream_messages_total",
+    "counter",
+    "messages",
+    ("stream",),
+    "Messages read from the bus.",
+    "Flat under traffic: its publishers are silent, or the broker is away.",
 )
 STREAM_REFUSED = MetricSpec(
     "semkv_stream_refused_total",
@@ -235,12 +261,42 @@ STREAM_REFUSED = MetricSpec(
     "A peer of another version, or a foreign publisher.",
 )
 
+FALLBACK_REASONS = (
+    "request_unreadable",
+    "exact_timeout",
+    "exact_error",
+    "lookup_timeout",
+    "lookup_error",
+    "advice_error",
+    "hint_error",
+    "hint_not_sent",
+    "journal_error",
+    "pin_worker_lost",
+    "pin_overloaded",
+    "pin_invalid",
+    "pin_error",
+)
+"""Of router.fallback, which lies above; a test keeps them equal. So it is with the next one."""
+STANDINGS = ("ok", "no_stable_id", "unannounced", "block_size_mismatch", "model_differs", "namespace_differs")
+CATALOG_NOTES = ("evicted_full", "quarantined", "unknown_segment", "listener_error")
+"""What DonorCatalog counts besides the verdict of each event."""
+
 _REPLICA = ("worker_id", "dp_rank")
 REPLICA_PREFILL = MetricSpec(
-    "semkv_replica_queued_prefill_tokens", "gauge", "tokens", _REPLICA, "Dynamo's own booking.", "Load of a replica."
+    "semkv_replica_queued_prefill_tokens",
+    "gauge",
+    "tokens",
+    _REPLICA,
+    "Prompt tokens queued on the replica, as Dynamo books them.",
+    "High on one replica while semkv_placement_total places: raise scoring.load_weight, or placement.margin_tokens.",
 )
 REPLICA_DECODE = MetricSpec(
-    "semkv_replica_active_decode_blocks", "gauge", "blocks", _REPLICA, "Dynamo's own booking.", "Load of a replica."
+    "semkv_replica_active_decode_blocks",
+    "gauge",
+    "blocks",
+    _REPLICA,
+    "Device blocks in use by running requests, as Dynamo books them.",
+    "Near the replica's total: it evicts, so its device cache helps less and the host slab more.",
 )
 REPLICA_SLAB = MetricSpec(
     "semkv_replica_resident_blocks",

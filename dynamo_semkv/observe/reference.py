@@ -1,0 +1,118 @@
+"""docs/metrics.md, made of the catalogue: `python -m dynamo_semkv.observe.reference > docs/metrics.md`.
+
+    markdown() -> str
+
+Label values are read from the enumerations that the counters themselves use, so the document cannot name one that is never exported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from enum import Enum
+
+from dynamo_semkv.advice.decision import DecisionReason
+from dynamo_semkv.config.schema import PlacementMode
+from dynamo_semkv.contracts.location import Tier
+from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.evidence.deadline import LookupStatus
+from dynamo_semkv.evidence.stream import Verdict
+from dynamo_semkv.observe import catalogue as c
+from dynamo_semkv.observe.catalogue import CATALOGUE, MetricSpec
+from dynamo_semkv.outcome.book import BookStats
+from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
+
+SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
+    "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.UNHINTED),
+    "Decisions": (c.LOOKUPS, c.LOOKUP_SECONDS, c.PROVIDER_LOOKUPS, c.PLACEMENTS, c.FALLBACKS),
+    "Outcomes": (c.OUTCOMES, c.CROSS_CHECKS, c.TTFT, c.LOAD_SECONDS, c.OPEN_ROUTES, c.HELD_REPORTS, c.BOOK_EVENTS),
+    "Router and replicas": (c.READY, c.CONFIG, c.REPLICAS, c.REPLICA_PREFILL, c.REPLICA_DECODE, c.REPLICA_SLAB),
+    "Donor catalog": (c.CATALOG_DONORS, c.CATALOG_STREAMS, c.CATALOG_EVENTS),
+    "Bus": (
+        c.BUS_CONNECTED,
+        c.BUS_BUFFERED,
+        c.BUS_DROPPED,
+        c.BUS_RECONNECTS,
+        c.STREAM_CAUGHT_UP,
+        c.STREAM_MESSAGES,
+        c.STREAM_REFUSED,
+    ),
+}
+
+_INTRO = """\
+# Metrics
+
+Made from `dynamo_semkv/observe/catalogue.py` by `python -m dynamo_semkv.observe.reference > docs/metrics.md`; a test keeps the two equal.
+
+Every router exports these at `/metrics` of its page and on Dynamo's status server. Each router counts its own routes, so counters add up
+over routers; gauges of the catalog and of replicas describe the same things on every router, so take the maximum. Counters start at zero
+with the process: look at rates. The steps of the funnel share one denominator, the prompt tokens of closed routes, and no step exceeds the
+one before it. Only `semkv_materialized_tokens_total` and `semkv_unhinted_tokens_total` are reuse: the backend confirmed it.
+
+Label values come from closed sets; a value outside its set is `other` (`unknown` where it comes from an engine of another version). No
+label holds a request, route, donor, tenant, salt or prompt. Series of a replica end with the replica.
+"""
+
+
+def markdown() -> str:
+    """The whole document, ending with a line break."""
+    parts = [_INTRO]
+    for title, specs in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        parts.extend(_entry(spec) for spec in specs)
+    return "\n".join(parts)
+
+
+def label_values(spec: MetricSpec, label: str) -> str:
+    """The values of one label, in words where the set is not ours to close."""
+    return _VALUES[spec.name, label]
+
+
+def _entry(spec: MetricSpec) -> str:
+    facts = [spec.kind, *([spec.unit] if spec.unit else [])]
+    lines = [f"### `{spec.name}`\n", f"{', '.join(facts)}. {spec.meaning}\n"]
+    lines += [f"- `{label}`: {label_values(spec, label)}" for label in spec.labels]
+    if spec.buckets:
+        lines.append(f"- buckets: {', '.join(f'{bound:g}' for bound in spec.buckets)}")
+    lines.append(f"- when it moves: {spec.usage}\n")
+    return "\n".join(lines)
+
+
+def _names(values: Iterable[Enum | str]) -> str:
+    return ", ".join(f"`{value.value if isinstance(value, Enum) else value}`" for value in values)
+
+
+_WORKER = "Dynamo's instance id, in decimal"
+_RANK = "data-parallel rank"
+_STREAM_NAMES = ("donors", "announcements", "routes", "reports")
+_VALUES: dict[tuple[str, str], str] = {
+    (c.LOOKUPS.name, "result"): _names(LookupStatus),
+    (c.PROVIDER_LOOKUPS.name, "provider"): "name of the evidence provider",
+    (c.PROVIDER_LOOKUPS.name, "result"): _names(LookupStatus),
+    (c.PLACEMENTS.name, "mode"): _names(PlacementMode),
+    (c.PLACEMENTS.name, "result"): _names(DecisionReason),
+    (c.FALLBACKS.name, "reason"): _names(c.FALLBACK_REASONS),
+    (c.OUTCOMES.name, "outcome"): _names(Outcome),
+    (c.OUTCOMES.name, "reason"): f"{_names(Reason)}; of `orphan_report`: {_names(OrphanReason)}",
+    (c.CROSS_CHECKS.name, "result"): _names(CrossCheck),
+    (c.TTFT.name, "class"): _names(TtftClass),
+    (c.LOAD_SECONDS.name, "tier"): _names(Tier),
+    (c.BOOK_EVENTS.name, "event"): _names(BookStats.__dataclass_fields__),
+    (c.CONFIG.name, "mode"): _names(PlacementMode),
+    (c.CONFIG.name, "config_hash"): "16 hex digits over every value that is in force",
+    (c.REPLICAS.name, "standing"): _names(c.STANDINGS),
+    (c.CATALOG_STREAMS.name, "state"): _names(("ok", "quarantined", "absent")),
+    (c.CATALOG_EVENTS.name, "verdict"): _names((*Verdict, *c.CATALOG_NOTES)),
+    (c.BUS_CONNECTED.name, "side"): _names(("publish", "subscribe")),
+    (c.BUS_RECONNECTS.name, "side"): _names(("publish", "subscribe")),
+    (c.STREAM_CAUGHT_UP.name, "stream"): _names(_STREAM_NAMES),
+    (c.STREAM_MESSAGES.name, "stream"): _names(_STREAM_NAMES),
+    (c.STREAM_REFUSED.name, "stream"): _names(_STREAM_NAMES),
+    (c.STREAM_REFUSED.name, "kind"): _names(("malformed", "unsupported_version")),
+    **{(spec.name, "worker_id"): _WORKER for spec in CATALOGUE if "worker_id" in spec.labels},
+    **{(spec.name, "dp_rank"): _RANK for spec in CATALOGUE if "dp_rank" in spec.labels},
+}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
