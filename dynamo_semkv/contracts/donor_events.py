@@ -13,6 +13,8 @@ instance id.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from dynamo_semkv.contracts.location import Location
@@ -26,7 +28,11 @@ SEMBLEND_TENANT_EXTRA = "tenant_key"
 
 
 class WireNamespace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The hard key of the wire format. A field that is there on one side only is a mismatch, `extra` included."""
+    """The hard key of the wire format. A field that is there on one side only is a mismatch, `extra` included.
+
+    From `model_revision` on: what SemBlend's TensorRT-LLM emitter adds. They are read because donors that differ in one of them hold
+    other KV; ignoring them would put both into one partition.
+    """
 
     model: str
     tokenizer: str
@@ -35,6 +41,15 @@ class WireNamespace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     lora: str | None = None
     quant: str | None = None
     extra: dict[str, str] = msgspec.field(default_factory=dict)
+    model_revision: str = ""
+    tokenizer_revision: str = ""
+    kv_dtype: str = ""
+    cache_dtype: str = ""
+    quantization: str = ""
+    adapter: str = ""
+    rope_config: dict[str, Any] = msgspec.field(default_factory=dict)
+    tensor_parallel: dict[str, Any] = msgspec.field(default_factory=dict)
+    backend_cache_layout: str = ""
 
 
 class DonorSegment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -57,16 +57,12 @@ def partition_of(namespace: WireNamespace) -> str | None:
     ours = namespace.extra.get(NAMESPACE_DIGEST_EXTRA)
     if ours is not None:
         return ours if _DIGEST.fullmatch(ours) else None
-    key = [
-        namespace.model,
-        namespace.tokenizer,
-        namespace.kv_layout,
-        namespace.block_size,
-        namespace.lora,
-        namespace.quant,
-        sorted(namespace.extra.items()),
-    ]
-    return WIRE_PREFIX + hashlib.blake2b(msgspec.json.encode(key), digest_size=32).hexdigest()
+    key = [getattr(namespace, name) for name in namespace.__struct_fields__]
+    try:
+        encoded = msgspec.json.encode(key, order="sorted")
+    except (TypeError, ValueError, RecursionError):
+        return None  # a `rope_config` that JSON cannot hold, or that is nested beyond reason
+    return WIRE_PREFIX + hashlib.blake2b(encoded, digest_size=32).hexdigest()
 
 
 def donor_from(

@@ -18,6 +18,7 @@ from dynamo_semkv.contracts.donor_events import (
 )
 from dynamo_semkv.contracts.location import SharedLocation, Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import semblend_tenant_key, tenant_scope
+from dynamo_semkv.evidence.emitters import partition_of
 from dynamo_semkv.evidence.stream import Verdict
 from dynamo_semkv.testing import EventTape
 from tests.evidence.catalogs import NS, TEXT, catalog, creditable, feed, tape_of
@@ -112,6 +113,11 @@ def test_semblend_donors_are_kept_apart_and_give_no_fingerprints() -> None:
         semblend({}),
         semblend({"tenant_key": ""}),
         semblend({}, lora=""),
+        semblend({}, adapter="a1"),
+        semblend({}, kv_dtype="fp8"),
+        semblend({}, model_revision="2"),
+        semblend({}, rope_config={"rope_theta": 1e6}),
+        semblend({}, tensor_parallel={"tp_size": 2}),
     ]
     for n, space in enumerate(spaces):
         vector = embedding(math.nan, math.inf) if n % 2 else embedding(0.1, 0.2, 0.3)
@@ -122,6 +128,23 @@ def test_semblend_donors_are_kept_apart_and_give_no_fingerprints() -> None:
     assert len(set(partitions)) == len(partitions), "absent, empty and different tenants are all different"
     assert all(p.startswith("wire:") for p in partitions), "no request's digest can equal it"
     assert all(donor.sketch is None for donor in index.donors.values())
+
+
+def test_the_order_of_a_maps_keys_does_not_part_donors() -> None:
+    one, other = semblend({"a": "1", "b": "2"}), semblend({"b": "2", "a": "1"})
+    assert partition_of(one) == partition_of(other)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"x": inner}
+    return inner
+
+
+@pytest.mark.parametrize("rope", [nested(100_000), {"x": object()}], ids=["deep", "no JSON"])
+def test_a_namespace_that_cannot_be_encoded_is_malformed(rope: dict[str, Any]) -> None:
+    assert partition_of(semblend({}, rope_config=rope)) is None
 
 
 def test_a_sketch_does_not_count_without_our_namespace_digest() -> None:
