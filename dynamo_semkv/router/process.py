@@ -6,6 +6,7 @@ A broker that is away does not keep it from serving: there is no evidence then, 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import secrets
@@ -113,6 +114,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     advisor.refresh()
     if not await knowledge.replayed():
         logger.warning("bus %s is not read yet: serving without evidence until it is", config.bus.url)
+    freezing = asyncio.ensure_future(_freeze_what_was_replayed(knowledge))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
     serving = asyncio.ensure_future(edge.serve(service.handle))
     stopping = asyncio.ensure_future(stop.wait())
@@ -124,9 +126,9 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
             await edge.shutdown(config.dynamo.drain_seconds)
         await serving
     finally:
-        for task in (beat, stopping):
+        for task in (beat, stopping, freezing):
             task.cancel()
-        await asyncio.gather(beat, stopping, return_exceptions=True)
+        await asyncio.gather(beat, stopping, freezing, return_exceptions=True)
     return 0
 
 
@@ -148,6 +150,15 @@ async def _open(page: DashboardServer | None, config: DashboardConfig) -> None:
         logger.info("dashboard: %s", await page.start())
     except OSError as error:
         logger.warning("no dashboard on %s port %d: %s", config.host, config.port, error)
+
+
+async def _freeze_what_was_replayed(knowledge: Knowledge) -> None:
+    """Donors live long and are in no cycle, and there may be 100,000 of them: a full collection that visits all of them stops every request
+    for some 78 ms. Frozen, none visits them again; an evicted donor is still freed at once, by its reference count."""
+    while not await knowledge.replayed():
+        pass  # it waits by itself
+    gc.collect()
+    gc.freeze()
 
 
 async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: DynamoEdge) -> None:
