@@ -1,0 +1,34 @@
+"""`check-config`: reads a configuration and says what is in force, or what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dynamo_semkv.cli import configuration
+from dynamo_semkv.cli.exit_status import OK, REFUSED
+from dynamo_semkv.config.schema import plain
+
+
+def add(commands: argparse._SubParsersAction[Any]) -> None:
+    parser = commands.add_parser("check-config", help="read a configuration, say what is wrong", allow_abbrev=False)
+    parser.add_argument(
+        "config", metavar="FILE", nargs="?", default=configuration.default_path(), help=configuration.HELP
+    )
+    parser.add_argument("--show", action="store_true", help="print every value that is in force, as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    loaded = configuration.load_or_say(arguments.config)
+    if loaded is None:
+        return REFUSED
+    config = loaded.config
+    print(
+        f"{loaded.source}: ok, hash {loaded.hash}, placement {config.placement.mode.value}, "
+        f"materialization {config.connector.materialization.value}, hints {'on' if config.hints.enabled else 'off'}"
+    )
+    if arguments.show:
+        print(json.dumps(plain(config), indent=2))
+    return OK

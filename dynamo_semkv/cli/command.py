@@ -1,0 +1,36 @@
+"""Arguments in, exit status out: which verbs there are and whose they are."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from dynamo_semkv import __version__
+from dynamo_semkv.cli.check_config import add as add_check_config
+from dynamo_semkv.cli.exit_status import OK, REFUSED
+from dynamo_semkv.cli.explain import add as add_explain
+from dynamo_semkv.cli.serve import add as add_serve
+from dynamo_semkv.cli.status import add as add_status
+
+VERBS = (add_serve, add_check_config, add_status, add_explain)
+"""Each makes its parser among the commands and sets `run(arguments) -> int` as its default."""
+
+__all__ = ["OK", "REFUSED", "main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: a value of `exit_status`."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dynamo_semkv", description="Semantic KV placement for NVIDIA Dynamo.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for add in VERBS:
+        add(commands)
+    return parser

@@ -1,0 +1,7 @@
+"""What the commands exit with."""
+
+OK = 0
+FAILED = 1
+"""What was asked for could not be had: no router there, no such route, nothing to serve."""
+REFUSED = 2
+"""A configuration or arguments that are refused; argparse uses it as well."""

@@ -1,0 +1,102 @@
+"""One route as the page tells it: found, decided, said by the backend, seen on the stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dynamo_semkv.cli import text as t
+from dynamo_semkv.cli.words import CROSS_CHECKS, DECISIONS, ENDS, REASONS
+
+
+def render(route: Mapping[str, Any]) -> RenderableType:
+    head = Text(f"Route {t.clean(route['route_id'])}: {t.clean(route['outcome'])}, {t.clean(route['reason'])}", "bold")
+    story = Table.grid(padding=(0, 2))
+    story.add_column(style="bold", no_wrap=True)
+    story.add_column(overflow="fold")
+    for name, sentences in (
+        ("Because", _because(route)),
+        ("Request", _request(route)),
+        ("Evidence", _evidence(route)),
+        ("Decision", _decision(route)),
+        ("Backend", _backend(route)),
+        ("Stream", _stream(route)),
+    ):
+        story.add_row(Text(f"  {name}"), Text("\n".join(sentences)))
+    return Group(head, story, Text())
+
+
+def _because(route: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{REASONS.get(route['reason'], t.clean(route['reason']))}."
+
+
+def _request(route: Mapping[str, Any]) -> Iterator[str]:
+    opened = route["opened"]
+    yield (
+        f"{t.count(route['tokens']['input'])} prompt tokens for {t.clean(route['model'])}, {t.time(route['opened_at'])}, "
+        f"request {t.clean(route['request_id'])}, attempt {route['attempt'] + 1}."
+    )
+    yield (
+        f"Dynamo's exact overlap: {t.count(opened['exact_device_tokens'])} tokens on the device, "
+        f"{t.count(opened['exact_host_tokens'])} more in host memory."
+    )
+
+
+def _evidence(route: Mapping[str, Any]) -> Iterator[str]:
+    opened = route["opened"]
+    yield f"Lookup: {t.clean(opened['lookup'])} in {t.seconds(opened['lookup_seconds'])}."
+    if opened["donor_id"] is None:
+        yield "No donor."
+        return
+    yield (
+        f"Donor {t.clean(opened['donor_id'])} ({t.clean(opened['match_type'])}, overlap {t.clean(opened['overlap'])}, "
+        f"tier {t.clean(opened['tier'])}, by {t.clean(opened['provider'])}): {t.count(route['tokens']['evidence'])} tokens."
+    )
+
+
+def _decision(route: Mapping[str, Any]) -> Iterator[str]:
+    words = DECISIONS.get(route["decision"], t.clean(route["decision"]))
+    where = ""
+    if route["placed_on"] is not None:
+        tokens = route["tokens"]
+        where = f", on {t.clean(route['placed_on'])}: {t.count(tokens['placed'])} tokens, {t.count(tokens['hinted'])} of them hinted"
+    elif route["opened"]["shadow_choice"] is not None:
+        where = f", on {t.clean(route['opened']['shadow_choice'])}"
+    yield f"Mode {t.clean(route['mode'])}. {words} ({t.clean(route['decision'])}){where}."
+
+
+def _backend(route: Mapping[str, Any]) -> Iterator[str]:
+    report = route["report"]
+    if report is None:
+        yield "No report: nothing is counted as reuse."
+        return
+    took = f" in {t.seconds(report['load_seconds'])}" if report["load_seconds"] is not None else ""
+    yield (
+        f"{t.clean(report['stable_routing_id'])}/{report['dp_rank']} held {t.count(report['local_tokens'])} tokens itself. "
+        f"Offered {t.count(report['offered'])}, honoured {t.count(report['honoured'])}, copied {t.count(report['copied'])}, "
+        f"confirmed {t.count(report['confirmed'])}{took}."
+    )
+    if report["differing_field"]:
+        yield f"Namespaces differ in {t.clean(report['differing_field'])}."
+    if route["tokens"]["unhinted"]:
+        yield f"{t.count(route['tokens']['unhinted'])} of the confirmed tokens were not hinted."
+    yield f"Joined by {t.clean(route['joined_by']).replace('_', ' ')}."
+
+
+def _stream(route: Mapping[str, Any]) -> Iterator[str]:
+    observed = route["observed"]
+    if observed is None:
+        yield "Its end was never published: its router went away."
+        return
+    kind = f" ({t.clean(route['ttft_class'])})" if route["ttft_class"] is not None else ""
+    yield (
+        f"{ENDS.get(observed['end'], t.clean(observed['end']))} on {t.clean(route['served_by'])}: first token after "
+        f"{t.seconds(observed['ttft_seconds'])}{kind}, {t.count(observed['output_tokens'])} tokens out."
+    )
+    if observed["engine_cached_tokens"] is not None:
+        said = CROSS_CHECKS.get(route["cross_check"], t.clean(route["cross_check"]))
+        yield f"The engine counts {t.count(observed['engine_cached_tokens'])} cached tokens: {said}."

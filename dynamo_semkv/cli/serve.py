@@ -1,0 +1,35 @@
+"""`serve`: the router. The only verb that needs an installed Dynamo."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+from dynamo_semkv.cli import configuration
+from dynamo_semkv.cli.exit_status import REFUSED
+from dynamo_semkv.contracts.errors import ContractError
+
+
+def add(commands: argparse._SubParsersAction[Any]) -> None:
+    parser = commands.add_parser("serve", help="serve the public model in front of the workers", allow_abbrev=False)
+    parser.add_argument("--config", "-c", metavar="FILE", default=configuration.default_path(), help=configuration.HELP)
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    loaded = configuration.load_or_say(arguments.config)
+    if loaded is None:
+        return REFUSED
+    logging.basicConfig(
+        level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    from dynamo_semkv.router.process import run as serve
+
+    try:
+        return serve(loaded)
+    except ContractError as error:
+        print(f"{loaded.source}: {error}", file=sys.stderr)
+        return REFUSED

@@ -1,0 +1,41 @@
+"""`status`: what the page shows, in a terminal or as JSON. The numbers are those of `/api/snapshot`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from dynamo_semkv.cli import page
+from dynamo_semkv.cli.exit_status import FAILED, OK, REFUSED
+from dynamo_semkv.contracts.errors import ContractError
+
+
+def add(commands: argparse._SubParsersAction[Any]) -> None:
+    parser = commands.add_parser(
+        "status", help="what a running router sees: the page, in a terminal", allow_abbrev=False
+    )
+    page.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the snapshot as it came")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        snapshot = page.Page.of(arguments).snapshot()
+    except ContractError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    except page.PageError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    if arguments.json:
+        print(json.dumps(snapshot, indent=2))
+        return OK
+    from rich.console import Console
+
+    from dynamo_semkv.cli.status_view import render
+
+    Console().print(render(snapshot))
+    return OK

@@ -1,0 +1,58 @@
+"""Numbers, times and names as terminal text, as the page writes them. None and what is no number show as a dash, never as zero."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Any
+
+DASH = "–"
+
+
+def clean(value: object) -> str:
+    """One line of printable text: a worker's or model's name may not move the cursor, turn the writing direction, or colour the rest."""
+    if value is None:
+        return DASH
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(value))
+
+
+def count(value: Any) -> str:
+    return f"{value:,.0f}" if _is_number(value) else DASH
+
+
+def percent(share: Any) -> str:
+    if not _is_number(share):
+        return DASH
+    value = share * 100
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    return f"{value:.{0 if value >= 99.95 or value == 0 else 1}f} %"
+
+
+def seconds(value: Any) -> str:
+    if not _is_number(value):
+        return DASH
+    if value < 0.9995:
+        return f"{value * 1000:.{1 if value < 0.0095 else 0}f} ms"
+    return f"{value:.{2 if value < 10 else 1}f} s"
+
+
+def duration(value: Any) -> str:
+    if not _is_number(value):
+        return DASH
+    for limit, unit, name, digits in ((90, 1, "s", 0), (5_400, 60, "min", 0), (172_800, 3_600, "h", 1)):
+        if value < limit:
+            return f"{value / unit:.{digits}f} {name}"
+    return f"{value / 86_400:.1f} days"
+
+
+def time(unix: Any) -> str:
+    """Local date and time."""
+    try:
+        return datetime.fromtimestamp(unix).strftime("%Y-%m-%d %H:%M:%S") if _is_number(unix) else DASH
+    except (OverflowError, ValueError, OSError):
+        return DASH  # a clock that is out of any calendar's range
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
