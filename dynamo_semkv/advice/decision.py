@@ -69,3 +69,5 @@ class Decision:
     evidence_tokens: int = 0
     placed_tokens: int = 0
     hinted_tokens: int = 0
+    proven_tokens: int = 0
+    """Of `placed_tokens`, those of a proven common prefix."""

@@ -30,6 +30,8 @@ class Candidate:
     match: SemanticTrtMatch | None
     tokens: int
     """Tokens that the match claims beyond what this replica holds on its device."""
+    proven: int = 0
+    """Of these, the ones of a proven common prefix."""
 
     @property
     def without_evidence(self) -> float:
@@ -91,6 +93,7 @@ def decide(
         evidence_tokens=evidence_tokens,
         placed_tokens=chosen.tokens,
         hinted_tokens=chosen.tokens if hints_enabled else 0,
+        proven_tokens=min(chosen.proven, chosen.tokens),
     )
 
 

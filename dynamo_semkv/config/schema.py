@@ -164,6 +164,18 @@ class MatchPriors(Section, frozen=True):
 
     exact_equivalent: Share = 0.9
     semantic_candidate: Share = 0.1
+    strength: Annotated[float, Meta(ge=0.01, le=1_000_000.0)] = 4.0
+    """How many hinted routes the prior counts as against what was observed."""
+
+
+class CalibrationConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "scoring.calibration"
+
+    enabled: bool = True
+    """Learn the share that is confirmed from outcomes. false: the prior, always."""
+    half_life_routes: Annotated[float, Meta(ge=1.0, le=1e9)] = 500.0
+    """Routes served by a replica after which an observation on it counts half. Shorter: a replica whose donors were declined is tried
+    again sooner."""
 
 
 class TierCredit(Section, frozen=True):
@@ -183,6 +195,7 @@ class ScoringConfig(Section, frozen=True):
     load_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     """Tokens of credit that one queued prefill token on a replica costs it."""
     prior: MatchPriors = MatchPriors()
+    calibration: CalibrationConfig = CalibrationConfig()
     tier_credit: TierCredit = TierCredit()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Spreads ties; the same seed and request give the same choice."""

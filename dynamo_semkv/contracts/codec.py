@@ -248,6 +248,7 @@ _OPENED_COUNTS = (
     "evidence_tokens",
     "placed_tokens",
     "hinted_tokens",
+    "proven_tokens",
 )
 
 

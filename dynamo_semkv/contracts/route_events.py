@@ -38,6 +38,8 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     evidence_tokens: int = 0
     placed_tokens: int = 0
     hinted_tokens: int = 0
+    proven_tokens: int | None = None
+    """Of `placed_tokens`, those of a proven common prefix; the rest is only similar. None: an older router did not say."""
     lookup: str = "skipped"
     """`hit`, `miss`, `timeout`, `error`, `skipped`: closed set LookupStatus of the evidence stage."""
     lookup_seconds: float = 0.0

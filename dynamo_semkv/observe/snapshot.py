@@ -92,6 +92,7 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
         "streams": [asdict(stream) for stream in state.streams],
         "catalog": state.catalog,
         "providers": state.providers,
+        "calibration": state.calibration,
         "book": asdict(state.book),
         "fallbacks": {str(getattr(name, "value", name)): count for name, count in state.fallbacks.items()},
     }

@@ -78,4 +78,6 @@ class RouterState:
     """`DonorCatalog.snapshot()`."""
     providers: Mapping[str, Any] = field(default_factory=dict)
     """`DeadlineRunner.snapshot()`."""
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    """`Calibration.snapshot()`."""
     fallbacks: Mapping[str, int] = field(default_factory=dict)

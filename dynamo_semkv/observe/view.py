@@ -64,6 +64,7 @@ class RouterView:
         subscriber: SubscriberView,
         catalog: Callable[[], Mapping[str, Any]],
         providers: Callable[[], Mapping[str, Any]],
+        calibration: Callable[[], Mapping[str, Any]] = dict,
         replicas: Callable[[], Sequence[ReplicaStatus]],
         fallbacks: Callable[[], Mapping[str, int]],
         metrics: Metrics,
@@ -80,6 +81,7 @@ class RouterView:
         self._subscriber = subscriber
         self._catalog = catalog
         self._providers = providers
+        self._calibration = calibration
         self._replicas = replicas
         self._fallbacks = fallbacks
         self._metrics = metrics
@@ -113,6 +115,7 @@ class RouterView:
             streams=[self._stream(name, stream) for name, stream in _STREAMS.items()],
             catalog=self._ask("catalog", self._catalog, {}),
             providers=self._ask("providers", self._providers, {}),
+            calibration=self._ask("calibration", self._calibration, {}),
             fallbacks=self._ask("fallbacks", self._fallbacks, {}),
         )
 

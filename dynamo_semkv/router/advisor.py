@@ -26,6 +26,7 @@ from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, Late, within
 from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, covers, narrow, no_advice_reason, weigh
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Edge, ReplicaCard, Request
+from dynamo_semkv.scoring.credit import Credit
 
 LOOKUP_SLACK = 2.0
 """The lookup runner keeps its own deadline; this many times it, and the request no longer waits for the runner either."""
@@ -60,6 +61,7 @@ class Advisor:
         config: Config,
         fallbacks: Fallbacks,
         salt_key: bytes = DEFAULT_SALT_KEY,
+        credit: Credit | None = None,
     ) -> None:
         self._edge = edge
         self._directory = directory
@@ -67,6 +69,7 @@ class Advisor:
         self._config = config
         self._fallbacks = fallbacks
         self._salt_key = salt_key
+        self._credit = credit
         self._seed = config.scoring.seed.to_bytes(8, "little")
         self._live: Mapping[ReplicaKey, ReplicaCard] | None = None
 
@@ -114,6 +117,7 @@ class Advisor:
             config=self._config,
             mode=mode,
             seed_material=self._seed + request_id.encode(),
+            credit=self._credit,
         )
 
     async def _exact(self, facts: RequestFacts) -> Exact | None:

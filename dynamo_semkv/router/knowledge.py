@@ -22,6 +22,8 @@ from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.state import ReplicaStatus
 from dynamo_semkv.observe.view import RouterView
 from dynamo_semkv.outcome.book import BookLimits, OutcomeBook
+from dynamo_semkv.outcome.calibration import Calibration
+from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.router.attempts import Attempts
@@ -62,9 +64,15 @@ class Knowledge:
         self.metrics = Metrics()
         self.history = History(config.outcome.history_size)
         measured = MeasuredHistory(self.history, self.metrics, router=router, is_live=lambda: self.intake.live)
+        self.calibration = Calibration(config.scoring)
+
+        def closed(route: ClosedRoute) -> None:
+            measured.add(route)
+            self.calibration.add(route)
+
         self.book = OutcomeBook(
             config.outcome.report_ttl_seconds,
-            measured.add,
+            closed,
             measured.add_orphan,
             limits=BookLimits(open_routes=config.outcome.max_open_routes),
         )
@@ -90,6 +98,7 @@ class Knowledge:
             subscriber=self.subscriber,
             catalog=self.catalog.snapshot,
             providers=self.lookup.snapshot,
+            calibration=self.calibration.snapshot,
             replicas=self.statuses,
             fallbacks=lambda: {reason.value: count for reason, count in self.fallbacks.counts.items()},
             metrics=self.metrics,

@@ -28,6 +28,7 @@ from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
+from dynamo_semkv.scoring.credit import Credit
 
 DYNAMO_PROVIDER = "dynamo"
 HOST_TIER_DONOR = "host-tier"
@@ -208,12 +209,13 @@ def weigh(
     config: Config,
     mode: PlacementMode,
     seed_material: bytes,
+    credit: Credit | None = None,
 ) -> Advice:
-    """Evidence -> score sheet -> decision."""
+    """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts."""
     matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
     pairs = reachable(matches, directory, view)
     rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens)
-    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material)
+    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit)
     candidates = [candidate(row) for row in sheet.rows if row.filtered_by is None]
     best = sheet.best.replica if sheet.best is not None else None
     if matches and not pairs:
@@ -244,7 +246,7 @@ def weigh(
 
 def candidate(row: ScoreRow) -> Candidate:
     """A row of the sheet as the gate sees it."""
-    return Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens)
+    return Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens, row.proven_tokens)
 
 
 def _best_device(exact: Exact) -> RankOverlap:
@@ -295,6 +297,7 @@ def opened_event(
         evidence_tokens=decision.evidence_tokens,
         placed_tokens=decision.placed_tokens,
         hinted_tokens=decision.hinted_tokens,
+        proven_tokens=decision.proven_tokens,
         lookup=advice.lookup.status,
         lookup_seconds=advice.lookup.seconds,
         decision_reason=decision.reason.value,

@@ -97,6 +97,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         config=config,
         fallbacks=knowledge.fallbacks,
         salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),
+        credit=knowledge.calibration,
     )
     service = RouterService(
         edge=edge,

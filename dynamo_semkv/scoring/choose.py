@@ -1,8 +1,10 @@
 """Replicas and matches -> ScoreSheet: one row a replica, in one unit, and which row is the best.
 
-    total = device tokens + host and disk tokens x tier credit x P(exact)
-          + donor tokens beyond those x tier credit x P(exact or semantic)
+    total = device tokens + host and disk tokens x tier credit x share(exact)
+          + donor tokens beyond those x tier credit x share(exact or semantic)
           - load_weight x queued prefill tokens above the idlest replica
+
+`share` is the Credit's: of such a claim on this replica, what the backend confirms.
 
 The sheet proposes; whether it is worth acting on is the gate's business, and Dynamo routes.
 """
@@ -19,6 +21,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.credit import Credit, PriorCredit
 from dynamo_semkv.scoring.donor_value import DonorValue, TokenValue, donor_value, exact_value
 from dynamo_semkv.scoring.filters import FilteredBy, filtered_by
 from dynamo_semkv.scoring.scorers import SCORERS, Situation
@@ -52,6 +55,8 @@ class ScoreRow:
     """The strongest evidence on this replica; of equally strong ones the first by donor id."""
     claimed_tokens: int
     """Tokens that `match` claims beyond the replica's device prefix; 0 without one."""
+    proven_tokens: int = 0
+    """Of these, the ones of a proven common prefix."""
     filtered_by: FilteredBy | None = None
 
     def part(self, name: str) -> Part:
@@ -74,8 +79,10 @@ def choose(
     input_tokens: int,
     config: ScoringConfig,
     seed_material: bytes,
+    credit: Credit | None = None,
 ) -> ScoreSheet:
-    """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`.
+    """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`. `credit` None: the
+    prior of `config`.
 
     Raises ContractError when two views name one replica: which of them is true is not for us to guess.
     """
@@ -87,7 +94,10 @@ def choose(
         donors.setdefault(replica, []).append(match)
     filters = {view.replica: filtered_by(view) for view in views}
     situation = _situation([view for view in views if filters[view.replica] is None] or views, input_tokens)
-    rows = [_row(view, donors.get(view.replica, []), situation, filters[view.replica], config) for view in views]
+    credit = credit if credit is not None else PriorCredit(config.prior)
+    rows = [
+        _row(view, donors.get(view.replica, []), situation, filters[view.replica], config, credit) for view in views
+    ]
     rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed_material)))
     ignored = sum(len(found) for replica, found in donors.items() if replica not in by_replica)
     if not rows:
@@ -107,10 +117,11 @@ def _row(
     situation: Situation,
     filtered: FilteredBy | None,
     config: ScoringConfig,
+    credit: Credit,
 ) -> ScoreRow:
-    strongest = _strongest(view, matches, situation.input_tokens, config)
+    strongest = _strongest(view, matches, situation.input_tokens, config, credit)
     match = strongest.match if strongest is not None else None
-    device, host, disk = exact_value(view, config)
+    device, host, disk = exact_value(view, situation.input_tokens, config, credit)
     values = {
         "device": device,
         "host": host,
@@ -126,15 +137,20 @@ def _row(
         evidence=TokenValue(values["host"] + values["disk"] + values["donor"]),
         match=match,
         claimed_tokens=strongest.claimed_tokens if strongest is not None else 0,
+        proven_tokens=strongest.proven_tokens if strongest is not None else 0,
         filtered_by=filtered,
     )
 
 
 def _strongest(
-    view: ReplicaView, matches: Sequence[SemanticTrtMatch], input_tokens: int, config: ScoringConfig
+    view: ReplicaView,
+    matches: Sequence[SemanticTrtMatch],
+    input_tokens: int,
+    config: ScoringConfig,
+    credit: Credit,
 ) -> DonorValue | None:
     """Donors on one replica do not add up: they hold the same text more often than not."""
-    values = [donor_value(match, view, input_tokens, config) for match in matches]
+    values = [donor_value(match, view, input_tokens, config, credit) for match in matches]
     return min(values, key=_strength, default=None)
 
 

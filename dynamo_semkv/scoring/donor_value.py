@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import NewType
 
 from dynamo_semkv.config.schema import ScoringConfig
-from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.credit import Credit
 
 TokenValue = NewType("TokenValue", float)
 """Expected tokens of prefill saved; negative for what costs."""
@@ -27,34 +28,47 @@ class DonorValue:
     """`beyond_exact` and the host and disk tokens that it is evidence for as well: who names the reason when nothing is added."""
     claimed_tokens: int
     """Tokens that it claims beyond the device prefix. A claim, not an expectation."""
+    proven_tokens: int
+    """Of these, the ones of a proven common prefix."""
 
 
-def credit(config: ScoringConfig, tier: Tier) -> float:
+def tier_credit(config: ScoringConfig, tier: Tier) -> float:
     return float(getattr(config.tier_credit, tier.value))
 
 
-def exact_value(view: ReplicaView, config: ScoringConfig) -> tuple[TokenValue, TokenValue, TokenValue]:
+def exact_value(
+    view: ReplicaView, input_tokens: int, config: ScoringConfig, credit: Credit
+) -> tuple[TokenValue, TokenValue, TokenValue]:
     """(device, host, disk). Device KV is there; the other tiers still have to be confirmed by the connector."""
-    hope = config.prior.exact_equivalent
+
+    def hoped(tokens: int, up_to: int, tier: Tier) -> TokenValue:
+        overlap = Bucket.of(min(1.0, up_to / input_tokens) if input_tokens > 0 else 0.0)
+        hope = credit.share(view.stable, MatchType.EXACT_EQUIVALENT, overlap, tier)
+        return TokenValue(tokens * tier_credit(config, tier) * hope)
+
     return (
-        TokenValue(view.device_tokens * credit(config, Tier.DEVICE)),
-        TokenValue(view.host_tokens * credit(config, Tier.HOST_PINNED) * hope),
-        TokenValue(view.disk_tokens * credit(config, Tier.DISK) * hope),
+        TokenValue(view.device_tokens * tier_credit(config, Tier.DEVICE)),
+        hoped(view.host_tokens, view.device_tokens + view.host_tokens, Tier.HOST_PINNED),
+        hoped(view.disk_tokens, view.exact_tokens, Tier.DISK),
     )
 
 
-def donor_value(match: SemanticTrtMatch, view: ReplicaView, input_tokens: int, config: ScoringConfig) -> DonorValue:
-    """The proven prefix counts with the prior of exact matches, the rest of the claim with that of semantic ones: an exact engine can load
+def donor_value(
+    match: SemanticTrtMatch, view: ReplicaView, input_tokens: int, config: ScoringConfig, credit: Credit
+) -> DonorValue:
+    """The proven prefix counts with the credit of exact matches, the rest of the claim with that of semantic ones: an exact engine can load
     the first and will decline the second, whichever of the two gave the match its type."""
     reusable = min(match.reusable_token_count, input_tokens)
     prefix = min(match.exact_prefix_tokens, input_tokens)
     exact = view.exact_tokens
     proven = max(0, prefix - exact)
     similar = max(0, reusable - max(prefix, exact))
-    beyond = credit(config, match.location.tier) * (
-        proven * config.prior.exact_equivalent + similar * config.prior.semantic_candidate
+    overlap, tier = match.overlap_bucket, match.location.tier
+    beyond = tier_credit(config, tier) * (
+        proven * credit.share(view.stable, MatchType.EXACT_EQUIVALENT, overlap, tier)
+        + similar * credit.share(view.stable, MatchType.SEMANTIC_CANDIDATE, overlap, tier)
     )
-    _, host, disk = exact_value(view, config)
+    _, host, disk = exact_value(view, input_tokens, config, credit)
     covered_host = _share(prefix - view.device_tokens, view.host_tokens)
     covered_disk = _share(prefix - view.device_tokens - view.host_tokens, view.disk_tokens)
     return DonorValue(
@@ -62,6 +76,7 @@ def donor_value(match: SemanticTrtMatch, view: ReplicaView, input_tokens: int, c
         beyond_exact=TokenValue(beyond),
         explains=TokenValue(beyond + covered_host * host + covered_disk * disk),
         claimed_tokens=max(0, max(reusable, prefix) - view.device_tokens),
+        proven_tokens=max(0, prefix - view.device_tokens),
     )
 
 

@@ -46,6 +46,7 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
             "subscriber": Stats(state.subscriber),
             "catalog": fake_catalog,
             "providers": lambda: {"fingerprint": {"breaker": "closed"}},
+            "calibration": lambda: {"routes": 7, "cells": []},
             "replicas": fake_replicas,
             "fallbacks": lambda: {"hint_error": 3},
             "metrics": metrics or Metrics(),
@@ -76,10 +77,11 @@ def test_everything_is_read() -> None:
     assert (reports["messages"], reports["malformed"]) == (5, 2)
     assert view.readiness().plain()["state"] in {"ready", "degraded", "not_ready"}
     assert value(metrics, "semkv_fallback_total", reason="hint_error") == 3
+    assert snapshot["calibration"] == {"routes": 7, "cells": []}
     assert "semkv_open_routes 1.0" in view.metrics_text()
 
 
-@pytest.mark.parametrize("part", ["catalog", "providers", "replicas", "fallbacks"])
+@pytest.mark.parametrize("part", ["catalog", "providers", "calibration", "replicas", "fallbacks"])
 def test_a_part_that_fails_shows_as_unknown(part: str, caplog: pytest.LogCaptureFixture) -> None:
     view = make_view(busy_listener(), **{part: lambda: 1 / 0})
     for _ in range(3):

@@ -23,6 +23,7 @@ from dynamo_semkv.router.fallback import Fallbacks
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import CallContext, Choice, Chunk, Overlap, RankLoad, RankOverlap, ReplicaCard
 from dynamo_semkv.router.service import RouterService
+from dynamo_semkv.scoring.credit import Credit
 
 BLOCK = 32
 NAMESPACE = CacheNamespace(
@@ -293,6 +294,7 @@ class Rig:
         lookup: Any = None,
         announce: bool = True,
         router: str = "r1",
+        credit: Credit | None = None,
     ) -> None:
         # Deadlines so long that a busy machine is not taken for a slow provider; tests of the deadlines set their own.
         patient = {"deadline_ms": 1000, "exact_deadline_ms": 1000}
@@ -311,6 +313,7 @@ class Rig:
             lookup=self.lookup,
             config=self.config,
             fallbacks=self.fallbacks,
+            credit=credit,
         )
         self.service = RouterService(
             edge=self.edge,
