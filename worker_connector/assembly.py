@@ -15,6 +15,7 @@ from dynamo_semkv.contracts.hints import DONOR_ACTION, DONOR_VERSION, HintDelive
 from dynamo_semkv.contracts.identity import StableReplica
 from worker_connector.background import Background, Job
 from worker_connector.channel import leader_channel, rank_channel
+from worker_connector.dialect import restarts_failed_loads
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
 from worker_connector.outlet import Identity, JobQueue, Outlet
@@ -91,13 +92,17 @@ def assemble_rank(llm_args: Any, env: Mapping[str, str]) -> Rank:
     return assemble_rank_with(llm_args, load_settings(llm_args, env))
 
 
-def assemble_rank_with(llm_args: Any, settings: Settings, *, inline: bool = False) -> Rank:
+def assemble_rank_with(
+    llm_args: Any, settings: Settings, *, inline: bool = False, restarts_failed: bool | None = None
+) -> Rank:
+    """`restarts_failed` None: as the engine's own base class says."""
     number = getattr(llm_args, "attention_dp_rank", None)
     return Rank(
         rank_channel(llm_args),
         number if isinstance(number, int) else 0,
         settings.connector.slab_bytes if settings.exact else None,
         inline=inline,
+        restarts_failed=restarts_failed_loads() if restarts_failed is None else restarts_failed,
     )
 
 

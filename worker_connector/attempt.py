@@ -30,7 +30,8 @@ class Attempt:
     """From the request itself, where the engine carries hints."""
     position: int | None = None
     """Where the forward pass starts, as read after allocation."""
-    allocated: bool = False
+    cancelled_from: int | None = None
+    """First token position that the engine said it will not take from the offer (`cancel_load`)."""
     scheduled: bool = False
     """It was in a batch: what happens to it now is this attempt's, not a repetition of the question."""
     leased: bool = False

@@ -15,6 +15,8 @@ from worker_connector.plan import PlanKey, PlanState
 from worker_connector.report import Ending, ending_of
 from worker_connector.verdict import Decline
 
+_BROKEN = (Reason.COPY_FAILED, Reason.CHECKSUM_MISMATCH)
+
 
 class AttemptBook:
     """The newest attempt of each request, and older ones whose copies may still run."""
@@ -41,6 +43,19 @@ class AttemptBook:
 
     def get(self, request_id: int) -> Attempt | None:
         return self._newest.get(request_id)
+
+    def load_failed(self, request_id: int) -> bool:
+        """Was the last promise to this request broken? It is then not offered the same blocks again right away."""
+        previous = self._newest.get(request_id)
+        return previous is not None and previous.plan is not None and previous.plan.reason in _BROKEN
+
+    def reset(self, request_id: int) -> None:
+        """The engine destroyed the request's allocation and will ask again: what was promised for it is void, and the next question is
+        another attempt. A report that comes without a new question finds nothing to load."""
+        attempt = self._newest.get(request_id)
+        if attempt is not None:
+            self.end(attempt, Reason.CANCELLED)
+            attempt.scheduled = True
 
     def next_epoch(self, request_id: int) -> int:
         """Ends what was open for this request. A question that is put again before the request was in a batch is the same attempt and

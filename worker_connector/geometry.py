@@ -66,7 +66,7 @@ class PoolGeometry:
         for index, group in enumerate(layout.groups):
             window = getattr(group, "window_size", None)
             marks.append(f"group {group.layer_group_id} window {window} layers {','.join(map(str, group.layer_ids))}")
-            for region in group.regions:
+            for region in _regions(group):
                 planes.append(Plane(index, offset, region.size, region.as_tensor(torch.uint8)))
                 offset += region.size
                 buffers = (f"{b.layer_id}/{b.role}/{getattr(b, 'expansion', 1)}" for b in region.buffers)
@@ -113,6 +113,12 @@ class PoolGeometry:
             dtype=dtype,
             fingerprint=_fingerprint(tokens_per_block, dtype, marks),
         )
+
+
+def _regions(group: Any) -> tuple[Any, ...]:
+    """All byte ranges of a page. Some versions keep what every tensor-parallel rank holds alike in a list of its own
+    (`replicated_regions`); left out, those bytes of a loaded page would be whatever was there before."""
+    return (*group.regions, *(getattr(group, "replicated_regions", None) or ()))
 
 
 def _dtype_name(dtype: object) -> str:

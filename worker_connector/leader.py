@@ -19,6 +19,7 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone
+from worker_connector.dialect import unmet_reservations
 from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
 from worker_connector.life import CacheLife
 from worker_connector.metadata import ConnectorMetadata
@@ -85,12 +86,32 @@ class Leader:
             self._iteration += 1
             self._last_batch = self._clock()
             self._see_rank(getattr(output, "attention_dp_rank", None))
+            unmet = unmet_reservations(output)
+            self.counts["unloadable"] += len(unmet)
             if self._life is None:
-                return ConnectorMetadata(self._channel.channel_id, self._generation, self._iteration)
+                return ConnectorMetadata(self._channel.channel_id, self._generation, self._iteration, unloadable=unmet)
             loads, saves, unloadable = self._life.batch(output, self._iteration)
             return ConnectorMetadata(
-                self._channel.channel_id, self._generation, self._iteration, tuple(loads), tuple(saves), unloadable
+                self._channel.channel_id,
+                self._generation,
+                self._iteration,
+                tuple(loads),
+                tuple(saves),
+                (*unmet, *unloadable),
             )
+
+    def cancelled(self, request: Any, start: int, end: int) -> None:
+        """The engine will not take the tokens [start, end) of an offer. Where the head is cut, because its own cache has caught up, the
+        first report's `computed_position` says it; only a cut tail is noted."""
+        with self._lock:
+            if self._life is not None:
+                self._life.cancelled(int(request.request_id), start, end)
+
+    def reset(self, request: Any) -> None:
+        """The engine destroyed the request's allocation, and will ask again."""
+        with self._lock:
+            if self._life is not None:
+                self._life.reset(int(request.request_id))
 
     def finished(self, request: Any) -> None:
         """The request ended by itself. Cancelled ones may come here too, or never."""

@@ -17,7 +17,7 @@ from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
 from worker_connector.engine_namespace import RequestNamespaces
 from worker_connector.ledger import BlockEntry, Ledger
-from worker_connector.metadata import LoadOrder, SaveOrder
+from worker_connector.metadata import LoadOrder, SaveOrder, Unloadable
 from worker_connector.offering import Offering, Verify
 from worker_connector.outlet import Outlet
 from worker_connector.plan import PlanKey, PlanState
@@ -80,8 +80,9 @@ class CacheLife:
     def ask(self, request: Any, computed: int) -> int:
         request_id = int(request.request_id)
         self._retire(request_id)
+        refused = Reason.COPY_FAILED if self.attempts.load_failed(request_id) else None
         epoch = self.attempts.next_epoch(request_id)
-        attempt = self._offering.attempt(request, computed, epoch, self.iteration, self.attempts.leases)
+        attempt = self._offering.attempt(request, computed, epoch, self.iteration, self.attempts.leases, refused)
         self.attempts.add(attempt)
         return attempt.plan.offered if attempt.plan is not None else 0
 
@@ -93,20 +94,38 @@ class CacheLife:
         if attempt.plan is not None and attempt.plan.state is PlanState.OFFERED:
             attempt.plan.bind(attempt.position)
 
-    def batch(self, output: Any, iteration: int) -> tuple[list[LoadOrder], list[SaveOrder], str | None]:
-        """Loads, saves, and why the batch must not run, if it must not."""
+    def cancelled(self, request_id: int, start: int, end: int) -> None:
+        """The engine will not take the tokens [start, end) of its offer (optional hook). A cut tail counts where a version does not say
+        where its forward pass starts; a cut head is what the first report's `computed_position` says."""
+        attempt = self.attempts.get(request_id)
+        if (
+            attempt is not None
+            and attempt.plan is not None
+            and not attempt.scheduled
+            and end >= attempt.plan.end > start
+        ):
+            attempt.cancelled_from = min(
+                start, attempt.plan.end if attempt.cancelled_from is None else attempt.cancelled_from
+            )
+
+    def reset(self, request_id: int) -> None:
+        """The request's allocation was destroyed, says the engine (optional hook; others report the request as new)."""
+        self._retire(request_id)
+        self.attempts.reset(request_id)
+
+    def batch(self, output: Any, iteration: int) -> tuple[list[LoadOrder], list[SaveOrder], list[Unloadable]]:
+        """Loads, saves, and what cannot be loaded although it was promised."""
         self.iteration = iteration
         loads: list[LoadOrder] = []
         saves: list[SaveOrder] = []
-        unloadable: str | None = None
+        unloadable: list[Unloadable] = []
         for data in output.new_requests:
             try:
                 self._first_report(data, loads, saves)
             except Exception as error:  # noqa: BLE001 - one request's fault may not take the others' loads with it
                 self._misread("first", data, error)
                 if isinstance(error, LoadFailed) or self._owes(data):
-                    self.counts["unloadable"] += 1
-                    unloadable = str(error) or type(error).__name__
+                    unloadable.append(self._broken(int(data.request_id), error))
         for data in output.cached_requests:
             try:
                 self._later_report(data, saves)
@@ -123,6 +142,13 @@ class CacheLife:
     def _misread(self, which: str, data: Any, error: Exception) -> None:
         self.counts["misread_reports"] += 1
         _log.error("semkv connector: the %s report of request %s: %s", which, getattr(data, "request_id", "?"), error)
+
+    def _broken(self, request_id: int, error: Exception) -> Unloadable:
+        self.counts["unloadable"] += 1
+        attempt = self.attempts.get(request_id)
+        if attempt is not None:
+            self.attempts.end(attempt, Reason.COPY_FAILED)
+        return Unloadable(request_id, str(error) or type(error).__name__)
 
     def _owes(self, data: Any) -> bool:
         """Was something promised for this request that did not go out?"""
@@ -219,7 +245,9 @@ class CacheLife:
         if attempt.position is None:
             # Not said by this version. In one chunk what is not scheduled is served; in several the offer is taken for honoured.
             self.counts["position_unknown"] += 1
-            attempt.position = min(plan.end, max(attempt.question.prompt_tokens - int(data.num_scheduled_tokens), 0))
+            limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.local_tokens)
+            rest = max(attempt.question.prompt_tokens - int(data.num_scheduled_tokens), 0)
+            attempt.position = min(plan.end, limit, rest)
         if plan.ended:
             if attempt.position > plan.local_tokens:
                 raise LoadFailed(f"request {attempt.key.request_id}: the engine uses an offer that was given up")

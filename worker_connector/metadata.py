@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dynamo_semkv.contracts.load_plan import SemanticTrtLoadPlan
 from worker_connector.plan import PlanKey
@@ -24,6 +25,14 @@ class SaveOrder:
 
     save_id: int
     moves: tuple[Move, ...]
+    request_id: int
+
+
+class Unloadable(NamedTuple):
+    """A promise of this batch that cannot be kept. `request_id` None: it is not one request's, so no request can be taken out."""
+
+    request_id: int | None
+    why: str
 
 
 @dataclass(frozen=True)
@@ -33,5 +42,5 @@ class ConnectorMetadata:
     iteration: int
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
-    unloadable: str | None = None
-    """A promise of this batch that cannot be kept: ranks must fail the forward pass rather than run it on unwritten pages."""
+    unloadable: tuple[Unloadable, ...] = ()
+    """Ranks must fail the forward pass, or have these requests taken out of it, rather than run it on unwritten pages."""

@@ -45,11 +45,21 @@ class Offering:
         self._verify = verify
         self._on_damaged = on_damaged
 
-    def attempt(self, request: Any, computed: int, epoch: int, iteration: int, leases: int) -> Attempt:
+    def attempt(
+        self,
+        request: Any,
+        computed: int,
+        epoch: int,
+        iteration: int,
+        leases: int,
+        refused: Reason | None = None,
+    ) -> Attempt:
         """May raise what reading a strange request raises; changes nothing but the order of use of what it matched."""
         tokens = request_tokens(request)
         namespace, digest, problem = self._namespaces.of(scope_of(request))
-        problem = problem or unsupported(request) or (Reason.MATERIALIZATION_OFF if self._ledger is None else None)
+        problem = (
+            problem or unsupported(request) or refused or (Reason.MATERIALIZATION_OFF if self._ledger is None else None)
+        )
         prompt_tokens = min(len(tokens) // 4, int(getattr(request, "prompt_len", len(tokens) // 4)))
         question = Question(
             prompt_tokens=prompt_tokens,

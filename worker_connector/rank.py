@@ -4,7 +4,7 @@ Order of an iteration: `start_load` before the forward pass, `forward_done` behi
 metadata of one iteration is executed once, however often the engine calls (it stays bound until the next).
 
 A fault while saving costs the blocks. A fault while loading is raised: the engine counts those tokens as computed already, and the API has
-no way to take that back (KV Cache Connector doc; NVIDIA/TensorRT-LLM connector ABC of #18762).
+no way to take that back (KV Cache Connector doc; NVIDIA/TensorRT-LLM connector ABC of #18762), unless its runtime has one (dialect.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
@@ -45,13 +45,18 @@ class Rank:
         *,
         memory: Callable[[], int | None] = available_memory,
         inline: bool = False,
+        restarts_failed: bool = False,
     ) -> None:
-        """`slab_bytes` None: materialization is off, there is no slab."""
+        """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed` before the
+        forward pass, and takes those requests out of the batch."""
         self._channel = channel
         self._number = number
         self._slab_bytes = slab_bytes
         self._memory = memory
         self._inline = inline
+        self._restarts_failed = restarts_failed
+        self._untaken: set[int] = set()
+        self._without_pages: set[int] = set()
         self._geometry: PoolGeometry | None = None
         self._ready: RankReady | None = None
         self._stream: CopyStream = CpuStream()
@@ -62,7 +67,8 @@ class Rank:
         self._forwarded = 0
         self._landing: deque[tuple[Ticket, list[LoadDone]]] = deque()
         self.counts: Counter[str] = Counter()
-        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`."""
+        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`,
+        `restarted`."""
         channel.rank = self
 
     # bring-up
@@ -132,21 +138,31 @@ class Rank:
         if metadata is None or metadata.iteration == self._loaded:
             return
         self._loaded = metadata.iteration
-        if metadata.unloadable is not None:
-            self._fail_all(metadata)
-            raise LoadFailed(metadata.unloadable)
+        self._untaken.clear()
+        self._without_pages.clear()
+        for request_id, why in metadata.unloadable:
+            if request_id is None or not self._restarts_failed:
+                self._fail_all(metadata)
+                raise LoadFailed(why)
+            self._restart(request_id, why)
         if not metadata.loads:
             return
         self._stream.after(engine_stream)
         done: list[LoadDone] = []
         first_error: BaseException | None = None
         for order in metadata.loads:
+            if order.key.request_id in self._without_pages:
+                self._answer(order, metadata, ok=False)
+                continue
             started = time.perf_counter()
             try:
                 self._load(order, metadata)
             except Exception as error:  # noqa: BLE001 - answered and raised below, after the other orders had their turn
-                first_error = first_error or error
                 self._answer(order, metadata, ok=False)
+                if self._restarts_failed:
+                    self._restart(order.key.request_id, str(error))
+                else:
+                    first_error = first_error or error
                 continue
             seconds = time.perf_counter() - started if isinstance(self._stream, CpuStream) else None
             done.append(LoadDone(self._number, metadata.iteration, order.key, True, seconds))
@@ -157,18 +173,36 @@ class Rank:
             raise LoadFailed(f"a promised load failed: {first_error}") from first_error
 
     def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
-        """Enqueues this iteration's saves behind its forward pass. Never raises: an exception here fails every running request."""
+        """Enqueues this iteration's saves behind its forward pass. An exception here fails every running request, so there is none, but
+        for a forward pass that ran with a request whose load had failed: LoadFailed."""
         if metadata is None or metadata.iteration == self._forwarded:
             return
         self._forwarded = metadata.iteration
+        if self._untaken:
+            self._drop_saves(metadata)
+            raise LoadFailed(
+                f"the engine did not take requests {sorted(self._untaken)}, whose loads failed, out of its batch"
+            )
         self._channel.post(ForwardDone(self._number, metadata.iteration))
         for order in metadata.saves:
+            if order.request_id in self._without_pages:
+                self._channel.post(SaveDone(self._number, order.save_id, False))
+                continue
             try:
                 self._save(order, engine_stream)
             except Exception:  # noqa: BLE001 - see above; the blocks are answered as not saved
                 self.counts["save_errors"] += 1
                 _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
                 self._channel.post(SaveDone(self._number, order.save_id, False))
+
+    def take_failed(self) -> set[int]:
+        """Requests of the last `start_load` whose pages were not all written. Once: the caller keeps them out of the forward pass."""
+        failed, self._untaken = self._untaken, set()
+        return failed
+
+    def drop_saves_of(self, request_ids: Collection[int]) -> None:
+        """These requests leave the coming forward pass, says the engine: their pages will not hold what was to be saved."""
+        self._without_pages.update(request_ids)
 
     def poll(self) -> None:
         """Reports loads whose copies have landed, in order."""
@@ -201,6 +235,12 @@ class Rank:
     def _answer(self, order: LoadOrder, metadata: ConnectorMetadata, *, ok: bool) -> None:
         self.counts["load_errors"] += 0 if ok else 1
         self._channel.post(LoadDone(self._number, metadata.iteration, order.key, ok))
+
+    def _restart(self, request_id: int, why: str) -> None:
+        _log.error("semkv connector: request %d is restarted without what it was offered: %s", request_id, why)
+        self.counts["restarted"] += 1
+        self._untaken.add(request_id)
+        self._without_pages.add(request_id)
 
     def _fail_all(self, metadata: ConnectorMetadata) -> None:
         for order in metadata.loads:

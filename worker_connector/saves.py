@@ -86,7 +86,7 @@ class SavePlanner:
         self.counts["ordered"] += len(fresh)
         save_id = next(_SAVE_IDS)
         self._orders[save_id] = (request, fresh)
-        return SaveOrder(save_id, tuple(moves))
+        return SaveOrder(save_id, tuple(moves), request.request_id)
 
     def progressed(self, request: TrackedRequest) -> None:
         """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled but was not computed

@@ -64,6 +64,20 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
     def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: list[list[int]]) -> bool:
         return self._finished(request)
 
+    def cancel_load(self, request: Any, start: int, end: int) -> None:
+        """Optional hook: the runtime will not take the tokens [start, end) of the offer."""
+        try:
+            self.leader.cancelled(request, start, end)
+        except Exception:  # noqa: BLE001 - see module: the first report says again what is taken
+            self._fault("cancel_load")
+
+    def request_reset(self, request: Any) -> None:
+        """Optional hook: the request's allocation was destroyed; it is asked about again. Without it the replay is seen by its report."""
+        try:
+            self.leader.reset(request)
+        except Exception:  # noqa: BLE001 - see module: the next question or report ends the old attempt too
+            self._fault("request_reset")
+
     def attach_residency(self, sink: ResidencySink) -> None:
         """`sink` is told which blocks the host slab holds, from now on and first of those that it holds already. For whoever publishes
         Dynamo KV events for this engine; called on the connector's background thread."""

@@ -115,6 +115,7 @@ _PREVENTED = frozenset(
 _OWN = _PREVENTED | frozenset(
     {
         Reason.MISALIGNED_LOCAL,
+        Reason.COPY_FAILED,
         Reason.CHECKSUM_MISMATCH,
         Reason.TOKEN_MISMATCH,
         Reason.BELOW_MINIMUM,

@@ -7,6 +7,7 @@ them (ai-dynamo/dynamo#3297). Nothing is asynchronous to the engine, so `get_fin
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -64,6 +65,15 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
     ) -> tuple[list[int], list[int]]:
         self._rank.poll()
         return [], []
+
+    def take_failed_load_requests(self) -> set[int]:
+        """Optional hook: requests of the last `start_load_kv` that must leave the batch. Always empty where the runtime does not call it;
+        there `start_load_kv` raises."""
+        return self._rank.take_failed()
+
+    def drop_bound_saves(self, request_ids: Collection[int]) -> None:
+        """Optional hook: these requests leave the coming forward pass."""
+        self._rank.drop_saves_of(request_ids)
 
     def shutdown(self) -> None:
         """Optional hook of the engine. Idempotent."""

@@ -75,7 +75,10 @@ def llm_args(tokens_per_block: int, **changes: Any) -> SimpleNamespace:
 
 
 class ScriptedEngine:
-    """`groups` layer groups with a pool each; group g > 0 has two regions. `windows[g]` None: full attention."""
+    """`groups` layer groups with a pool each; group g > 0 has two regions. `windows[g]` None: full attention.
+
+    `by_dict`: block reports are a dict by layer group id, as in dialect B; `restarts_failed`: so are failed loads answered.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,13 @@ class ScriptedEngine:
         flat: bool = False,
         args: Any = None,
         dp_rank: int | None = None,
+        group_ids: Sequence[int] | None = None,
+        by_dict: bool = False,
+        restarts_failed: bool = False,
     ) -> None:
+        self.group_ids = list(group_ids) if group_ids is not None else list(range(len(windows)))
+        self.by_dict = by_dict
+        self.restarts_failed = restarts_failed
         self.size = tokens_per_block
         self.windows = windows
         self.flat = flat
@@ -102,7 +111,7 @@ class ScriptedEngine:
         args = args if args is not None else llm_args(tokens_per_block)
         self.parts = assemble_leader_with(args, it, self.sink, clock=lambda: self.now)
         self.leader = self.parts.leader
-        self.rank = assemble_rank_with(args, it, inline=True)
+        self.rank = assemble_rank_with(args, it, inline=True, restarts_failed=restarts_failed)
         self.rank.register(PoolGeometry.from_layout(self.layout()))
         self.next_id = 1
         self.output = SchedulerOutput(attention_dp_rank=dp_rank)
@@ -119,7 +128,7 @@ class ScriptedEngine:
                 )
                 for part in range(pool.shape[1])
             )
-            groups.append(KvCacheLayerGroupLayout(group, (group,), self.windows[group], regions))
+            groups.append(KvCacheLayerGroupLayout(self.group_ids[group], (group,), self.windows[group], regions))
         return KvCacheLayout(self.size, tuple(groups), torch.int32)
 
     def request(self, tokens: Sequence[int], **options: Any) -> Request:
@@ -195,6 +204,7 @@ class ScriptedEngine:
             return RequestData(
                 request.request_id, new_tokens, pages[0], position, scheduled, cache_salt=request.cache_salt
             )
+        by_group: Any = dict(zip(self.group_ids, pages, strict=True)) if self.by_dict else pages
         return RequestData(
             request.request_id,
             new_tokens,
@@ -202,7 +212,7 @@ class ScriptedEngine:
             position,
             scheduled,
             cache_salt=request.cache_salt,
-            new_block_ids_by_layer_group=pages,
+            new_block_ids_by_layer_group=by_group,
         )
 
     def schedule(self, request: Request, scheduled: int) -> None:
@@ -224,6 +234,12 @@ class ScriptedEngine:
             self.schedule(request, scheduled)
         metadata = self.build()
         self.rank.start_load(metadata, None)
+        if self.restarts_failed:
+            failed = self.rank.take_failed()
+            for request, _ in batch:
+                if request.request_id in failed:
+                    self.restart(request)
+            batch = tuple(entry for entry in batch if entry[0].request_id not in failed)
         if forward and batch:
             for request, scheduled in batch:
                 done = scheduled if computes is None else computes
@@ -266,6 +282,12 @@ class ScriptedEngine:
                     self.free[group].append(slot)
                     self.pools[group][slot] = GARBAGE
         request.pages = []
+
+    def restart(self, request: Request) -> None:
+        """The allocation is destroyed, and the connector told; the request is admitted again later."""
+        self.release(request)
+        self.leader.reset(request)
+        request.is_new, request.reported_tokens, request.reported_pages = True, 0, 0
 
     def serve(self, tokens: Sequence[int], **options: Any) -> Request:
         """A whole request: prefill, one token, end."""

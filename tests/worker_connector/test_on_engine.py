@@ -366,7 +366,7 @@ def test_fault_while_saving_costs_the_blocks_only() -> None:
             if metadata is not None and metadata.saves:  # type: ignore[attr-defined]
                 moves = [order.moves[0]._replace(slot=10**6) for order in metadata.saves]  # type: ignore[attr-defined]
                 order = metadata.saves[0]  # type: ignore[attr-defined]
-                bad = type(order)(order.save_id, tuple(moves))
+                bad = type(order)(order.save_id, tuple(moves), order.request_id)
                 metadata = type(metadata)(**{**vars(metadata), "saves": (bad,)})
                 self._metadata = metadata
             super().wait_for_save(stream)
