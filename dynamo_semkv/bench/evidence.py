@@ -1,156 +1,231 @@
-"""What the fingerprint provider costs: `python -m dynamo_semkv.bench.evidence --donors 1000 10000 --tokens 8192`.
+"""Does the fingerprint provider find the right donor, and is what it says about it true? `python -m dynamo_semkv.bench.evidence [--json]`
 
-Synthetic documents of random tokens, one namespace, all in this process and on one thread. It measures cost; whether the right donor is
-found is measured on text, not here (the share of right answers is printed so that a fast wrong one is seen).
+Labelled prompts made of real text (`labelled.py`), beside background donors of random tokens, through catalog and provider as a router has
+them. Every segment is compared with the tokens of prompt and donor. Times are of this machine; what it costs at scale measures
+`bench.evidence_cost`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from dynamo_semkv.contracts.codec import MSGPACK, decode_donor_event, encode_donor_event
-from dynamo_semkv.contracts.keys import TokenArray
-from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.bench.corpus import installed
+from dynamo_semkv.bench.evidence_cost import document
+from dynamo_semkv.bench.labelled import Case, Workload, build
+from dynamo_semkv.config.schema import EvidenceConfig
+from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.contracts.keys import TokenArray, block_keys
+from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.testing import EventTape
 
-NAMESPACE = CacheNamespace(model="bench", tokens_per_block=32, tenant="")
-VOCABULARY = 50_000
+BLOCK = 32
+_KNOWN = {name: "bench" for name in CacheNamespace.__struct_fields__ if name not in ("tokens_per_block", "multimodal")}
+ENGINE = CacheNamespace(**_KNOWN, tokens_per_block=BLOCK, multimodal=())
+OURS = ENGINE.for_request(tenant=tenant_scope("bench-a"))
+OTHERS = ENGINE.for_request(tenant=tenant_scope("bench-b"))
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Times in microseconds, unless named otherwise."""
+class Score:
+    """One scenario. Shares are in [0, 1]; None where there is nothing to take a share of."""
 
-    donors: int
+    scenario: str
+    cases: int
+    recall_at_1: float | None
+    """Share of the prompts whose right donor is the first match."""
+    matched: float
+    """Share of the prompts with any match at all: for negative controls the false positives."""
+    true_share: float
+    """Mean share of the prompt's tokens that come from the right donor."""
+    token_error_p50: float | None
+    token_error_p95: float | None
+    """|reusable_token_count - truth| over the truth, of right first matches."""
+    covered: float | None
+    """Mean share of the truth that segments claim."""
+    edited: float | None
+    """Share of right first matches that are flagged as edited."""
+    segments: int
+    """Of all matches."""
+    wrong_segments: int
+    """Segments whose tokens differ between prompt and donor."""
+
+
+@dataclass(frozen=True)
+class Report:
     tokens: int
-    register_p50: float
-    """One event from its bytes to the index: decode, catalog, postings."""
-    register_max: float
-    registers_per_second: float
-    hit_p50: float
-    hit_p99: float
-    right: float
-    """Share of the hits that named the right donor first."""
-    miss_p50: float
-    miss_p99: float
-    false_matches: int
-    evict_p50: float
-    bytes_per_donor: float
-    """Growth of this process's resident memory."""
-    posting_bytes_per_donor: float
+    donors: int
+    scores: tuple[Score, ...]
+    worst_hidden_overlap: float
+    cross_tenant: int
+    """Matches for another tenant's request with the same prompts."""
+    lookup_p50: float
+    lookup_p99: float
+    """Seconds, over all prompts."""
+    lookup_cpu_p99: float
+    """Of the thread's own time: what the lookup takes when nothing else wants the core."""
+    sketch_bytes: float
+    posting_bytes: float
+    """A donor, on average: the labelled ones' sketches, all donors' postings."""
 
 
-def document(seed: int, tokens: int) -> TokenArray:
-    return np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype(np.uint32)
-
-
-def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
-    """Fills an index with `donors` documents and measures each operation. Repeatable but for the clock."""
+def measure(workload: Workload, background: int, repeats: int = 3) -> Report:
+    """`background`: donors of random tokens besides. Everything but the two times is repeatable."""
     provider = FingerprintProvider()
-    catalog = DonorCatalog([provider], clock=time.monotonic, max_donors=donors, max_bytes=2**62)
+    catalog = DonorCatalog([provider], clock=time.monotonic)
     tape = EventTape()
-    before = _resident_bytes()
-    registers = [_seconds(partial(_apply, catalog, raw)) for raw in _registrations(tape, donors, tokens)]
-    grown = _resident_bytes() - before
-    rng = np.random.default_rng(1)
-    queries = [_query(document(2**40 + n, tokens)) for n in range(lookups)]
-    misses = [_seconds(partial(provider.lookup, query)) for query in queries]
-    false = sum(bool(provider.lookup(query)) for query in queries)
-    chosen = rng.integers(0, donors, lookups).tolist()
-    asked = [_query(_related(document(n, tokens), document(2**41 + i, tokens))) for i, n in enumerate(chosen)]
-    hits = [_seconds(partial(provider.lookup, query)) for query in asked]
-    right = 0
-    for n, query in zip(chosen, asked, strict=True):
-        found = provider.lookup(query)
-        right += bool(found) and found[0].donor_id == str(n)
-    evictions = [encode_donor_event(tape.evict(str(n)), MSGPACK) for n in range(min(donors, lookups))]
-    evicts = [_seconds(partial(_apply, catalog, raw)) for raw in evictions]
-    return Cost(
-        donors=donors,
-        tokens=tokens,
-        register_p50=_micros(registers, 0.5),
-        register_max=_micros(registers, 1.0),
-        registers_per_second=donors / sum(registers),
-        hit_p50=_micros(hits, 0.5),
-        hit_p99=_micros(hits, 0.99),
-        right=right / lookups,
-        miss_p50=_micros(misses, 0.5),
-        miss_p99=_micros(misses, 0.99),
-        false_matches=false,
-        evict_p50=_micros(evicts, 0.5),
-        bytes_per_donor=grown / donors,
-        posting_bytes_per_donor=provider.snapshot()["posting_bytes"] / donors,
+    catalog.apply(tape.reset())
+    for n in range(background):
+        catalog.apply(tape.register(f"background-{n}", document(n, workload.tokens), OURS))
+        tape.events.clear()
+    for n, stranger in enumerate(workload.strangers):
+        catalog.apply(tape.register(f"stranger-{n}", stranger, OTHERS))
+    for donor in workload.donors:
+        catalog.apply(tape.register(donor.donor_id, donor.tokens, OURS))
+    donors = {donor.donor_id: donor.tokens for donor in workload.donors}
+    queries = [_query(case.tokens, OURS) for case in workload.cases]
+    seconds: list[float] = []
+    cpu_seconds: list[float] = []
+    found: list[Sequence[SemanticTrtMatch]] = []
+    for _ in range(repeats):
+        found = []
+        for query in queries:
+            began, cpu_began = time.perf_counter(), time.thread_time()
+            matches = provider.lookup(query)
+            seconds.append(time.perf_counter() - began)
+            cpu_seconds.append(time.thread_time() - cpu_began)
+            found.append(_enough(matches))
+    crossed = sum(len(provider.lookup(_query(case.tokens, OTHERS))) for case in workload.cases)
+    crossed += sum(len(provider.lookup(_query(tokens, OURS))) for tokens in workload.strangers)
+    kept = [donor for donor in map(catalog.get, donors) if donor is not None and donor.sketch is not None]
+    return Report(
+        tokens=workload.tokens,
+        donors=len(catalog),
+        scores=tuple(_scores(workload.cases, found, donors)),
+        worst_hidden_overlap=workload.worst_hidden_overlap,
+        cross_tenant=crossed,
+        lookup_p50=float(np.quantile(seconds, 0.5)),
+        lookup_p99=float(np.quantile(seconds, 0.99)),
+        lookup_cpu_p99=float(np.quantile(cpu_seconds, 0.99)),
+        sketch_bytes=float(np.mean([len(donor.sketch.raw) for donor in kept if donor.sketch is not None])),
+        posting_bytes=provider.snapshot()["posting_bytes"] / max(1, len(provider)),
     )
 
 
-def _registrations(tape: EventTape, donors: int, tokens: int) -> Iterator[bytes]:
-    """One at a time: 100,000 encoded events would be counted as the index's memory."""
-    yield encode_donor_event(tape.reset(), MSGPACK)
-    for n in range(donors):
-        yield encode_donor_event(tape.register(str(n), document(n, tokens), NAMESPACE), MSGPACK)
-        tape.events.clear()
+def _query(tokens: TokenArray, where: CacheNamespace) -> LookupQuery:
+    digest = where.digest()
+    return LookupQuery(tokens, where, digest, block_keys(digest, tokens, BLOCK))
 
 
-def _apply(catalog: DonorCatalog, raw: bytes) -> None:
-    catalog.apply(decode_donor_event(raw, MSGPACK))
+def _enough(matches: Iterable[SemanticTrtMatch]) -> list[SemanticTrtMatch]:
+    """As the deadline runner hands them on."""
+    return [match for match in matches if match.reusable_token_count >= EvidenceConfig().min_overlap_tokens]
 
 
-def _query(tokens: TokenArray) -> LookupQuery:
-    return LookupQuery(tokens, NAMESPACE, NAMESPACE.digest(), [])
+def _scores(
+    cases: Sequence[Case], found: Sequence[Sequence[SemanticTrtMatch]], donors: dict[str, TokenArray]
+) -> Iterator[Score]:
+    by_scenario: dict[str, list[tuple[Case, Sequence[SemanticTrtMatch]]]] = {}
+    for case, matches in zip(cases, found, strict=True):
+        by_scenario.setdefault(case.scenario, []).append((case, matches))
+    for scenario, answers in by_scenario.items():
+        right = [(case, m[0]) for case, m in answers if m and m[0].donor_id in case.right]
+        errors = [abs(match.reusable_token_count - case.common) / case.common for case, match in right]
+        segments = [_truths(case, match, donors) for case, matches in answers for match in matches]
+        claimed = [sum(s.token_count for s in match.segments) / case.common for case, match in right]
+        positive = bool(answers[0][0].right)
+        yield Score(
+            scenario=scenario,
+            cases=len(answers),
+            recall_at_1=len(right) / len(answers) if positive else None,
+            matched=sum(bool(matches) for _, matches in answers) / len(answers),
+            true_share=float(np.mean([case.common / len(case.tokens) for case, _ in answers])),
+            token_error_p50=float(np.quantile(errors, 0.5)) if errors else None,
+            token_error_p95=float(np.quantile(errors, 0.95)) if errors else None,
+            covered=float(np.mean(claimed)) if claimed else None,
+            edited=sum(match.edited for _, match in right) / len(right) if right else None,
+            segments=sum(map(len, segments)),
+            wrong_segments=sum(not true for one in segments for true in one),
+        )
 
 
-def _related(donor: TokenArray, other: TokenArray) -> TokenArray:
-    """Half of the donor in the middle of something else."""
-    quarter = len(donor) // 4
-    return np.concatenate((other[:quarter], donor[quarter : 3 * quarter], other[3 * quarter :]))
+def _truths(case: Case, match: SemanticTrtMatch, donors: dict[str, TokenArray]) -> list[bool]:
+    """Of each segment, whether the tokens it speaks of are the same. A background donor shares nothing, so its segments are wrong."""
+    donor = donors.get(match.donor_id, np.empty(0, np.uint32))
+    return [
+        np.array_equal(
+            case.tokens[s.target_start : s.target_start + s.token_count],
+            donor[s.donor_start : s.donor_start + s.token_count],
+        )
+        for s in match.segments
+    ]
 
 
-def _seconds(what: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    what()
-    return time.perf_counter() - began
+def table(report: Report) -> Table:
+    view = Table(title=f"{report.tokens} tokens a document, {report.donors} donors", title_justify="left")
+    view.add_column("scenario", no_wrap=True)
+    for name in (
+        "prompts",
+        "truly shared",
+        "recall@1",
+        "any match",
+        "error p50",
+        "p95",
+        "in segments",
+        "edited",
+        "segments",
+        "wrong",
+    ):
+        view.add_column(name, justify="right")
+    for score in report.scores:
+        shares = (score.true_share, score.recall_at_1, score.matched, score.token_error_p50, score.token_error_p95)
+        cells = [_percent(value) for value in (*shares, score.covered, score.edited)]
+        view.add_row(score.scenario, str(score.cases), *cells, str(score.segments), str(score.wrong_segments))
+    return view
 
 
-def _micros(seconds: Sequence[float], quantile: float) -> float:
-    return float(np.quantile(seconds, quantile)) * 1e6
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
-def _resident_bytes() -> int:
-    gc.collect()
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def show(cost: Cost) -> str:
+def summary(report: Report) -> str:
     return (
-        f"{cost.donors:>7} donors x {cost.tokens} tokens | register p50 {cost.register_p50:.0f} us, max "
-        f"{cost.register_max / 1000:.1f} ms, {cost.registers_per_second:.0f}/s | hit p50 {cost.hit_p50:.0f} us, p99 "
-        f"{cost.hit_p99:.0f} us, right {cost.right:.3f} | miss p50 {cost.miss_p50:.0f} us, p99 {cost.miss_p99:.0f} us, "
-        f"false {cost.false_matches} | evict p50 {cost.evict_p50:.0f} us | {cost.bytes_per_donor:.0f} bytes a donor "
-        f"(postings {cost.posting_bytes_per_donor:.0f})"
+        f"lookup p50 {report.lookup_p50 * 1e6:.0f} us, p99 {report.lookup_p99 * 1e6:.0f} us "
+        f"({report.lookup_cpu_p99 * 1e6:.0f} us of its own) | bytes a donor: sketch {report.sketch_bytes:.0f}, "
+        f"postings {report.posting_bytes:.0f}\n{report.cross_tenant} matches across tenants | negative controls share at most "
+        f"{report.worst_hidden_overlap:.1%} of their word 8-grams with donors"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.evidence", description=__doc__)
-    parser.add_argument("--donors", type=int, nargs="+", default=[1_000, 10_000])
-    parser.add_argument("--tokens", type=int, default=8_192)
+    parser = argparse.ArgumentParser(
+        prog="python -m dynamo_semkv.bench.evidence", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2_048, 8_192], help="tokens a document")
+    parser.add_argument("--size", type=int, default=12, help="donors a scenario (default: 12)")
+    parser.add_argument("--background", type=int, default=2_000, help="donors of random tokens besides (default: 2000)")
+    parser.add_argument("--json", action="store_true", help="one JSON list of reports instead of tables")
     arguments = parser.parse_args(argv)
-    for donors in arguments.donors:
-        print(show(measure(donors, arguments.tokens)), flush=True)
+    console = Console()
+    reports = []
+    for tokens in arguments.tokens:
+        report = measure(build(arguments.size, tokens, installed()), arguments.background)
+        reports.append(asdict(report))
+        if not arguments.json:
+            console.print(table(report))
+            console.print(summary(report), highlight=False)
+    if arguments.json:
+        print(json.dumps(reports, indent=2))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_semkv.bench.evidence import main, measure
+from dynamo_semkv.bench.evidence_cost import main, measure
 
 
 def test_a_small_run_measures_everything_on_right_answers() -> None:

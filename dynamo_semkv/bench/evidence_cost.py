@@ -1,0 +1,158 @@
+"""What the fingerprint provider costs: `python -m dynamo_semkv.bench.evidence_cost --donors 1000 10000 --tokens 8192`.
+
+Synthetic documents of random tokens, one namespace, all in this process and on one thread. It measures cost; whether the right donor is
+found is measured on text by `bench.evidence`, not here (the share of right answers is printed so that a fast wrong one is seen).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dynamo_semkv.contracts.codec import MSGPACK, decode_donor_event, encode_donor_event
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.evidence.catalog import DonorCatalog
+from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.testing import EventTape
+
+NAMESPACE = CacheNamespace(model="bench", tokens_per_block=32, tenant="")
+VOCABULARY = 50_000
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Times in microseconds, unless named otherwise."""
+
+    donors: int
+    tokens: int
+    register_p50: float
+    """One event from its bytes to the index: decode, catalog, postings."""
+    register_max: float
+    registers_per_second: float
+    hit_p50: float
+    hit_p99: float
+    right: float
+    """Share of the hits that named the right donor first."""
+    miss_p50: float
+    miss_p99: float
+    false_matches: int
+    evict_p50: float
+    bytes_per_donor: float
+    """Growth of this process's resident memory."""
+    posting_bytes_per_donor: float
+
+
+def document(seed: int, tokens: int) -> TokenArray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype(np.uint32)
+
+
+def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
+    """Fills an index with `donors` documents and measures each operation. Repeatable but for the clock."""
+    provider = FingerprintProvider()
+    catalog = DonorCatalog([provider], clock=time.monotonic, max_donors=donors, max_bytes=2**62)
+    tape = EventTape()
+    before = _resident_bytes()
+    registers = [_seconds(partial(_apply, catalog, raw)) for raw in _registrations(tape, donors, tokens)]
+    grown = _resident_bytes() - before
+    rng = np.random.default_rng(1)
+    queries = [_query(document(2**40 + n, tokens)) for n in range(lookups)]
+    misses = [_seconds(partial(provider.lookup, query)) for query in queries]
+    false = sum(bool(provider.lookup(query)) for query in queries)
+    chosen = rng.integers(0, donors, lookups).tolist()
+    asked = [_query(_related(document(n, tokens), document(2**41 + i, tokens))) for i, n in enumerate(chosen)]
+    hits = [_seconds(partial(provider.lookup, query)) for query in asked]
+    right = 0
+    for n, query in zip(chosen, asked, strict=True):
+        found = provider.lookup(query)
+        right += bool(found) and found[0].donor_id == str(n)
+    evictions = [encode_donor_event(tape.evict(str(n)), MSGPACK) for n in range(min(donors, lookups))]
+    evicts = [_seconds(partial(_apply, catalog, raw)) for raw in evictions]
+    return Cost(
+        donors=donors,
+        tokens=tokens,
+        register_p50=_micros(registers, 0.5),
+        register_max=_micros(registers, 1.0),
+        registers_per_second=donors / sum(registers),
+        hit_p50=_micros(hits, 0.5),
+        hit_p99=_micros(hits, 0.99),
+        right=right / lookups,
+        miss_p50=_micros(misses, 0.5),
+        miss_p99=_micros(misses, 0.99),
+        false_matches=false,
+        evict_p50=_micros(evicts, 0.5),
+        bytes_per_donor=grown / donors,
+        posting_bytes_per_donor=provider.snapshot()["posting_bytes"] / donors,
+    )
+
+
+def _registrations(tape: EventTape, donors: int, tokens: int) -> Iterator[bytes]:
+    """One at a time: 100,000 encoded events would be counted as the index's memory."""
+    yield encode_donor_event(tape.reset(), MSGPACK)
+    for n in range(donors):
+        yield encode_donor_event(tape.register(str(n), document(n, tokens), NAMESPACE), MSGPACK)
+        tape.events.clear()
+
+
+def _apply(catalog: DonorCatalog, raw: bytes) -> None:
+    catalog.apply(decode_donor_event(raw, MSGPACK))
+
+
+def _query(tokens: TokenArray) -> LookupQuery:
+    return LookupQuery(tokens, NAMESPACE, NAMESPACE.digest(), [])
+
+
+def _related(donor: TokenArray, other: TokenArray) -> TokenArray:
+    """Half of the donor in the middle of something else."""
+    quarter = len(donor) // 4
+    return np.concatenate((other[:quarter], donor[quarter : 3 * quarter], other[3 * quarter :]))
+
+
+def _seconds(what: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began
+
+
+def _micros(seconds: Sequence[float], quantile: float) -> float:
+    return float(np.quantile(seconds, quantile)) * 1e6
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def show(cost: Cost) -> str:
+    return (
+        f"{cost.donors:>7} donors x {cost.tokens} tokens | register p50 {cost.register_p50:.0f} us, max "
+        f"{cost.register_max / 1000:.1f} ms, {cost.registers_per_second:.0f}/s | hit p50 {cost.hit_p50:.0f} us, p99 "
+        f"{cost.hit_p99:.0f} us, right {cost.right:.3f} | miss p50 {cost.miss_p50:.0f} us, p99 {cost.miss_p99:.0f} us, "
+        f"false {cost.false_matches} | evict p50 {cost.evict_p50:.0f} us | {cost.bytes_per_donor:.0f} bytes a donor "
+        f"(postings {cost.posting_bytes_per_donor:.0f})"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.evidence_cost", description=__doc__)
+    parser.add_argument("--donors", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--tokens", type=int, default=8_192)
+    arguments = parser.parse_args(argv)
+    for donors in arguments.donors:
+        print(show(measure(donors, arguments.tokens)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
