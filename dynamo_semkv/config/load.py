@@ -31,6 +31,8 @@ class Loaded(NamedTuple):
     """16 hex digits over every value that is in force: two processes with the same hash run the same policy."""
     source: str
     """The file, or `defaults`, and the names of the environment variables that changed it."""
+    path: str | None = None
+    """The file by itself."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,7 +77,9 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
         tree, source = parse_yaml(raw), str(path)
     used = _override(tree, env or {})
     config = build(tree)
-    return Loaded(config, config_hash(config), source + (f" + {', '.join(used)}" if used else ""))
+    return Loaded(
+        config, config_hash(config), source + (f" + {', '.join(used)}" if used else ""), str(path) if path else None
+    )
 
 
 def parse_yaml(raw: bytes | str) -> dict[str, Any]:

@@ -67,10 +67,14 @@ class DeadlineRunner:
         min_overlap_tokens: int = 1,
         breaker_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.set_limits(deadline_seconds, max_matches, min_overlap_tokens)
+        self._seats = [_Seat(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
+
+    def set_limits(self, deadline_seconds: float, max_matches: int, min_overlap_tokens: int) -> None:
+        """From the next lookup on."""
         self._deadline = deadline_seconds
         self._max_matches = max_matches
         self._min_overlap = min_overlap_tokens
-        self._seats = [_Seat(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
 
     async def lookup(self, query: LookupQuery) -> LookupResult:
         """Returns by the deadline, whatever the providers do. Never raises (but CancelledError, which leaves nothing behind)."""

@@ -65,6 +65,7 @@ def readiness(state: RouterState) -> Readiness:
             _donor_events(state),
             _catalog(state),
             _providers(state),
+            _configuration(state),
         )
     )
 
@@ -142,6 +143,15 @@ def _providers(state: RouterState) -> Check:
     if bad:
         return Check("providers", Level.WARN, "; ".join(bad))
     return Check("providers", Level.OK, ", ".join(state.providers) or "none configured")
+
+
+def _configuration(state: RouterState) -> Check:
+    error, restart = state.configuration.get("last_reload_error"), state.configuration.get("restart_needed", ())
+    if error:
+        return Check("configuration", Level.WARN, f"{state.config_hash} stays in force, the file is refused: {error}")
+    if restart:
+        return Check("configuration", Level.WARN, f"takes effect only after a restart: {_listed(restart)}")
+    return Check("configuration", Level.OK, f"{state.config_hash} is in force")
 
 
 def _listed(names: Iterator[str] | list[str]) -> str:

@@ -78,6 +78,8 @@ class RouterState:
     """`DonorCatalog.snapshot()`."""
     providers: Mapping[str, Any] = field(default_factory=dict)
     """`DeadlineRunner.snapshot()`."""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """`ConfigWatch.status()`."""
     calibration: Mapping[str, Any] = field(default_factory=dict)
     """`Calibration.snapshot()`."""
     fallbacks: Mapping[str, int] = field(default_factory=dict)

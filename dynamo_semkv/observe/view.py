@@ -65,6 +65,7 @@ class RouterView:
         catalog: Callable[[], Mapping[str, Any]],
         providers: Callable[[], Mapping[str, Any]],
         calibration: Callable[[], Mapping[str, Any]] = dict,
+        configuration: Callable[[], Mapping[str, Any]] = dict,
         replicas: Callable[[], Sequence[ReplicaStatus]],
         fallbacks: Callable[[], Mapping[str, int]],
         metrics: Metrics,
@@ -82,6 +83,7 @@ class RouterView:
         self._catalog = catalog
         self._providers = providers
         self._calibration = calibration
+        self._configuration = configuration
         self._replicas = replicas
         self._fallbacks = fallbacks
         self._metrics = metrics
@@ -90,6 +92,9 @@ class RouterView:
         self._began = monotonic()
         self._failing: set[str] = set()
         metrics.watch(self.state)
+
+    def reload(self, config: Config, config_hash: str) -> None:
+        self._config, self._config_hash = config, config_hash
 
     def state(self) -> RouterState:
         history, book, placement = self._history, self._book, self._config.placement
@@ -116,6 +121,7 @@ class RouterView:
             catalog=self._ask("catalog", self._catalog, {}),
             providers=self._ask("providers", self._providers, {}),
             calibration=self._ask("calibration", self._calibration, {}),
+            configuration=self._ask("configuration", self._configuration, {}),
             fallbacks=self._ask("fallbacks", self._fallbacks, {}),
         )
 

@@ -70,8 +70,11 @@ class Advisor:
         self._fallbacks = fallbacks
         self._salt_key = salt_key
         self._credit = credit
-        self._seed = config.scoring.seed.to_bytes(8, "little")
         self._live: Mapping[ReplicaKey, ReplicaCard] | None = None
+
+    def reload(self, config: Config) -> None:
+        """For requests from now on; those that are being weighed keep the configuration that they began with."""
+        self._config = config
 
     def refresh(self) -> None:
         """Takes over what discovery lists now; cheap when nothing changed. Called per request and at a steady beat."""
@@ -82,7 +85,8 @@ class Advisor:
 
     async def advise(self, request: Request, request_id: str) -> Advice | None:
         """What to do with the request; None when even its tokens could not be read. Raises nothing but its own cancellation."""
-        mode = effective_mode(self._config.placement, request_id)
+        config = self._config
+        mode = effective_mode(config.placement, request_id)
         prompt: Prompt | None = None
         try:
             self.refresh()
@@ -92,7 +96,7 @@ class Advisor:
             reason = no_advice_reason(facts, view, prompt)
             if reason is not None:
                 return Advice(no_advice(mode, reason), prompt)
-            return await self._weigh(facts, view, prompt, mode, request_id)
+            return await self._weigh(facts, view, prompt, config, mode, request_id)
         except ContractError as error:
             self._fallbacks.add(FallbackReason.REQUEST_UNREADABLE, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours may not fail the request; counted and logged
@@ -100,27 +104,33 @@ class Advisor:
         return Advice(no_advice(mode, DecisionReason.FAULT), prompt) if prompt is not None else None
 
     async def _weigh(
-        self, facts: RequestFacts, view: ModelView, prompt: Prompt, mode: PlacementMode, request_id: str
+        self,
+        facts: RequestFacts,
+        view: ModelView,
+        prompt: Prompt,
+        config: Config,
+        mode: PlacementMode,
+        request_id: str,
     ) -> Advice:
-        exact = await self._exact(facts)
+        exact = await self._exact(facts, config.evidence.exact_deadline_ms / 1000)
         if exact is None:
             return Advice(no_advice(mode, DecisionReason.EXACT_UNKNOWN), prompt)
         lookup = Lookup()
-        if not covers(exact, prompt, self._config.evidence.skip_when_exact_covers):
-            lookup = await self._look_up(prompt, exact.overlap.block_size)
+        if not covers(exact, prompt, config.evidence.skip_when_exact_covers):
+            lookup = await self._look_up(prompt, exact.overlap.block_size, config.evidence.deadline_ms / 1000)
         return weigh(
             prompt,
             exact,
             lookup,
             directory=self._directory,
             view=view,
-            config=self._config,
+            config=config,
             mode=mode,
-            seed_material=self._seed + request_id.encode(),
+            seed_material=config.scoring.seed.to_bytes(8, "little") + request_id.encode(),
             credit=self._credit,
         )
 
-    async def _exact(self, facts: RequestFacts) -> Exact | None:
+    async def _exact(self, facts: RequestFacts, deadline: float) -> Exact | None:
         asked = (facts.token_ids, facts.salt, facts.lora_name)
 
         async def both() -> Exact:
@@ -128,15 +138,14 @@ class Advisor:
             return Exact(overlap, loads)
 
         try:
-            return await within(self._config.evidence.exact_deadline_ms / 1000, both())
+            return await within(deadline, both())
         except Late as late:
             self._fallbacks.add(FallbackReason.EXACT_TIMEOUT, late)
         except Exception as error:  # noqa: BLE001 - Dynamo's bindings raise plain Exception; without an answer there is no advice
             self._fallbacks.add(FallbackReason.EXACT_ERROR, error)
         return None
 
-    async def _look_up(self, prompt: Prompt, block_size: int) -> Lookup:
-        deadline = self._config.evidence.deadline_ms / 1000
+    async def _look_up(self, prompt: Prompt, block_size: int, deadline: float) -> Lookup:
         query = LookupQuery(
             tokens=prompt.tokens,
             namespace=prompt.namespace,

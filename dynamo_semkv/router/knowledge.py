@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.subscriber import BusSubscriber
 from dynamo_semkv.config.load import Loaded
+from dynamo_semkv.config.watch import ConfigWatch
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.evidence.catalog import DonorCatalog
@@ -43,6 +44,7 @@ class Knowledge:
 
     def __init__(self, loaded: Loaded, router: str) -> None:
         config = loaded.config
+        self.watch = ConfigWatch(loaded)
         fingerprint = config.evidence.fingerprint
         providers = [FingerprintProvider(fingerprint)] if fingerprint.enabled else []
         self.catalog = DonorCatalog(
@@ -99,6 +101,7 @@ class Knowledge:
             catalog=self.catalog.snapshot,
             providers=self.lookup.snapshot,
             calibration=self.calibration.snapshot,
+            configuration=self.watch.status,
             replicas=self.statuses,
             fallbacks=lambda: {reason.value: count for reason, count in self.fallbacks.counts.items()},
             metrics=self.metrics,
@@ -118,6 +121,12 @@ class Knowledge:
                 return False
             await asyncio.sleep(0.02)
         return True
+
+    def reload(self, loaded: Loaded) -> None:
+        evidence = loaded.config.evidence
+        self.lookup.set_limits(evidence.deadline_ms / 1000, evidence.max_matches, evidence.min_overlap_tokens)
+        self.calibration.reload(loaded.config.scoring)
+        self.view.reload(loaded.config, loaded.hash)
 
     def tidy(self) -> None:
         """What has to happen without requests too: donors of dead workers end, and what is over leaves the index."""

@@ -24,6 +24,7 @@ from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.hint_sender import HintSender
 from dynamo_semkv.router.knowledge import Knowledge
+from dynamo_semkv.router.reload import Reloader
 from dynamo_semkv.router.runtime import DynamoEdge, EdgeError, EdgeSettings
 from dynamo_semkv.router.service import RouterService
 
@@ -69,6 +70,8 @@ async def serve(loaded: Loaded) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # Until there is something to serve a hang-up may not end the process, and has nothing to do: the file is read again then.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     router = f"{loaded.config.dynamo.router_component}-{secrets.token_hex(4)}"
     logger.info("router %s, configuration %s: %s", router, loaded.hash, loaded.source)
     knowledge = Knowledge(loaded, router)
@@ -116,6 +119,15 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     if not await knowledge.replayed():
         logger.warning("bus %s is not read yet: serving without evidence until it is", config.bus.url)
     freezing = asyncio.ensure_future(_freeze_what_was_replayed(knowledge))
+
+    def take_over(changed: Loaded) -> None:
+        advisor.reload(changed.config)
+        service.reload(changed.config, changed.hash)
+        knowledge.reload(changed)
+
+    reloader = Reloader(knowledge.watch, take_over)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
+    watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
     serving = asyncio.ensure_future(edge.serve(service.handle))
     stopping = asyncio.ensure_future(stop.wait())
@@ -127,9 +139,9 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
             await edge.shutdown(config.dynamo.drain_seconds)
         await serving
     finally:
-        for task in (beat, stopping, freezing):
+        for task in (beat, watching, stopping, freezing):
             task.cancel()
-        await asyncio.gather(beat, stopping, freezing, return_exceptions=True)
+        await asyncio.gather(beat, watching, stopping, freezing, return_exceptions=True)
     return 0
 
 

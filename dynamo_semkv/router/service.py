@@ -103,17 +103,22 @@ class RouterService:
         self._wall = wall
         self._attempts = attempts
 
+    def reload(self, config: Config, config_hash: str) -> None:
+        """For requests from now on."""
+        self._config, self._config_hash = config, config_hash
+
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
         arrived = self._monotonic()
         self.counts["requests"] += 1
         request, stripped = strip_client_hints(request)
         self.counts["hints_stripped"] += stripped
+        config_hash = self._config_hash  # of the configuration that decides, whatever is reloaded meanwhile
         advice = None
         if self._config.placement.mode is not PlacementMode.OFF:
             advice = await self._advisor.advise(request, call.request_id)
         # From here to the `try` nothing waits, so no cancellation can fall between the opening record and its end.
-        dispatch, route = self._depart(request, call, advice, arrived)
+        dispatch, route = self._depart(request, call, advice, arrived, config_hash)
         end = "error"
         chunks: AsyncIterator[Chunk] | None = None
         try:
@@ -142,7 +147,7 @@ class RouterService:
                 await close()
 
     def _depart(
-        self, request: Request, call: CallContext, advice: Advice | None, arrived: float
+        self, request: Request, call: CallContext, advice: Advice | None, arrived: float, config_hash: str
     ) -> tuple[Dispatch, _Route | None]:
         """Hint, prepare the dispatch, record. The dispatch starts with its first chunk, so the record is written before it."""
         if advice is None:
@@ -159,7 +164,7 @@ class RouterService:
             unpinned=request,
             annotate={"route_id": route_id, "reason": decision.reason.value},
         )
-        self._open(call, advice, route_id, str(request.get("model") or ""))
+        self._open(call, advice, route_id, str(request.get("model") or ""), config_hash)
         return dispatch, _Route(route_id, arrived, pinned)
 
     def _hint(
@@ -191,7 +196,7 @@ class RouterService:
             self._fallbacks.add(FallbackReason.HINT_ERROR, error)
             return None
 
-    def _open(self, call: CallContext, advice: Advice, route_id: RouteId, model: str) -> None:
+    def _open(self, call: CallContext, advice: Advice, route_id: RouteId, model: str, config_hash: str) -> None:
         self.open_routes += 1
         try:
             self._journal.opened(
@@ -203,7 +208,7 @@ class RouterService:
                     attempt=self._attempts.next(call.request_id),
                     model=model,
                     opened_at=self._wall(),
-                    config_hash=self._config_hash,
+                    config_hash=config_hash,
                     traceparent=call.traceparent,
                     directory=self._directory,
                 )

@@ -43,6 +43,16 @@ def test_not_ready_before_a_worker_has_come() -> None:
     assert check(empty_state(), "workers")[0] is Level.FAIL
 
 
+def test_a_configuration_file_that_is_refused_or_waits_for_a_restart_is_a_degradation_with_its_words() -> None:
+    refused = state(configuration={"last_reload_error": "placement.mode: got 'bold'", "restart_needed": ["bus.url"]})
+    level, detail = check(refused, "configuration")
+    assert (readiness(refused).state, level) == ("degraded", Level.WARN)
+    assert "placement.mode: got 'bold'" in detail
+    assert refused.config_hash in detail
+    waits = state(configuration={"last_reload_error": None, "restart_needed": ["bus.url"]})
+    assert check(waits, "configuration") == (Level.WARN, "takes effect only after a restart: bus.url")
+
+
 def test_broker_away_later_is_a_degradation() -> None:
     found = readiness(away(state()))
     assert (found.state, found.ready) == ("degraded", True)

@@ -47,6 +47,7 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
             "catalog": fake_catalog,
             "providers": lambda: {"fingerprint": {"breaker": "closed"}},
             "calibration": lambda: {"routes": 7, "cells": []},
+            "configuration": lambda: {"reloaded_at": 4_000.0, "last_reload_error": None, "restart_needed": ["bus.url"]},
             "replicas": fake_replicas,
             "fallbacks": lambda: {"hint_error": 3},
             "metrics": metrics or Metrics(),
@@ -77,11 +78,15 @@ def test_everything_is_read() -> None:
     assert (reports["messages"], reports["malformed"]) == (5, 2)
     assert view.readiness().plain()["state"] in {"ready", "degraded", "not_ready"}
     assert value(metrics, "semkv_fallback_total", reason="hint_error") == 3
+    assert (snapshot["reloaded_at"], snapshot["last_reload_error"]) == (4_000.0, None)
+    assert snapshot["restart_needed"] == ["bus.url"]
+    view.reload(Config(), "def")
+    assert (view.snapshot()["mode"], view.snapshot()["config_hash"]) == ("shadow", "def")
     assert snapshot["calibration"] == {"routes": 7, "cells": []}
     assert "semkv_open_routes 1.0" in view.metrics_text()
 
 
-@pytest.mark.parametrize("part", ["catalog", "providers", "calibration", "replicas", "fallbacks"])
+@pytest.mark.parametrize("part", ["catalog", "providers", "calibration", "configuration", "replicas", "fallbacks"])
 def test_a_part_that_fails_shows_as_unknown(part: str, caplog: pytest.LogCaptureFixture) -> None:
     view = make_view(busy_listener(), **{part: lambda: 1 / 0})
     for _ in range(3):

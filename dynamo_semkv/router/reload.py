@@ -1,0 +1,66 @@
+"""Reload: what the watched file says now, taken over by the running router, and logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from dynamo_semkv.config.load import Loaded
+from dynamo_semkv.config.watch import ConfigWatch, Reload
+
+logger = logging.getLogger(__name__)
+
+
+class Reloader:
+    """One event loop. `apply` may not wait: between two of its steps no request may see half of each configuration."""
+
+    def __init__(self, watch: ConfigWatch, apply: Callable[[Loaded], None]) -> None:
+        self._watch = watch
+        self._apply = apply
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """For SIGHUP: do not wait for the file to settle."""
+        self._asked.set()
+
+    async def run(self, seconds: float) -> None:
+        """Looks at the file every so often and when asked, for ever. A file system that hangs keeps nothing else from going on."""
+        failures = 0
+        while True:
+            try:
+                await asyncio.wait_for(self._asked.wait(), seconds)
+            except (asyncio.TimeoutError, TimeoutError):
+                pass
+            forced = self._asked.is_set()
+            self._asked.clear()
+            try:
+                await self.look(forced)
+            except Exception:
+                failures += 1
+                if failures & (failures - 1) == 0:
+                    logger.warning("the configuration was not looked at (%d so far)", failures, exc_info=True)
+
+    async def look(self, forced: bool = False) -> None:
+        if forced and self._watch.path is None:
+            logger.warning("asked to reload, but there is no configuration file")
+            return
+        news = await asyncio.to_thread(self._watch.poll, forced)
+        if news is not None:
+            self._take(news)
+
+    def _take(self, news: Reload) -> None:
+        loaded = news.loaded
+        if news.error is not None:
+            logger.error("%s is not taken over, configuration %s stays: %s", self._watch.path, loaded.hash, news.error)
+            return
+        if news.changed:
+            self._apply(loaded)
+            logger.info("configuration %s is in force; changed: %s", loaded.hash, ", ".join(news.changed))
+        else:
+            logger.info("configuration %s stays: nothing changed that can change while running", loaded.hash)
+        if news.restart:
+            logger.warning("takes effect only after a restart: %s", ", ".join(news.restart))
+
+
+__all__ = ["Reloader"]
