@@ -50,7 +50,10 @@ class Score:
     """Mean share of the prompt's tokens that come from the right donor."""
     token_error_p50: float | None
     token_error_p95: float | None
-    """|reusable_token_count - truth| over the truth, of right first matches."""
+    """|reusable_token_count - truth| over the truth, of right first matches. The truth is every token that comes from the donor."""
+    run_error_p50: float | None
+    run_error_p95: float | None
+    """The same against the tokens in runs of 8 and more (`Case.common_in_runs`)."""
     covered: float | None
     """Mean share of the truth that segments claim."""
     edited: float | None
@@ -140,7 +143,8 @@ def _scores(
         by_scenario.setdefault(case.scenario, []).append((case, matches))
     for scenario, answers in by_scenario.items():
         right = [(case, m[0]) for case, m in answers if m and m[0].donor_id in case.right]
-        errors = [abs(match.reusable_token_count - case.common) / case.common for case, match in right]
+        errors = [abs(match.reusable_token_count / case.common - 1) for case, match in right]
+        run_errors = [abs(match.reusable_token_count / max(1, case.common_in_runs) - 1) for case, match in right]
         segments = [_truths(case, match, donors) for case, matches in answers for match in matches]
         claimed = [sum(s.token_count for s in match.segments) / case.common for case, match in right]
         positive = bool(answers[0][0].right)
@@ -150,13 +154,19 @@ def _scores(
             recall_at_1=len(right) / len(answers) if positive else None,
             matched=sum(bool(matches) for _, matches in answers) / len(answers),
             true_share=float(np.mean([case.common / len(case.tokens) for case, _ in answers])),
-            token_error_p50=float(np.quantile(errors, 0.5)) if errors else None,
-            token_error_p95=float(np.quantile(errors, 0.95)) if errors else None,
+            token_error_p50=_quantile(errors, 0.5),
+            token_error_p95=_quantile(errors, 0.95),
+            run_error_p50=_quantile(run_errors, 0.5),
+            run_error_p95=_quantile(run_errors, 0.95),
             covered=float(np.mean(claimed)) if claimed else None,
             edited=sum(match.edited for _, match in right) / len(right) if right else None,
             segments=sum(map(len, segments)),
             wrong_segments=sum(not true for one in segments for true in one),
         )
+
+
+def _quantile(values: Sequence[float], quantile: float) -> float | None:
+    return float(np.quantile(values, quantile)) if values else None
 
 
 def _truths(case: Case, match: SemanticTrtMatch, donors: dict[str, TokenArray]) -> list[bool]:
@@ -171,25 +181,38 @@ def _truths(case: Case, match: SemanticTrtMatch, donors: dict[str, TokenArray]) 
     ]
 
 
+COLUMNS = (
+    "prompts",
+    "truly shared",
+    "recall@1",
+    "any match",
+    "error p50",
+    "error p95",
+    "run error p95",
+    "in segments",
+    "edited",
+    "segments",
+    "wrong",
+)
+
+
 def table(report: Report) -> Table:
     view = Table(title=f"{report.tokens} tokens a document, {report.donors} donors", title_justify="left")
     view.add_column("scenario", no_wrap=True)
-    for name in (
-        "prompts",
-        "truly shared",
-        "recall@1",
-        "any match",
-        "error p50",
-        "p95",
-        "in segments",
-        "edited",
-        "segments",
-        "wrong",
-    ):
+    for name in COLUMNS:
         view.add_column(name, justify="right")
     for score in report.scores:
-        shares = (score.true_share, score.recall_at_1, score.matched, score.token_error_p50, score.token_error_p95)
-        cells = [_percent(value) for value in (*shares, score.covered, score.edited)]
+        shares = (
+            score.true_share,
+            score.recall_at_1,
+            score.matched,
+            score.token_error_p50,
+            score.token_error_p95,
+            score.run_error_p95,
+            score.covered,
+            score.edited,
+        )
+        cells = [_percent(value) for value in shares]
         view.add_row(score.scenario, str(score.cases), *cells, str(score.segments), str(score.wrong_segments))
     return view
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dynamo_semkv.bench.corpus import DIGITS, SENTENCE_END, documents, hidden_overlap, tokens_of
 from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.sketch import NGRAM
 
 I64 = npt.NDArray[np.int64]
 
@@ -24,13 +25,14 @@ SIBLINGS = 6
 NUMBER_EVERY = 40
 """Tokens between two numbers of four digits in brackets: with all digits changed about nine tokens in ten stay."""
 MAX_HIDDEN_OVERLAP = 0.02
+MIN_RUN = NGRAM
 
 ASKED_FIRST = tokens_of(
     "You answer in one short sentence. Read the text that follows, then the question at its end. Text: "
 )
 QUESTION = tokens_of("Question: which rule does the text state first, and for whom does it hold? Answer: ")
 ASKED_LATER = tokens_of(
-    "You are a careful editor. List what remains open in this draft, a line for each point. Draft begins. "
+    "As a careful editor, list what remains open in this draft, a line for each point. Draft begins. "
 )
 DEMAND = tokens_of("Draft ends. Be brief, keep the order of the draft, and leave out whatever is settled already. ")
 
@@ -51,8 +53,8 @@ class Case:
     """Donors of which one should be the first match; none for negative controls."""
     common: int = 0
     """Tokens that come from a right donor unchanged."""
-    changed: bool = False
-    """A right donor's text was changed in places: its match should be flagged as edited."""
+    common_in_runs: int = 0
+    """The part of them that stands in runs of MIN_RUN and more: shorter ones, between digits say, no window can see."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,13 @@ def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7) -> Work
         cases += [case for _, found in made for case in found]
     for n, body in enumerate(fresh):
         donors.append(Donor(f"template-{n}", _join(template, ASKED_FIRST, body, QUESTION)))
-        prompt = _join(template, ASKED_LATER, body, DEMAND)
-        # The instruction between template and body was changed, and what is around it was not.
-        cases.append(
-            Case("same template, own body", prompt, (f"template-{n}",), len(template) + len(body), changed=True)
-        )
+        # To be flagged as edited: the instruction between template and body was changed, and what is around it was not.
+        prompt, right = _join(template, ASKED_LATER, body, DEMAND), (f"template-{n}",)
+        cases.append(_case("same template, own body", prompt, right, len(template) + len(body)))
     carriers = tuple(f"template-{n}" for n in range(size))
     for body in negative:
         prompt = _join(template, ASKED_LATER, body, DEMAND)
-        cases.append(Case("same template, new body", prompt, carriers, len(template)))
+        cases.append(_case("same template, new body", prompt, carriers, len(template)))
     cases += [Case("negative", _later(body)) for body in negative]
     worst = _hidden(texts, size)
     if worst > MAX_HIDDEN_OVERLAP:
@@ -125,34 +125,52 @@ def _donor(donor_id: str, body: TokenArray) -> Donor:
     return Donor(donor_id, _first(body))
 
 
+def _case(scenario: str, prompt: TokenArray, right: tuple[str, ...], common: int) -> Case:
+    """Everything in common is in long runs."""
+    return Case(scenario, prompt, right, common, common)
+
+
+def _changed(scenario: str, body: TokenArray, origin: I64, right: tuple[str, ...]) -> Case:
+    common, in_runs = common_tokens(origin)
+    return Case(scenario, _later(body), right, common, in_runs)
+
+
+def common_tokens(origin: I64) -> tuple[int, int]:
+    """`origin`: for each token of a text its position in the donor's, -1 for a foreign one. All that are not foreign, and those of them in
+    runs of MIN_RUN and more."""
+    breaks = np.flatnonzero((origin[1:] != origin[:-1] + 1) | (origin[:-1] < 0)) + 1
+    runs = [run for run in np.split(origin, breaks) if len(run) and run[0] >= 0]
+    return sum(map(len, runs)), sum(len(run) for run in runs if len(run) >= MIN_RUN)
+
+
 def _from_plain(right: tuple[str, ...], body: TokenArray, other: TokenArray, rng: random.Random) -> Iterator[Case]:
-    yield Case("other instruction", _later(body), right, len(body))
+    yield _case("other instruction", _later(body), right, len(body))
     chunks = np.array_split(body, CHUNKS)
     rng.shuffle(chunks)
-    yield Case("reordered chunks", _later(_join(*chunks)), right, len(body))
+    yield _case("reordered chunks", _later(_join(*chunks)), right, len(body))
     kept, new = chunks[: CHUNKS // 2], np.array_split(other, CHUNKS)[: CHUNKS // 2]
     mixed = [chunk for pair in zip(new, kept, strict=True) for chunk in pair]
-    yield Case("5 of 10 chunks shared", _later(_join(*mixed)), right, sum(map(len, kept)))
+    yield _case("5 of 10 chunks shared", _later(_join(*mixed)), right, sum(map(len, kept)))
     for every in EDIT_EVERY:
-        changed, common = edited(body, every, rng)
-        yield Case(f"1 in {every} tokens edited", _later(changed), right, common, changed=True)
+        yield _changed(f"1 in {every} tokens edited", *edited(body, every, rng), right)
 
 
-def edited(body: TokenArray, every: int, rng: random.Random) -> tuple[TokenArray, int]:
-    """One token in each `every` is replaced by another of the document, left out, or gets one put before it. With how many are left as
-    they were."""
+def edited(body: TokenArray, every: int, rng: random.Random) -> tuple[TokenArray, I64]:
+    """One token in each `every` is replaced by another of the document, left out, or gets one put before it. With the origin of each token
+    (see `common_tokens`)."""
     words = body.tolist()
     out: list[int] = []
-    common = 0
+    origin: list[int] = []
     for start in range(0, len(words), every):
         part = words[start : start + every]
         at = rng.randrange(len(part))
         how = rng.choice(("replace", "delete", "insert"))
         foreign = rng.choice([word for word in rng.sample(words, min(8, len(words))) if word != part[at]] or [1])
-        common += len(part) - (how != "insert")
         middle = {"replace": [foreign], "delete": [], "insert": [foreign, part[at]]}[how]
+        here = {"replace": [-1], "delete": [], "insert": [-1, start + at]}[how]
         out += part[:at] + middle + part[at + 1 :]
-    return np.array(out, np.uint32), common
+        origin += [*range(start, start + at), *here, *range(start + at + 1, start + len(part))]
+    return np.array(out, np.uint32), np.array(origin, np.int64)
 
 
 def with_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
@@ -185,11 +203,11 @@ def _numbered(name: str, body: TokenArray, rng: random.Random) -> Iterator[tuple
     chosen = rng.randrange(SIBLINGS)
     for n in range(SIBLINGS):
         sibling = other_numbers(base, rng)
-        case = Case("right one of 6 number-only siblings", _later(sibling), (f"{name}-{n}",), len(sibling))
+        case = _case("right one of 6 number-only siblings", _later(sibling), (f"{name}-{n}",), len(sibling))
         yield _donor(f"{name}-{n}", sibling), [case] if n == chosen else []
     changed = other_numbers(alone, rng)
-    common = int((changed == alone).sum())
+    origin = np.where(changed == alone, np.arange(len(alone)), -1)
     yield (
         _donor(f"{name}-alone", alone),
-        [Case("all numbers changed", _later(changed), (f"{name}-alone",), common, changed=True)],
+        [_changed("all numbers changed", changed, origin, (f"{name}-alone",))],
     )

@@ -18,6 +18,7 @@ from dynamo_semkv.bench.labelled import (
     Case,
     Workload,
     build,
+    common_tokens,
     edited,
     other_numbers,
     with_numbers,
@@ -77,10 +78,20 @@ def test_the_workload_is_repeatable_and_its_negatives_are_negative(workload: Wor
 @pytest.mark.parametrize("every", EDIT_EVERY)
 def test_edits_leave_as_many_tokens_as_they_say(every: int) -> None:
     body = np.arange(1_000, 1_510, dtype=np.uint32)
-    changed, common = edited(body, every, random.Random(every))
+    changed, origin = edited(body, every, random.Random(every))
+    known = origin >= 0
+    assert np.array_equal(changed[known], body[origin[known]])
     blocks = SequenceMatcher(None, body.tolist(), changed.tolist(), autojunk=False).get_matching_blocks()
+    common, _ = common_tokens(origin)
     assert sum(block.size for block in blocks) == common
     assert len(body) - -(-len(body) // every) <= common < len(body) + 1
+
+
+def test_common_tokens_are_counted_with_and_without_short_runs() -> None:
+    origin = np.array([-1, 4, 5, 6, -1, -1, *range(20, 28), 30, -1, 31])
+    assert common_tokens(origin) == (13, 8)
+    assert common_tokens(np.arange(9)) == (9, 9)
+    assert common_tokens(np.full(3, -1)) == (0, 0)
 
 
 def test_numbers_change_in_every_digit_and_nowhere_else() -> None:
@@ -111,7 +122,9 @@ def test_too_little_text_names_the_numbers() -> None:
 
 def test_a_segment_that_is_not_true_is_counted() -> None:
     donor = np.arange(100, dtype=np.uint32)
-    case = Case("made up", np.concatenate((np.full(10, 7, np.uint32), donor[:50])), ("d",), common=50)
+    case = Case(
+        "made up", np.concatenate((np.full(10, 7, np.uint32), donor[:50])), ("d",), common=50, common_in_runs=50
+    )
     true = SemanticTrtSegment(target_start=10, donor_start=0, token_count=50)
     match = SemanticTrtMatch(
         donor_id="d",
