@@ -33,8 +33,9 @@ Start = Literal["all", "last_per_subject", "new"]
 
 _API_SECONDS = 5.0
 _SILENT_HEARTBEATS = 2.5
-_TURN_SECONDS = 0.005
-"""A replay gives the event loop back at least this often, so that ten thousand donors do not stall requests."""
+_TURN_SECONDS = 0.001
+"""A replay, or a flood, gives the event loop back this often. A request takes some twenty turns of the loop, and each of them may wait so
+long: at 5 ms no question to Dynamo was answered within its deadline while a restarted router read its donors back."""
 
 
 @dataclass(frozen=True)

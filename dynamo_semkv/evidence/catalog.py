@@ -233,7 +233,9 @@ class DonorCatalog:
         try:
             donor = donor_from(data, partition, stream.key, life, self._on_use)
         except ContractError as error:
-            logger.warning("donor %s of stream %s dropped: %s", data.donor_id, stream.key, error)
+            count = self.counts[Verdict.BAD_SKETCH.value] + 1
+            if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: an emitter that is always wrong does not fill the log
+                logger.warning("donor %r of %s dropped (%d so far): %s", data.donor_id, stream.key, count, error)
             return Verdict.BAD_SKETCH
         self._put(donor)
         return Verdict.APPLIED

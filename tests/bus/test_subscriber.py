@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -312,6 +313,29 @@ async def test_a_replay_leaves_the_loop_to_others(nats_server: EmbeddedNats, sub
         turns_during_replay += 0 < len(record.messages) < 2000
     assert len(record.messages) == 2000
     assert turns_during_replay > 3
+
+
+async def test_a_flood_of_costly_messages_leaves_the_loop_between_a_few_of_them(
+    nats_server: EmbeddedNats, subscriber: Make
+) -> None:
+    """A donor event costs up to half a millisecond; a request waits at most for two or three of them at each of its turns."""
+    await publish(nats_server, *((A, str(n).encode()) for n in range(100)))
+    bus, handled, most = subscriber(), 0, 0
+
+    def costly(_: Message) -> None:
+        nonlocal handled
+        handled += 1
+        until_then = time.perf_counter() + 0.0005
+        while time.perf_counter() < until_then:
+            pass
+
+    bus.subscribe_stream(REPORTS, ALL_REPORTS, costly)
+    await bus.start()
+    while handled < 100:
+        before = handled
+        await asyncio.sleep(0)
+        most = max(most, handled - before)
+    assert 1 <= most <= 4
 
 
 async def test_a_broker_that_is_never_there(absent_server: EmbeddedNats, subscriber: Make) -> None:

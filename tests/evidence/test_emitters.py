@@ -188,3 +188,16 @@ def test_a_damaged_sketch_drops_the_donor_and_keeps_the_stream(damage: Any) -> N
     tape.register("next", TEXT, NS)
     assert feed(target, tape)[-3:] == [Verdict.BAD_SKETCH, Verdict.BAD_SKETCH, Verdict.APPLIED]
     assert creditable(target) == {"good", "next"}
+
+
+def test_an_emitter_that_is_always_wrong_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor can a donor's name begin a line of its own in it."""
+    target, _, _ = catalog()
+    tape = tape_of("good")
+    good = tape.events[-1].data.segments[0].provider_metadata  # type: ignore[union-attr]
+    for number in range(100):
+        tape.register(f"bad\n{number}", TEXT, NS, sketch=good[:-3])  # type: ignore[arg-type,index]
+    assert feed(target, tape)[-100:] == [Verdict.BAD_SKETCH] * 100
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" so far")[0].rpartition("(")[2] for line in lines] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert not any("\n" in line for line in lines)
