@@ -1,0 +1,318 @@
+"""Blocks on disk: what is read is what was written under these tokens, or it is a miss."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worker_connector.harness import wait_for
+from worker_connector import disk_store
+from worker_connector.disk_store import DiskStore
+from worker_connector.refusal import Refused
+
+ROOT = Path(__file__).resolve().parents[2]
+GEOMETRY = "0123456789abcdef"
+SIZE = 1000
+TOKENS = bytes(range(64))
+FILE = 88 + len(TOKENS) + SIZE + 32  # header, checksum
+
+
+def namespace(number: int = 0) -> bytes:
+    return bytes([number]) * 32
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def payload(number: int) -> memoryview:
+    return memoryview(np.random.default_rng(number).integers(0, 256, SIZE, dtype=np.uint8)).cast("B")
+
+
+@contextmanager
+def store(directory: Path, blocks: int = 8, geometry: str = GEOMETRY, **options: Any) -> Iterator[DiskStore]:
+    found = DiskStore(directory, geometry, SIZE, blocks * FILE, **options)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def put(it: DiskStore, number: int, scope: int = 0) -> bool:
+    return it.put(namespace(scope), key(number), TOKENS, payload(number))
+
+
+def get(it: DiskStore, number: int, scope: int = 0, tokens: bytes = TOKENS) -> bytes | None:
+    target = bytearray(SIZE)
+    return bytes(target) if it.read_into(namespace(scope), key(number), tokens, memoryview(target)) else None
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.kv"))
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_what_was_written_is_read(tmp_path: Path, fsync: bool) -> None:
+    with store(tmp_path, fsync=fsync) as it:
+        assert put(it, 1)
+        assert get(it, 1) == bytes(payload(1))
+        assert put(it, 1)  # there already: not written again
+        assert (it.counts["written"], it.counts["already_there"]) == (1, 1)
+        assert it.stats().size == FILE == files(tmp_path)[0].stat().st_size
+        assert files(tmp_path)[0].stat().st_mode & 0o077 == 0
+
+
+def test_survives_a_restart(tmp_path: Path) -> None:
+    with store(tmp_path) as it:
+        put(it, 1)
+    with store(tmp_path) as it:
+        assert get(it, 1) == bytes(payload(1))
+
+
+def test_another_namespace_key_or_token_is_a_miss(tmp_path: Path) -> None:
+    with store(tmp_path) as it:
+        put(it, 1)
+        assert get(it, 1, scope=1) is None
+        assert get(it, 2) is None
+        assert it.counts["missing"] == 2
+        assert get(it, 1, tokens=TOKENS[:-1] + b"\0") is None  # tokens are the proof, the key is not
+        assert it.counts["damaged"] == 1
+
+
+def test_files_of_another_geometry_are_refused(tmp_path: Path) -> None:
+    with store(tmp_path) as it:
+        put(it, 1)
+    with store(tmp_path, geometry="f" * 16) as it:
+        assert get(it, 1) is None
+        assert it.counts["foreign"] == 1
+        assert files(tmp_path) == []
+
+
+def test_file_of_another_geometry_that_is_put_there_later_is_not_believed(tmp_path: Path) -> None:
+    """By header, not only by name: as after a restored backup."""
+    with store(tmp_path / "a") as one, store(tmp_path / "b", geometry="f" * 16) as other:
+        put(one, 1)
+        put(other, 1)
+        files(tmp_path / "b")[0].write_bytes(files(tmp_path / "a")[0].read_bytes())
+        assert get(other, 1) is None
+        assert files(tmp_path / "b") == []
+
+
+@pytest.mark.parametrize("region", ["header", "tokens", "payload", "checksum"])
+def test_flipped_byte_is_a_miss_and_the_file_goes(tmp_path: Path, region: str) -> None:
+    at = {"header": 40, "tokens": 90, "payload": 600, "checksum": FILE - 1}[region]
+    with store(tmp_path) as it:
+        put(it, 1)
+        raw = bytearray(files(tmp_path)[0].read_bytes())
+        raw[at] ^= 1
+        files(tmp_path)[0].write_bytes(raw)
+        assert get(it, 1) is None
+        assert (it.counts["damaged"], it.stats().blocks, files(tmp_path)) == (1, 0, [])
+        assert put(it, 1)
+        assert get(it, 1) == bytes(payload(1))
+
+
+@pytest.mark.parametrize("length", [0, 50, 88, 700, FILE - 1, FILE + 1])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_truncated_or_longer_file_is_a_miss(tmp_path: Path, length: int, restarted: bool) -> None:
+    with store(tmp_path) as it:
+        put(it, 1)
+        if not restarted:
+            os.truncate(files(tmp_path)[0], length)
+            assert get(it, 1) is None
+    if restarted:
+        os.truncate(files(tmp_path)[0], length)
+        with store(tmp_path) as it:
+            assert get(it, 1) is None
+    assert files(tmp_path) == []
+
+
+def test_file_that_vanished_is_a_miss(tmp_path: Path) -> None:
+    with store(tmp_path) as it:
+        put(it, 1)
+        files(tmp_path)[0].unlink()
+        assert get(it, 1) is None
+
+
+def test_bound_by_least_recent_use(tmp_path: Path) -> None:
+    with store(tmp_path, blocks=3) as it:
+        for number in (1, 2, 3):
+            put(it, number)
+        get(it, 1)
+        put(it, 4)
+        assert [get(it, number) is not None for number in (1, 2, 3, 4)] == [True, False, True, True]
+        assert it.stats().size == sum(file.stat().st_size for file in files(tmp_path)) == 3 * FILE
+
+
+def test_order_of_use_and_bound_hold_over_a_restart(tmp_path: Path) -> None:
+    with store(tmp_path, blocks=3) as it:
+        for number in (1, 2, 3):
+            put(it, number)
+        for age, file in zip((30, 20, 10), [it._path(it._name(namespace(), key(n))) for n in (1, 2, 3)], strict=True):
+            os.utime(file, ns=(0, 10**18 - age))
+        get(it, 1)
+    with store(tmp_path, blocks=2) as it:
+        assert [get(it, number) is not None for number in (1, 2, 3)] == [True, False, True]
+
+
+def test_limit_below_one_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="one block takes"):
+        DiskStore(tmp_path, GEOMETRY, SIZE, SIZE)
+
+
+def test_directory_has_one_store(tmp_path: Path) -> None:
+    with store(tmp_path), pytest.raises(Refused, match="another store is using it"):
+        DiskStore(tmp_path, GEOMETRY, SIZE, 10 * FILE)
+    with store(tmp_path):
+        pass
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    for name in ("notes.kv", "a.unfinished", "README"):
+        (tmp_path / name).write_text("mine")
+    with store(tmp_path, blocks=1) as it:
+        put(it, 1)
+        put(it, 2)
+        it.clear()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README", "a.unfinished", "lock", "notes.kv"]
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_disk_fault_costs_the_block_only(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with store(tmp_path, fsync=True) as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(disk_store, "_write_all", full) if step == "write" else patch.setattr(os, step, full)
+            assert not put(it, 1)
+        assert (it.counts["write_errors"], it.stats().size) == (1, 0)
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+        assert put(it, 1)
+
+
+def test_wrong_sizes_are_refused(tmp_path: Path) -> None:
+    with store(tmp_path) as it:
+        with pytest.raises(ValueError, match="payload of 3 bytes, expected 1000"):
+            it.put(namespace(), key(1), TOKENS, memoryview(b"abc"))
+        with pytest.raises(ValueError, match="expected 32 and 16"):
+            it.contains(b"short", key(1))
+        with pytest.raises(ValueError, match="target of 3 bytes"):
+            it.read_into(namespace(), key(1), TOKENS, memoryview(bytearray(3)))
+    with pytest.raises(ValueError, match="expected 16 characters"):
+        DiskStore(tmp_path, "short", SIZE, 10 * FILE)
+
+
+def test_discard_and_clear(tmp_path: Path) -> None:
+    with store(tmp_path) as it:
+        put(it, 1)
+        put(it, 2)
+        it.discard(namespace(), key(1))
+        it.discard(namespace(), key(1))
+        assert (it.contains(namespace(), key(1)), it.contains(namespace(), key(2))) == (False, True)
+        it.clear()
+        assert (it.stats().blocks, it.stats().size, files(tmp_path)) == (0, 0, [])
+
+
+def test_block_that_is_written_while_the_store_is_cleared_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store(tmp_path) as it:
+        replace = os.replace
+
+        def cleared_meanwhile(*arguments: Any) -> None:
+            it.clear()
+            replace(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", cleared_meanwhile)
+            assert not put(it, 1)
+        assert (it.stats().blocks, it.stats().size, files(tmp_path)) == (0, 0, [])
+
+
+def test_file_that_cannot_be_removed_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    with store(tmp_path, blocks=1) as it:
+        put(it, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refused)
+            assert put(it, 2)
+        assert it.counts["remove_errors"] == 1
+        assert get(it, 2) == bytes(payload(2))
+
+
+def test_crash_in_the_middle_of_writing(tmp_path: Path) -> None:
+    """A process that is killed while it writes leaves whole blocks, and at most something unfinished, which the next start removes."""
+    script = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from tests.worker_connector.test_disk_store import FILE, GEOMETRY, SIZE, DiskStore, put
+        it = DiskStore(Path(sys.argv[1]), GEOMETRY, SIZE, 50 * FILE)
+        number = 0
+        while True:
+            put(it, number)
+            number += 1
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT)
+    try:
+        wait_for(lambda: len(files(tmp_path)) > 20, timeout=60)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    name = "0" * 64
+    (tmp_path / f"{name}.7.unfinished").write_bytes(b"SEMKVBLK")  # whether or not the kill hit a write
+    with store(tmp_path, blocks=50) as it:
+        assert it.counts["unfinished"] >= 1
+        assert not list(tmp_path.glob("*.unfinished"))
+        blocks, sound, number = it.stats().blocks, 0, 0
+        while sound < blocks and number < 100_000:
+            if it.contains(namespace(), key(number)):
+                assert get(it, number) == bytes(payload(number))
+                sound += 1
+            number += 1
+        assert (sound, it.counts["damaged"]) == (blocks, 0)
+        assert 0 < blocks <= 50
+
+
+def test_concurrent_readers_and_writers_see_whole_blocks_or_none(tmp_path: Path) -> None:
+    """Under eviction all the time: three blocks fit, eight are wanted."""
+    wrong: list[object] = []
+
+    def work(it: DiskStore, seed: int) -> None:
+        try:
+            for number in np.random.default_rng(seed).integers(0, 8, 150):
+                if seed % 2:
+                    put(it, int(number))
+                found = get(it, int(number))
+                if found is not None and found != bytes(payload(int(number))):
+                    wrong.append(number)
+        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
+            wrong.append(error)
+
+    with store(tmp_path, blocks=3) as it:
+        threads = [threading.Thread(target=work, args=(it, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not wrong
+        assert (it.counts["damaged"], it.counts["write_errors"], it.counts["read_errors"]) == (0, 0, 0)
+        assert it.counts["read"] > 0
+        assert it.counts["evicted"] > 0
+        assert it.stats().size == sum(file.stat().st_size for file in files(tmp_path)) <= 3 * FILE
