@@ -151,6 +151,23 @@ CONFIG = MetricSpec(
     "Always 1: the placement mode and the hash of the configuration.",
     "More than one hash over the routers of one component: a roll-out is under way, or stuck.",
 )
+RELOAD_REFUSED = MetricSpec(
+    "semkv_config_reload_refused",
+    "gauge",
+    "",
+    (),
+    "1 while the configuration file is one that was refused; the last good one is in force.",
+    "The log and `/readyz` name the field, its value and what is allowed.",
+)
+CONFIRMED_SHARE = MetricSpec(
+    "semkv_confirmed_share",
+    "gauge",
+    "",
+    ("match_type",),
+    "Share of a donor's tokens that replicas are expected to confirm: the mean of what was learned, by recent trials; the prior where "
+    "nothing was.",
+    "Falling: engines decline what they are hinted; semkv_outcome_total says why. Far from its prior for long: set scoring.prior to it.",
+)
 REPLICAS = MetricSpec(
     "semkv_replicas",
     "gauge",

@@ -13,6 +13,7 @@ from enum import Enum
 
 from dynamo_semkv.advice.decision import DecisionReason
 from dynamo_semkv.config.schema import PlacementMode
+from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.evidence.deadline import LookupStatus
@@ -24,9 +25,17 @@ from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.UNHINTED),
-    "Decisions": (c.LOOKUPS, c.LOOKUP_SECONDS, c.PROVIDER_LOOKUPS, c.PLACEMENTS, c.FALLBACKS),
+    "Decisions": (c.LOOKUPS, c.LOOKUP_SECONDS, c.PROVIDER_LOOKUPS, c.PLACEMENTS, c.CONFIRMED_SHARE, c.FALLBACKS),
     "Outcomes": (c.OUTCOMES, c.CROSS_CHECKS, c.TTFT, c.LOAD_SECONDS, c.OPEN_ROUTES, c.HELD_REPORTS, c.BOOK_EVENTS),
-    "Router and replicas": (c.READY, c.CONFIG, c.REPLICAS, c.REPLICA_PREFILL, c.REPLICA_DECODE, c.REPLICA_SLAB),
+    "Router and replicas": (
+        c.READY,
+        c.CONFIG,
+        c.RELOAD_REFUSED,
+        c.REPLICAS,
+        c.REPLICA_PREFILL,
+        c.REPLICA_DECODE,
+        c.REPLICA_SLAB,
+    ),
     "Donor catalog": (c.CATALOG_DONORS, c.CATALOG_STREAMS, c.CATALOG_EVENTS),
     "Bus": (
         c.BUS_CONNECTED,
@@ -91,6 +100,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.PROVIDER_LOOKUPS.name, "result"): _names(LookupStatus),
     (c.PLACEMENTS.name, "mode"): _names(PlacementMode),
     (c.PLACEMENTS.name, "result"): _names(DecisionReason),
+    (c.CONFIRMED_SHARE.name, "match_type"): _names(MatchType),
     (c.FALLBACKS.name, "reason"): _names(c.FALLBACK_REASONS),
     (c.OUTCOMES.name, "outcome"): _names(Outcome),
     (c.OUTCOMES.name, "reason"): f"{_names(Reason)}; of `orphan_report`: {_names(OrphanReason)}",

@@ -160,14 +160,18 @@ class Calibration:
         return self._posterior(prior, cell, known.routes)[0] if cell is not None and known is not None else prior
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON-able; the cells that were learned of last come first."""
+        """JSON-able. `cells`: those that were learned of last come first. `match_types`: the mean over all cells, weighted by the trials
+        that are left; the prior where nothing was observed."""
         rows: list[dict[str, Any]] = []
+        weighted = {match_type: [0.0, 0.0] for match_type in MatchType}
         for name, replica in reversed(self._replicas.items()):
             for kind, cell in sorted(replica.cells.items(), key=lambda item: (-item[1].at, item[0])):
-                if len(rows) >= MAX_ROWS:
-                    break
                 prior = prior_share(self._config.prior, kind.match_type)
                 share, trials = self._posterior(prior, cell, replica.routes)
+                weighted[kind.match_type][0] += share * trials
+                weighted[kind.match_type][1] += trials
+                if len(rows) >= MAX_ROWS:
+                    continue
                 rows.append(
                     {
                         "replica": f"{name.stable_routing_id}/{name.dp_rank}",
@@ -187,6 +191,13 @@ class Calibration:
             "routes": self.taught,
             "replicas": len(self._replicas),
             "forgotten": self.forgotten,
+            "match_types": {
+                match_type.value: {
+                    "share": total / trials if trials > 0 else prior_share(self._config.prior, match_type),
+                    "trials": trials,
+                }
+                for match_type, (total, trials) in weighted.items()
+            },
             "cells": rows,
         }
 

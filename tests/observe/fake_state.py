@@ -188,6 +188,13 @@ def fake_state(history: History | None = None, **changes: Any) -> RouterState:
             for name, messages in (("donors", 632), ("announcements", 188), ("routes", 1_195), ("reports", 580))
         ],
         catalog=fake_catalog(),
+        calibration={
+            "match_types": {
+                "exact_equivalent": {"share": 0.82, "trials": 211.5},
+                "semantic_candidate": {"share": 0.03, "trials": 9.25},
+            },
+            "cells": [],
+        },
         providers={
             "fingerprint": {"lookups": {"hit": 430, "miss": 150, "timeout": 4}, "stuck": False, "breaker": "closed"}
         },

@@ -131,6 +131,17 @@ def test_values_of_peers_cannot_make_series_llm_d_router_1625() -> None:
     assert value(metrics, "semkv_config_info", mode="other", config_hash="9d1f27c4") == 1
 
 
+def test_what_was_learned_and_a_refused_file_show() -> None:
+    current: list[RouterState] = [fake_state()]
+    metrics = Metrics()
+    metrics.watch(lambda: current[0])
+    assert value(metrics, "semkv_confirmed_share", match_type="exact_equivalent") == 0.82
+    assert value(metrics, "semkv_confirmed_share", match_type="semantic_candidate") == 0.03
+    assert value(metrics, "semkv_config_reload_refused") == 0
+    current[0] = replace(current[0], configuration={"last_reload_error": "placement.mode: got 'bold'"})
+    assert value(metrics, "semkv_config_reload_refused") == 1
+
+
 def test_series_of_a_replica_go_with_it_and_stay_gone_dynamo_14606() -> None:
     current: list[RouterState] = [fake_state()]
     metrics = Metrics()

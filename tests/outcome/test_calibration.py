@@ -137,6 +137,18 @@ def test_it_goes_back_to_the_prior_by_half_each_half_life_of_the_replica() -> No
     assert share(of) == pytest.approx(0.9, abs=0.001)
 
 
+def test_the_summary_is_the_mean_over_cells_by_trials() -> None:
+    assert {name: row["share"] for name, row in taught().snapshot()["match_types"].items()} == {
+        "exact_equivalent": 0.9,
+        "semantic_candidate": 0.1,
+    }
+    of = taught(closed(1, confirmed=0), closed(2, confirmed=800, stable_routing_id="w-b"))
+    summary = of.snapshot()["match_types"]
+    assert summary["exact_equivalent"]["share"] == pytest.approx((0.9 * 4 / 5 + 4.6 / 5) / 2)
+    assert summary["exact_equivalent"]["trials"] == pytest.approx(2.0)
+    assert summary["semantic_candidate"] == {"share": 0.1, "trials": 0.0}
+
+
 def test_routes_of_another_replica_do_not_age_it() -> None:
     of = taught(closed(1, confirmed=0))
     before = share(of)
