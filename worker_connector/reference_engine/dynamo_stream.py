@@ -7,13 +7,16 @@ gets its turn goes out as one chunk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from worker_connector.reference_engine.dynamo_request import BadRequest, Submission
 from worker_connector.reference_engine.engine import Engine, EngineDeadError, RequestHandle
 from worker_connector.reference_engine.outcome import CANCELLED, ERROR, LENGTH, STOP, RequestStats
+
+logger = logging.getLogger(__name__)
 
 Chunk = dict[str, Any]
 
@@ -26,13 +29,20 @@ class Cancellation(Protocol):
     def async_killed_or_stopped(self) -> asyncio.Future[bool]: ...
 
 
+class Sender(Protocol):
+    """What is used of Dynamo's response sender. `send` raises RuntimeError once the consumer dropped the stream."""
+
+    def send(self, item: Chunk) -> None: ...
+    def close(self) -> None: ...
+
+
 class EngineGone(RuntimeError):
     """The engine was shut down, or died, under a request that nobody cancelled."""
 
 
 async def chunks(
     engine: Engine, asked: Submission, context: Cancellation, hints: KvHintsEnvelope | None = None
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk, None]:
     """Ends after the chunk with a finish reason, or without one when the client cancelled. Raises EngineGone, and
     ValueError for what the engine refuses. Closing it early cancels the request."""
     loop = asyncio.get_running_loop()
@@ -83,6 +93,21 @@ async def chunks(
     finally:
         watch.cancel()
         handle.cancel()  # does nothing to a request that has ended
+
+
+async def push(stream: AsyncGenerator[Chunk, None], sender: Sender) -> None:
+    """Every chunk of `stream` to `sender`. What the stream raises goes through. A consumer that left ends the stream, and so the request,
+    at once, and is no failure: the chunk that finds it gone may come before the word that the client cancelled."""
+    try:
+        async for item in stream:
+            try:
+                sender.send(item)
+            except RuntimeError as error:
+                logger.info("a request ends early: %s", error)
+                return
+        sender.close()
+    finally:
+        await stream.aclose()
 
 
 async def _cancel_with(context: Cancellation, handle: RequestHandle) -> None:

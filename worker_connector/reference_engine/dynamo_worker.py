@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency, heartbeat
 from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, submission
-from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks
+from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks, push
 from worker_connector.reference_engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -255,14 +255,12 @@ class DynamoWorker:
         return self._push(request, context, response_sender)
 
     async def _push(self, request: Mapping[str, Any], context: Any, sender: Any) -> AsyncIterator[dict[str, Any]]:
-        async for item in self._stream(request, context):
-            sender.send(item)
-        sender.close()
+        await push(self._stream(request, context), sender)
         nothing: tuple[dict[str, Any], ...] = ()
         for item in nothing:  # makes this an async generator, which is what Dynamo drives; it never yields
             yield item
 
-    async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+    async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
         self._in_flight += 1
         self._idle.clear()
         try:

@@ -12,7 +12,7 @@ from tests.worker_connector.reference_engine.connectors import Recorder, recordi
 from tests.worker_connector.reference_engine.running import prompt, start, until
 from worker_connector.reference_engine import Engine
 from worker_connector.reference_engine.dynamo_request import BadRequest, Submission, submission
-from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks
+from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks, push
 
 
 class Context:
@@ -124,6 +124,44 @@ async def test_a_stream_that_is_closed_early_cancels(engine: Engine) -> None:
     await stream.__anext__()
     await stream.aclose()  # type: ignore[attr-defined]
     await asyncio.to_thread(until, lambda: engine.stats(1).running_requests == 0, "the engine let go of the request")
+
+
+class Sender:
+    """Dynamo's response sender, whose consumer leaves after `room` chunks."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.sent: list[dict[str, Any]] = []
+        self.closed = False
+
+    def send(self, item: dict[str, Any]) -> None:
+        if len(self.sent) == self.room:
+            raise RuntimeError("response stream is closed; the consumer dropped the response stream")
+        self.sent.append(item)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_consumer_that_left_ends_the_request_and_is_no_failure(engine: Engine) -> None:
+    sender = Sender(room=2)
+    asked = ask(prompt(16), stop_conditions={"max_tokens": 400, "ignore_eos": True}, routing={"dp_rank": 1})
+    await push(chunks(engine, asked, Context()), sender)
+    assert len(sender.sent) == 2
+    assert not sender.closed
+    await asyncio.to_thread(until, lambda: engine.stats(1).running_requests == 0, "the engine let go of the request")
+    assert engine.stats(1).generated_tokens < 400
+
+
+async def test_a_whole_answer_is_pushed_and_closed_and_a_failure_goes_through(engine: Engine) -> None:
+    sender = Sender(room=100)
+    await push(chunks(engine, ask(prompt(16), stop_conditions={"max_tokens": 3}), Context()), sender)
+    assert sender.sent[-1]["finish_reason"] == "length"
+    assert sender.closed
+    refused = Sender(room=100)
+    with pytest.raises(BadRequest, match="vocabulary"):
+        await push(chunks(engine, ask([99_999]), Context()), refused)
+    assert not refused.closed
 
 
 async def test_a_shutdown_is_not_a_cancellation(engine: Engine) -> None:
