@@ -122,6 +122,7 @@ def _partners(prompt: Samples, donor: _Flat) -> _Partners:
     # Two fingerprints that share a slot of the table: one in two prompts has such a pair.
     for lost in np.flatnonzero(prompt.fingerprints[first] != prompt.fingerprints)[::-1].tolist():
         at[donor.fingerprints == prompt.fingerprints[lost]] = lost
+        first[prompt.fingerprints == prompt.fingerprints[lost]] = lost
     again = (first != np.arange(m)) & (prompt.fingerprints[first] == prompt.fingerprints)
     sure = at >= 0
     if again.any():

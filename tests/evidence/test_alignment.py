@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.keys import TokenArray
-from dynamo_semkv.contracts.sketch import DonorSketch, sample, sketch_key
-from dynamo_semkv.evidence.alignment import Alignment, align
+from dynamo_semkv.contracts.sketch import DonorSketch, Samples, sample, sketch_key
+from dynamo_semkv.evidence.alignment import Alignment, Run, align
 from tests.evidence.documents import document, edited, joined
 
 DIGEST = b"n" * 32
@@ -102,6 +102,17 @@ def test_a_passage_the_prompt_repeats_follows_its_context() -> None:
     tokens = joined(*(part for seed in range(41, 47) for part in (document(seed, 500), boilerplate)))
     found = one(tokens, tokens)
     assert len(found.runs) == 1
+    assert not found.edited
+
+
+def test_a_passage_repeated_under_a_shared_slot_follows_its_context_too() -> None:
+    """Partners are looked up by the upper half of the fingerprint. Here the repeated one shares it with another, which comes first."""
+    first, repeated = 0x0001_0001, 0x0001_0002
+    fingerprints = np.array([first, 0x2222_0000, repeated, 0x3333_0000, repeated, 0x4444_0000], np.uint32)
+    positions = np.arange(0, 192, 32, dtype=np.uint32)
+    samples = Samples(fingerprints, positions, np.array([1, 2, 3, 4, 5, 0], np.uint16))
+    (found,) = align(samples, 168, [DonorSketch.pack(168, samples, [])])
+    assert found.runs == (Run(0, 0, 168),)
     assert not found.edited
 
 
