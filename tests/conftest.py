@@ -11,11 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before any test imports these libraries: they read the environment at import.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# A busy machine makes any example slow, and no test asserts a time.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 
 def leaves_loopback(address: object) -> bool:
