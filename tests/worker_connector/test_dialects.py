@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dynamo_semkv.contracts.report import Outcome, Reason
-from tests.worker_connector.harness import MIB, settings
+from tests.worker_connector.harness import MIB, Bench, settings
+from tests.worker_connector.harness import engine as poisoned_engine
 from tests.worker_connector.scripted import OPTIONS, SIZE, Request, ScriptedEngine, make
 from worker_connector.connector import SemkvConnectorScheduler, SemkvConnectorWorker
 from worker_connector.dialect import RESERVATION_HOOKS, restarts_failed_loads
@@ -277,3 +278,25 @@ def test_dialect_r_without_reservations_the_existing_methods_are_asked() -> None
     engine.output.prefix_loads = []  # type: ignore[attr-defined]
     engine.serve(PROMPT)
     assert engine.prefill(engine.request(PROMPT)) == 40
+
+
+# the classes that the engine calls
+
+
+def test_optional_hooks_reach_leader_and_rank_and_never_raise() -> None:
+    bench = Bench(settings())
+    with poisoned_engine(bench):
+        scheduler, worker = bench.schedulers[0], bench.workers[0]
+        known = SimpleNamespace(request_id=1)
+        scheduler.request_reset(known)
+        scheduler.cancel_load(known, 0, 32)
+        assert not scheduler.faults
+        scheduler.request_reset(SimpleNamespace())
+        scheduler.cancel_load(SimpleNamespace(), 0, 32)
+        assert scheduler.faults == {"request_reset": 1, "cancel_load": 1}
+        worker.drop_bound_saves([1])
+        assert worker.take_failed_load_requests() == set()
+        worker.shutdown()
+        worker.shutdown()
+        scheduler.shutdown()
+        scheduler.shutdown()

@@ -143,7 +143,7 @@ def hint(announced: ReplicaAnnouncement, tokens: list[int], donor: DonorRegister
 @pytest.mark.graph
 def test_announced_donated_hinted_loaded_and_reported(running: Engine, router: Router, broker: EmbeddedNats) -> None:
     """The whole loop as a router sees it, before the first request and after."""
-    wait_for(lambda: bool(router.announcements))
+    wait_for(lambda: bool(router.announcements and router.events))
     announced = router.announcements[0]
     assert (announced.model, announced.materialization, announced.slab_blocks) == ("tiny", "exact", 256)
     assert isinstance(router.events[0].data, GenerationReset)
