@@ -16,7 +16,7 @@ in another order arrive at the same pairs even for equal prompts, and many equal
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -144,7 +144,7 @@ class OutcomeBook:
 
         self._unsettled = DueQueue[bytes](settle_seconds)
         self._closed = Bounded[str, _Tombstone](limits.remembered)
-        self._closed_by_prompt = Bounded[bytes, deque[str]](limits.remembered)
+        self._closed_by_prompt = Bounded[bytes, tuple[str, ...]](limits.remembered)
         self._seen = Bounded[str, None](limits.remembered)
         self._spent = Bounded[EngineRequest, None](limits.remembered)
         self._reported = _Reported(self._closed)
@@ -321,9 +321,9 @@ class OutcomeBook:
         if pair is not None and route.observed is None:
             served = replica_of(pair.report)  # it names the route, so it knows better than the pin
         self._closed[route_id] = _Tombstone(served, pair is not None)
-        same_prompt = self._closed_by_prompt.get(prompt_key) or deque(maxlen=_SAME_PROMPT_REMEMBERED)
-        same_prompt.append(route_id)
-        self._closed_by_prompt[prompt_key] = same_prompt
+        # A tuple: most prompts come once, and an empty deque alone takes more than all else that is remembered of a route.
+        same_prompt = (*(self._closed_by_prompt.get(prompt_key) or ()), route_id)
+        self._closed_by_prompt[prompt_key] = same_prompt[-_SAME_PROMPT_REMEMBERED:]
         if pair is not None:
             request = engine_request(pair.report)
             if request is not None:
