@@ -173,7 +173,7 @@ class CalibrationConfig(Section, frozen=True):
 
     enabled: bool = True
     """Learn the share that is confirmed from outcomes. false: the prior, always."""
-    half_life_routes: Annotated[float, Meta(ge=1.0, le=1e9)] = 500.0
+    half_life_routes: Annotated[float, Meta(ge=1.0, le=1e9)] = 200.0
     """Routes served by a replica after which an observation on it counts half. Shorter: a replica whose donors were declined is tried
     again sooner."""
 

@@ -159,8 +159,8 @@ RELOAD_REFUSED = MetricSpec(
     "1 while the configuration file is one that was refused; the last good one is in force.",
     "The log and `/readyz` name the field, its value and what is allowed.",
 )
-CONFIRMED_SHARE = MetricSpec(
-    "semkv_confirmed_share",
+EXPECTED_SHARE = MetricSpec(
+    "semkv_expected_share",
     "gauge",
     "",
     ("match_type",),

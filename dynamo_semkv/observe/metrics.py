@@ -137,7 +137,7 @@ def _router(state: RouterState) -> Iterator[Metric]:
     yield _family(catalogue.CONFIG, {(bounded(state.mode, _MODES), state.config_hash): 1.0})
     yield _family(catalogue.RELOAD_REFUSED, {(): float(bool(state.configuration.get("last_reload_error")))})
     learned = state.calibration.get("match_types", {})
-    yield _family(catalogue.CONFIRMED_SHARE, {(name,): known["share"] for name, known in learned.items()})
+    yield _family(catalogue.EXPECTED_SHARE, {(name,): known["share"] for name, known in learned.items()})
     yield _family(catalogue.OPEN_ROUTES, {(): state.open_routes})
     yield _family(catalogue.HELD_REPORTS, {(): state.held_reports})
     yield _family(catalogue.BOOK_EVENTS, {(name,): count for name, count in asdict(state.book).items()})

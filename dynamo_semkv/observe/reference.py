@@ -25,7 +25,7 @@ from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.UNHINTED),
-    "Decisions": (c.LOOKUPS, c.LOOKUP_SECONDS, c.PROVIDER_LOOKUPS, c.PLACEMENTS, c.CONFIRMED_SHARE, c.FALLBACKS),
+    "Decisions": (c.LOOKUPS, c.LOOKUP_SECONDS, c.PROVIDER_LOOKUPS, c.PLACEMENTS, c.EXPECTED_SHARE, c.FALLBACKS),
     "Outcomes": (c.OUTCOMES, c.CROSS_CHECKS, c.TTFT, c.LOAD_SECONDS, c.OPEN_ROUTES, c.HELD_REPORTS, c.BOOK_EVENTS),
     "Router and replicas": (
         c.READY,
@@ -100,7 +100,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.PROVIDER_LOOKUPS.name, "result"): _names(LookupStatus),
     (c.PLACEMENTS.name, "mode"): _names(PlacementMode),
     (c.PLACEMENTS.name, "result"): _names(DecisionReason),
-    (c.CONFIRMED_SHARE.name, "match_type"): _names(MatchType),
+    (c.EXPECTED_SHARE.name, "match_type"): _names(MatchType),
     (c.FALLBACKS.name, "reason"): _names(c.FALLBACK_REASONS),
     (c.OUTCOMES.name, "outcome"): _names(Outcome),
     (c.OUTCOMES.name, "reason"): f"{_names(Reason)}; of `orphan_report`: {_names(OrphanReason)}",

@@ -119,9 +119,10 @@ def _row(
     config: ScoringConfig,
     credit: Credit,
 ) -> ScoreRow:
-    strongest = _strongest(view, matches, situation.input_tokens, config, credit)
+    exact_values = exact_value(view, situation.input_tokens, config, credit)
+    strongest = _strongest(view, matches, situation.input_tokens, config, credit, exact_values)
     match = strongest.match if strongest is not None else None
-    device, host, disk = exact_value(view, situation.input_tokens, config, credit)
+    device, host, disk = exact_values
     values = {
         "device": device,
         "host": host,
@@ -148,9 +149,10 @@ def _strongest(
     input_tokens: int,
     config: ScoringConfig,
     credit: Credit,
+    exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue | None:
     """Donors on one replica do not add up: they hold the same text more often than not."""
-    values = [donor_value(match, view, input_tokens, config, credit) for match in matches]
+    values = [donor_value(match, view, input_tokens, config, credit, exact_values) for match in matches]
     return min(values, key=_strength, default=None)
 
 

@@ -42,6 +42,8 @@ def exact_value(
     """(device, host, disk). Device KV is there; the other tiers still have to be confirmed by the connector."""
 
     def hoped(tokens: int, up_to: int, tier: Tier) -> TokenValue:
+        if tokens == 0:
+            return TokenValue(0.0)
         overlap = Bucket.of(min(1.0, up_to / input_tokens) if input_tokens > 0 else 0.0)
         hope = credit.share(view.stable, MatchType.EXACT_EQUIVALENT, overlap, tier)
         return TokenValue(tokens * tier_credit(config, tier) * hope)
@@ -54,21 +56,28 @@ def exact_value(
 
 
 def donor_value(
-    match: SemanticTrtMatch, view: ReplicaView, input_tokens: int, config: ScoringConfig, credit: Credit
+    match: SemanticTrtMatch,
+    view: ReplicaView,
+    input_tokens: int,
+    config: ScoringConfig,
+    credit: Credit,
+    exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue:
     """The proven prefix counts with the credit of exact matches, the rest of the claim with that of semantic ones: an exact engine can load
-    the first and will decline the second, whichever of the two gave the match its type."""
+    the first and will decline the second, whichever of the two gave the match its type. `exact_values`: those of the view."""
     reusable = min(match.reusable_token_count, input_tokens)
     prefix = min(match.exact_prefix_tokens, input_tokens)
     exact = view.exact_tokens
     proven = max(0, prefix - exact)
     similar = max(0, reusable - max(prefix, exact))
     overlap, tier = match.overlap_bucket, match.location.tier
-    beyond = tier_credit(config, tier) * (
-        proven * credit.share(view.stable, MatchType.EXACT_EQUIVALENT, overlap, tier)
-        + similar * credit.share(view.stable, MatchType.SEMANTIC_CANDIDATE, overlap, tier)
+    hoped = sum(
+        tokens * credit.share(view.stable, match_type, overlap, tier)
+        for tokens, match_type in ((proven, MatchType.EXACT_EQUIVALENT), (similar, MatchType.SEMANTIC_CANDIDATE))
+        if tokens > 0
     )
-    _, host, disk = exact_value(view, input_tokens, config, credit)
+    beyond = tier_credit(config, tier) * hoped
+    _, host, disk = exact_values
     covered_host = _share(prefix - view.device_tokens, view.host_tokens)
     covered_disk = _share(prefix - view.device_tokens - view.host_tokens, view.disk_tokens)
     return DonorValue(

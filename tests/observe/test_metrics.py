@@ -135,8 +135,8 @@ def test_what_was_learned_and_a_refused_file_show() -> None:
     current: list[RouterState] = [fake_state()]
     metrics = Metrics()
     metrics.watch(lambda: current[0])
-    assert value(metrics, "semkv_confirmed_share", match_type="exact_equivalent") == 0.82
-    assert value(metrics, "semkv_confirmed_share", match_type="semantic_candidate") == 0.03
+    assert value(metrics, "semkv_expected_share", match_type="exact_equivalent") == 0.82
+    assert value(metrics, "semkv_expected_share", match_type="semantic_candidate") == 0.03
     assert value(metrics, "semkv_config_reload_refused") == 0
     current[0] = replace(current[0], configuration={"last_reload_error": "placement.mode: got 'bold'"})
     assert value(metrics, "semkv_config_reload_refused") == 1
