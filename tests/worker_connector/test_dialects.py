@@ -79,6 +79,8 @@ def test_dialect_b_replay_is_saved_from_its_new_pages() -> None:
     engine.allocate(first, 0, 0, 41)
     engine.iterate((first, 20))
     engine.restart(first)
+    numbers = engine.leader.snapshot()
+    assert (numbers["tracked"], numbers["ledger"]["resident"], numbers["ledger"]["pending"]) == (0, 0, 0)
     engine.serve(range(200, 241))  # takes the pages that the first allocation had
     engine.prefill(first)
     first.tokens.append(1)
@@ -172,6 +174,20 @@ def test_dialect_b_failed_load_is_not_passed_to_the_forward(page: int) -> None:
         request.tokens.append(1)
         engine.finish(request)
     engine.check_balance()
+
+
+def test_dialect_b_misread_report_of_an_offer_restarts_its_request() -> None:
+    """Whatever our own fault is, what was promised is not written; and it may not come back with the next question."""
+    engine = ScriptedEngine(settings(MIB, **OPTIONS), flat=True, restarts_failed=True)
+    again = offered(engine)
+    engine.schedule(again, 1)
+    engine.output.new_requests[0].new_tokens = [-1]  # no token id
+    metadata = engine.build()
+    engine.rank.start_load(metadata, None)
+    assert engine.rank.take_failed() == {again.request_id}
+    engine.restart(again)
+    assert engine.report_of(again).reason is Reason.COPY_FAILED
+    assert engine.prefill(again) == 0
 
 
 def test_dialect_b_saves_of_a_failed_request_are_dropped() -> None:
