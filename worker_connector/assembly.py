@@ -109,6 +109,7 @@ def assemble_rank_with(
 def _beat(parts: LeaderParts) -> None:
     parts.outlet.announce()
     parts.leader.sweep_idle()
+    parts.leader.restate_if_due()
 
 
 def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:

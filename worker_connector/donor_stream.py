@@ -27,6 +27,8 @@ class DonorStream:
         self._lock = threading.Lock()
         self._next_id = 0
         self.emitted = 0
+        self.since_reset = 0
+        """Events since the last reset: what a consumer that joins now has to find on the bus to understand the rest."""
         self.lost = 0
         """Events that the bus refused; each one is a gap until the next reset."""
         self.oversized = 0
@@ -63,6 +65,7 @@ class DonorStream:
                 self.oversized += 1
                 return False
             self._next_id += 1
+            self.since_reset = 0 if isinstance(data, GenerationReset) else self.since_reset + 1
             if self._sink.publish(self._subject, payload, content_type=MSGPACK, persistent=True):
                 self.emitted += 1
                 return True

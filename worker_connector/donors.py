@@ -84,6 +84,11 @@ class DonorRegistry:
     def generation(self) -> Generation:
         return self._generation
 
+    @property
+    def events_beyond_donors(self) -> int:
+        """Events since the last reset that a reset would make needless."""
+        return max(0, self._stream.since_reset - len(self._donors))
+
     def __len__(self) -> int:
         return len(self._donors)
 

@@ -32,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 30.0
 """Without any iteration for this long, an engine has no running request."""
+RESTATES_PER_MEMORY = 6
+"""How often within the bus's memory everything resident is registered anew, so that a beginning is always there."""
+RESTATE_EVENTS = 20_000
+"""... and at the latest after so many donor events: the bus forgets by bytes too."""
 _OF_THE_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
 
 
@@ -53,10 +57,12 @@ class Leader:
         self._namespaces: RequestNamespaces | None = None
         self._iteration = 0
         self._last_batch = clock()
+        self._stated_at = clock()
+        self._restate_seconds = settings.bus.stream_max_age_seconds / RESTATES_PER_MEMORY
         self._replica: StableReplica | None = None
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
-        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `donor_events_lost`."""
+        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `donor_events_lost`; and `restated`, which is routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
 
@@ -225,8 +231,27 @@ class Leader:
         """Consumers have a gap in our donor events: a new generation, and everything resident again."""
         with self._lock:
             self.counts["donor_events_lost"] += 1
-            self._generation = new_generation()
-            self._outlet.reset(self._generation, resident=True)
+            self._restate()
+
+    def restate_if_due(self) -> None:
+        """From the beat: what is resident is registered anew before the bus forgets how it began.
+
+        A router that starts later than the bus remembers would otherwise wait for ever for the beginning of our stream, and one that was
+        confused by a forged event of ours would never trust us again. The old generation's hints stay good: donors keep their ids.
+        """
+        with self._lock:
+            age = self._clock() - self._stated_at
+            if self._life is None or not (
+                age >= self._restate_seconds or self._outlet.events_to_forget >= RESTATE_EVENTS
+            ):
+                return
+            self.counts["restated"] += 1
+            self._restate()
+
+    def _restate(self) -> None:
+        self._stated_at = self._clock()
+        self._generation = new_generation()
+        self._outlet.reset(self._generation, resident=True)
 
     def sweep_idle(self) -> None:
         """From the beat: an engine that has not iterated for long runs nothing, and will not tell of what was cancelled."""

@@ -192,6 +192,11 @@ class Outlet:
         if subject.startswith(DONOR_EVENTS) and self._owner is not None:
             self._owner.donor_events_lost()
 
+    @property
+    def events_to_forget(self) -> int:
+        """Donor events since the last reset that a new one would make needless."""
+        return self.donors.events_beyond_donors if self.donors is not None else 0
+
     # on the background thread
 
     def _flush(self) -> None:

@@ -111,6 +111,7 @@ class Bench:
     """The connector objects that an engine made, one of each per rank, in rank order."""
 
     settings: Settings
+    clock: Callable[[], float] = time.monotonic
     sinks: list[RecordingSink] = field(default_factory=list)
     schedulers: list[SemkvConnectorScheduler] = field(default_factory=list)
     workers: list[SemkvConnectorWorker] = field(default_factory=list)
@@ -125,7 +126,7 @@ class Bench:
         class Scheduler(scheduler):  # type: ignore[misc, valid-type]
             def _assemble(self, llm_args: Any) -> LeaderParts:
                 sink = RecordingSink()
-                parts = assemble_leader_with(llm_args, bench.settings, sink)
+                parts = assemble_leader_with(llm_args, bench.settings, sink, clock=bench.clock)
                 bench.sinks.append(sink)
                 bench.schedulers.append(self)
                 return parts

@@ -222,6 +222,15 @@ def test_lost_events_are_made_good() -> None:
     assert {event.provider_generation for event in stand.sink.events(DonorRegistered)[-2:]} == {"g2"}
 
 
+def test_events_that_a_reset_would_make_needless_are_counted() -> None:
+    stand = Stand(slots=200, max_donors=3)
+    for n in range(5):
+        stand.donate(numbers(8, 1000 * n))
+    assert stand.registry.events_beyond_donors == 4  # two donors that went, said twice each
+    stand.registry.reset(Generation("g2"), resident=True)
+    assert stand.registry.events_beyond_donors == 0
+
+
 def test_reset_of_the_cache_leaves_nothing() -> None:
     stand = Stand()
     stand.donate(numbers(40))
