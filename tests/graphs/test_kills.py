@@ -24,7 +24,7 @@ def closed_everywhere(graph: LocalGraph, request_id: str | None) -> list[dict[st
         keys = [sorted((r["route_id"], r["outcome"], r["reason"]) for r in found) for found in seen]
         return seen[0] if seen[0] and all(key == keys[0] for key in keys) else None
 
-    return list(wait_until(f"outcomes of {request_id}", agree, 10 * ROUTE_SECONDS))
+    return list(wait_until(f"outcomes of {request_id}", agree, 6 * ROUTE_SECONDS))
 
 
 def served_and_confirmed(graph: LocalGraph, seed: int) -> dict[str, Any]:
