@@ -62,7 +62,8 @@ class Leader:
         self._replica: StableReplica | None = None
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
-        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `donor_events_lost`; and `restated`, which is routine."""
+        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `donor_events_lost`;
+        and `restated`, which is routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
 
