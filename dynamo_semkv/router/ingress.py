@@ -12,6 +12,8 @@ from typing import Any
 HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "semantic_donor"})
 """Names under which engines and Dynamo look for hints; cleared at every level where a client can write."""
 
+PIN_KEYS = ("backend_instance_id", "decode_worker_id", "prefill_worker_id")
+"""Where a client's pin to an instance is found in `routing`."""
 METADATA_PREFIX = "semkv"
 """Request headers `x-dynamo-meta-<name>` reach us as metadata `<name>`; those of ours that start so are not a client's to set."""
 
@@ -55,3 +57,15 @@ def strip_client_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], 
         if not name.lower().removeprefix("x-").startswith(METADATA_PREFIX)
     }
     return kept, len(metadata) - len(kept)
+
+
+def without_own_pin(request: Mapping[str, Any], instance_id: int | None) -> Mapping[str, Any]:
+    """The request without a pin that names this very router. `nvext.worker_id` shows a client our id, so some send it back; the frontend
+    has honoured it by dispatching to us, and no worker has it."""
+    routing = request.get("routing")
+    if instance_id is None or not isinstance(routing, Mapping):
+        return request
+    own = [key for key in PIN_KEYS if routing.get(key) == instance_id]
+    if not own:
+        return request
+    return {**request, "routing": {key: value for key, value in routing.items() if key not in own}}

@@ -113,6 +113,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         config=config,
         config_hash=loaded.hash,
         router=router,
+        instance_id=edge.instance_id,
     )
     edge.expose_metrics(knowledge.view.metrics_text)
     advisor.refresh()

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.router.ingress import PIN_KEYS
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed, classify, message
 from dynamo_semkv.router.runtime_types import Chunk, Request
 
@@ -51,7 +52,7 @@ def pinned_request(request: Request, pin: ReplicaKey) -> Request:
 def has_client_pin(request: Request) -> bool:
     """Whether the request names a worker itself (a gateway that chose already); such a request is not ours to pin."""
     routing = request.get("routing") or {}
-    return any(routing.get(key) is not None for key in ("backend_instance_id", "decode_worker_id", "prefill_worker_id"))
+    return any(routing.get(key) is not None for key in PIN_KEYS)
 
 
 def take_replica(chunk: Chunk) -> ReplicaKey | None:

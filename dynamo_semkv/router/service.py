@@ -28,7 +28,7 @@ from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
-from dynamo_semkv.router.ingress import strip_client_hints
+from dynamo_semkv.router.ingress import strip_client_hints, without_own_pin
 from dynamo_semkv.router.pipeline import Advice, opened_event
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
@@ -84,6 +84,7 @@ class RouterService:
         config: Config,
         config_hash: str,
         router: str,
+        instance_id: int | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -99,6 +100,7 @@ class RouterService:
         self._config = config
         self._config_hash = config_hash
         self._router = router
+        self._instance_id = instance_id
         self._monotonic = monotonic
         self._wall = wall
         self._attempts = attempts
@@ -111,7 +113,7 @@ class RouterService:
         """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
         arrived = self._monotonic()
         self.counts["requests"] += 1
-        request, stripped = strip_client_hints(request)
+        request, stripped = strip_client_hints(without_own_pin(request, self._instance_id))
         self.counts["hints_stripped"] += stripped
         config_hash = self._config_hash  # of the configuration that decides, whatever is reloaded meanwhile
         advice = None

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from dynamo_semkv.router.ingress import HINT_KEYS, strip_client_hints, strip_client_metadata
+from dynamo_semkv.router.ingress import HINT_KEYS, strip_client_hints, strip_client_metadata, without_own_pin
 
 REQUEST = {
     "model": "m",
@@ -71,3 +71,11 @@ def test_parts_of_another_type_are_left_alone(odd: object) -> None:
 def test_metadata_names_of_ours_are_not_a_clients_to_set() -> None:
     given = {"semkv-route": "1", "X-SemKV-donor": "2", "route": "3", "x-request": "4"}
     assert strip_client_metadata(given) == ({"route": "3", "x-request": "4"}, 2)
+
+
+def test_a_pin_to_this_router_is_none_and_any_other_stays() -> None:
+    request = {"token_ids": [1], "routing": {"backend_instance_id": 7, "dp_rank": 1, "cache_salt": "s"}}
+    assert without_own_pin(request, 7) == {"token_ids": [1], "routing": {"dp_rank": 1, "cache_salt": "s"}}
+    assert request["routing"] == {"backend_instance_id": 7, "dp_rank": 1, "cache_salt": "s"}
+    assert without_own_pin(request, 8) is request
+    assert without_own_pin({"routing": None}, 7) == {"routing": None}
