@@ -285,7 +285,7 @@ class OutcomeBook:
         unripe = False
         for route_id, pair in self._match(prompt_key).items():
             route = self._routes[route_id]
-            if route.observed is None:
+            if route.observed is None or pair.doubtful:
                 continue
             if max(route.observed_at, pair.at) + self._settle > now:
                 unripe = True

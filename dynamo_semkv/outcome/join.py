@@ -7,7 +7,10 @@ Rules, in this order:
 2. A report that names its route belongs to it, unless another replica served that route.
 3. Equal prompts in flight on one replica may share one hint, so two requests may name the same route: the second is then treated as
    one that names none.
-4. A report that names none belongs to the oldest route with its prompt that went to its replica and has no report.
+4. A report that names none belongs to the oldest route with its prompt that went to its replica, has no report, and whose stream gave the
+   same count of tokens that were not computed. A route that none fits so gets the oldest report left, but that pair is `doubtful`:
+   the right report may still be on its way (a broker that was away delivers engine by engine), so the book lets it wait until the
+   route's time is over.
 
 Order is by the values given (time opened, time of the report), never by arrival, so any interleaving gives the same pairs.
 """
@@ -15,7 +18,7 @@ Order is by the values given (time opened, time of the report), never by arrival
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -61,6 +64,8 @@ class Match:
     joined_by: JoinedBy
     report_ids: tuple[str, ...]
     """All reports of the same engine request, this one included."""
+    doubtful: bool = False
+    """Joined by prompt alone, and the engine's own count in the stream is another one."""
 
 
 @dataclass
@@ -129,17 +134,31 @@ def match(
                 loose.append(request)
             else:
                 pairs[named] = request.match(JoinedBy.ROUTE_ID)
-    for request in loose:
-        report = request.held[0].report
-        for route in ordered:
-            if (
-                route.opened.route_id not in pairs
-                and route.opened.prompt_key == report.prompt_key
-                and fit(route, report) is Fit.SAME
-            ):
-                pairs[route.opened.route_id] = request.match(JoinedBy.PROMPT_KEY)
-                break
+    left = [request for request in loose if not _pair(request, ordered, pairs, doubtful=False)]
+    for request in left:
+        _pair(request, ordered, pairs, doubtful=True)
     return pairs
+
+
+def _pair(request: _Request, ordered: Sequence[OpenRoute], pairs: dict[str, Match], *, doubtful: bool) -> bool:
+    """Gives `request` to the oldest route that it may belong to; False when there is none."""
+    found = request.match(JoinedBy.PROMPT_KEY)
+    for route in ordered:
+        if (
+            route.opened.route_id not in pairs
+            and route.opened.prompt_key == found.report.prompt_key
+            and fit(route, found.report) is Fit.SAME
+            and (doubtful or _same_count(route, found.report))
+        ):
+            pairs[route.opened.route_id] = replace(found, doubtful=not _same_count(route, found.report))
+            return True
+    return False
+
+
+def _same_count(route: OpenRoute, report: MaterializationReport) -> bool:
+    """Whether the engine's own count in the stream, where it is known, allows the report to be this route's."""
+    count = route.observed.engine_cached_tokens if route.observed is not None else None
+    return count is None or count == report.local_tokens + report.confirmed
 
 
 def _requests(reports: Iterable[HeldReport]) -> list[_Request]:

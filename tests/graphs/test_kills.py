@@ -18,13 +18,15 @@ pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
 def closed_everywhere(graph: LocalGraph, request_id: str | None) -> list[dict[str, Any]]:
     """The attempts of a request once every router has closed the same ones with the same outcome."""
+    seen: dict[str, list[dict[str, Any]]] = {}
 
-    def agree() -> list[dict[str, Any]] | None:
-        seen = [routes(graph, router, request_id) for router in graph.router_names]
-        keys = [sorted((r["route_id"], r["outcome"], r["reason"]) for r in found) for found in seen]
-        return seen[0] if seen[0] and all(key == keys[0] for key in keys) else None
+    def agree() -> bool:
+        seen.update({router: routes(graph, router, request_id) for router in graph.router_names})
+        keys = [sorted((r["route_id"], r["outcome"], r["reason"]) for r in found) for found in seen.values()]
+        return bool(keys[0]) and all(key == keys[0] for key in keys)
 
-    return list(wait_until(f"outcomes of {request_id}", agree, 6 * ROUTE_SECONDS))
+    wait_until(f"every router to have closed {request_id} alike", agree, 6 * ROUTE_SECONDS, lambda: repr(seen))
+    return seen[graph.router_names[0]]
 
 
 def served_and_confirmed(graph: LocalGraph, seed: int) -> dict[str, Any]:

@@ -70,14 +70,16 @@ class Traffic:
         return self.answers
 
 
-def wait_until(what: str, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """The first true value; fails naming `what`."""
+def wait_until(
+    what: str, condition: Callable[[], Any], seconds: float = 30.0, detail: Callable[[], str] = lambda: ""
+) -> Any:
+    """The first true value; fails naming `what`, and `detail` as it is then."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what} {detail()}"
         time.sleep(0.05)
 
 
