@@ -16,6 +16,13 @@ LOOPBACK = "127.0.0.1"
 _START_SECONDS = 20.0
 _BIND_TRIES = 20
 _BIND_PAUSE_SECONDS = 0.25
+_SETTINGS = """jetstream {{
+  store_dir: {store}
+  sync_interval: always
+}}
+"""
+# A single server acknowledges a message before it has left its memory, so what was acknowledged in the last moment before a crash would be
+# gone; with `always` it is on disk first. A cluster has replicas for that.
 
 
 class ServerError(RuntimeError):
@@ -84,8 +91,10 @@ class EmbeddedNats:
             time.sleep(_BIND_PAUSE_SECONDS)
 
     def _try_start(self) -> bool:
-        command = [find_nats_server(), "--addr", LOOPBACK, "--port", str(self.port or -1), "--jetstream"]
-        command += ["--store_dir", str(self.store_dir / "jetstream"), "--ports_file_dir", str(self.store_dir)]
+        settings = self.store_dir / "nats-server.conf"
+        settings.write_text(_SETTINGS.format(store=json.dumps(str(self.store_dir / "jetstream"))))
+        command = [find_nats_server(), "--config", str(settings), "--addr", LOOPBACK, "--port", str(self.port or -1)]
+        command += ["--ports_file_dir", str(self.store_dir)]
         for stale in self.store_dir.glob("nats-server_*.ports"):
             stale.unlink(missing_ok=True)
         offset = self.log_path.stat().st_size if self.log_path.exists() else 0

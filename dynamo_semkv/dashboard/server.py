@@ -190,8 +190,11 @@ class DashboardServer:
         return _json(explain(route))
 
     async def _api_request(self, request: web.Request) -> web.StreamResponse:
-        """An empty list for a request that is unknown or not closed yet."""
-        found = self._history.of_request(request.match_info["request_id"])
+        """By the id as a user has it: with `chatcmpl-`, without, or a route id. An empty list for what is unknown or not closed yet."""
+        asked = request.match_info["request_id"].removeprefix("chatcmpl-")
+        found = self._history.of_request(asked)
+        if not found and (route := self._history.get(asked)) is not None:
+            found = [route]
         return _json({"routes": [explain(route) for route in found]})
 
     async def _api_stream(self, request: web.Request) -> web.StreamResponse:

@@ -165,8 +165,9 @@ async def test_one_route_in_full(client: aiohttp.ClientSession, site: Served) ->
 
 async def test_the_routes_of_a_request(client: aiohttp.ClientSession, site: Served) -> None:
     (route,) = site.history.recent(1)
-    async with client.get(f"{site.server.url}/api/requests/{route.opened.request_id}") as answer:
-        assert [it["route_id"] for it in (await answer.json())["routes"]] == [route.route_id]
+    for asked in (route.opened.request_id, f"chatcmpl-{route.opened.request_id}", route.route_id):
+        async with client.get(f"{site.server.url}/api/requests/{asked}") as answer:
+            assert [it["route_id"] for it in (await answer.json())["routes"]] == [route.route_id]
     async with client.get(f"{site.server.url}/api/requests/nobody") as answer:
         assert await answer.json() == {"routes": []}
 

@@ -50,7 +50,7 @@ def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enfor
     worker, rank = rng.choice(WORKERS), rng.randrange(2)
     ttft = rng.gauss(1.0, 0.05) * {True: 0.06}.get(bool(loaded), 0.045 if local > tokens / 2 else 0.6)
     values: dict[str, Any] = {
-        "request_id": f"chatcmpl-{number:08x}",
+        "request_id": f"request-{number:08x}",
         "model": "SmolLM2-135M-Instruct",
         "mode": mode,
         "opened_at": at - ttft - 2.0,
