@@ -1,6 +1,6 @@
 """The scenarios of the RFC ("Tests", benchmark scenarios) as chat requests, small enough for a CPU.
 
-A scenario says what it asks for (`expects`), never what must come out: the table shows what did.
+A scenario says what is asked, never what must come out: the table shows what did.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`title` and `expects` are for the table; requests are sent in order, one after the other."""
+    """Requests are sent in order, one after the other; `title` is shown meanwhile."""
 
     name: str
     title: str
-    expects: str
     requests: tuple[ChatRequest, ...] = field(repr=False)
 
 
@@ -61,7 +60,7 @@ def _ask(document: Document, question: str, salt: str | None = None) -> ChatRequ
 
 def repeated_system_prompt(document: Document, requests: int) -> Scenario:
     asks = tuple(_ask(document, QUESTIONS[i % len(QUESTIONS)]) for i in range(requests))
-    return Scenario("system_prompt", "repeated system prompt", "device reuse, Dynamo's own choice", asks)
+    return Scenario("system_prompt", "repeated system prompt", asks)
 
 
 def same_document_other_instruction(sources: Sequence[Document]) -> Scenario:
@@ -74,7 +73,7 @@ def same_document_other_instruction(sources: Sequence[Document]) -> Scenario:
                 (_system("You are a careful editor who lists open points."), _user(f"Text:\n\n{document.text}"))
             )
         )
-    return Scenario("other_instruction", "same document, other instruction", "evidence, then a decline", tuple(asks))
+    return Scenario("other_instruction", "same document, other instruction", tuple(asks))
 
 
 def reordered_chunks(chunks: Sequence[Document], orders: int, seed: int) -> Scenario:
@@ -91,7 +90,7 @@ def reordered_chunks(chunks: Sequence[Document], orders: int, seed: int) -> Scen
             if shuffled[0] != texts[0]:
                 break
         texts = shuffled
-    return Scenario("reordered_chunks", "reordered RAG chunks", "evidence, then a decline", tuple(asks))
+    return Scenario("reordered_chunks", "reordered RAG chunks", tuple(asks))
 
 
 TOOLS = """You can call these tools, one JSON object a line.
@@ -112,19 +111,19 @@ def agent_turns(documents_read: Sequence[Document], turns: int) -> Scenario:
         messages.append(_user(f"Step {turn + 1}. The file says:\n{body}\nWhat next?"))
         asks.append(ChatRequest(tuple(messages)))
         messages.append(_assistant(f"I read it. Next I call search_documents for step {turn + 1}."))
-    return Scenario("agent", "multi-turn agent, tool schema", "device reuse of earlier turns", tuple(asks))
+    return Scenario("agent", "multi-turn agent, tool schema", tuple(asks))
 
 
 def large_working_set(sources: Sequence[Document], passes: int) -> Scenario:
     """More documents than the device pools hold: from the second pass on their KV is in host memory, if anywhere."""
     asks = tuple(_ask(document, QUESTIONS[p % len(QUESTIONS)]) for p in range(passes) for document in sources)
-    return Scenario("working_set", "working set larger than the device pool", "host-tier loads", asks)
+    return Scenario("working_set", "working set larger than the device pool", asks)
 
 
 def two_tenants(sources: Sequence[Document]) -> Scenario:
     """Both tenants send the same documents once: whatever is reused here crossed a tenant."""
     asks = tuple(_ask(document, QUESTIONS[0], salt) for salt in ("tenant-a", "tenant-b") for document in sources)
-    return Scenario("tenants", "same documents, two tenants", "nothing across tenants", asks)
+    return Scenario("tenants", "same documents, two tenants", asks)
 
 
 def negative_controls(sources: Sequence[Document]) -> Scenario:
@@ -133,7 +132,7 @@ def negative_controls(sources: Sequence[Document]) -> Scenario:
         ChatRequest((_system(f"Section {i + 1}."), _user(f"{document.text}\n\n{QUESTIONS[-1]}")))
         for i, document in enumerate(sources)
     )
-    return Scenario("negative", "negative controls", "no donor, nothing placed", asks)
+    return Scenario("negative", "negative controls", asks)
 
 
 def demo(seed: int = 7) -> list[Scenario]:

@@ -66,7 +66,6 @@ class Row:
     hinted: int
     materialized: int
     """Confirmed by the backend; nothing else is counted as reuse."""
-    placed_requests: int
     left: tuple[tuple[str, int], ...]
     """(`decision`, requests) with evidence that were left to Dynamo all the same, most frequent first."""
     declines: tuple[tuple[str, int], ...]
@@ -97,7 +96,6 @@ def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
         placed=sum(f.placed for f in facts),
         hinted=sum(f.hinted for f in facts),
         materialized=sum(f.confirmed for f in facts),
-        placed_requests=sum(f.placed > 0 for f in facts),
         left=tuple(Counter(f.decision for f in facts if f.evidence and not f.placed).most_common()),
         declines=tuple(Counter(f.reason for f in facts if f.outcome not in QUIET_OUTCOMES).most_common()),
         ttft_cold=_median(facts, "cold"),

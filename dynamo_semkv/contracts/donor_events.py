@@ -24,7 +24,6 @@ MAX_SEGMENTS = 256
 MAX_EVENT_BYTES = 256 * 1024
 NAMESPACE_DIGEST_EXTRA = "semkv_namespace"
 """Key in `namespace.extra` under which our donors carry the hex digest of their full CacheNamespace."""
-SEMBLEND_TENANT_EXTRA = "tenant_key"
 
 
 class WireNamespace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -14,8 +14,6 @@ HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "se
 
 PIN_KEYS = ("backend_instance_id", "decode_worker_id", "prefill_worker_id")
 """Where a client's pin to an instance is found in `routing`."""
-METADATA_PREFIX = "semkv"
-"""Request headers `x-dynamo-meta-<name>` reach us as metadata `<name>`; those of ours that start so are not a client's to set."""
 
 
 def _clear(mapping: Any) -> tuple[Any, int]:
@@ -47,16 +45,6 @@ def strip_client_hints(request: Mapping[str, Any]) -> tuple[dict[str, Any], int]
                 count += found
         result[name] = part
     return result, count
-
-
-def strip_client_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], int]:
-    """Request metadata without names that start with `semkv` (any case, also behind `x-`), and how many there were."""
-    kept = {
-        name: value
-        for name, value in metadata.items()
-        if not name.lower().removeprefix("x-").startswith(METADATA_PREFIX)
-    }
-    return kept, len(metadata) - len(kept)
 
 
 def without_own_pin(request: Mapping[str, Any], instance_id: int | None) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ class Reloader:
             self._asked.clear()
             try:
                 await self.look(forced)
-            except Exception:
+            except Exception:  # a look that fails may not end all later ones; counted and logged
                 failures += 1
                 if failures & (failures - 1) == 0:
                     logger.warning("the configuration was not looked at (%d so far)", failures, exc_info=True)

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 import urllib.error
@@ -23,12 +22,11 @@ from typing import Any
 import yaml
 
 from dynamo_semkv.bus.child_process import ChildProcess, wait_until
-from dynamo_semkv.bus.server import EmbeddedNats
+from dynamo_semkv.bus.server import LOOPBACK, EmbeddedNats, free_port
 from graphs.local.settings import GraphSettings
 from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import ModelSource
 
-LOOPBACK = "127.0.0.1"
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"status server bound to: 127\.0\.0\.1:(\d+)")
@@ -38,12 +36,6 @@ _TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|Traceback|panicked")
 
 class GraphError(RuntimeError):
     """A part did not come up; the message ends with the end of its log."""
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 class LocalGraph:

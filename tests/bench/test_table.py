@@ -61,7 +61,7 @@ def test_a_scenario_without_a_route_has_a_row_and_an_unknown_one_is_an_error() -
 def test_tables_fit_eighty_columns_and_summary_gives_ratios() -> None:
     table = rows(["a", "negative"], FACTS, {})
     out = io.StringIO()
-    scenarios = [Scenario(n, f"a scenario called {n}", "", (ChatRequest(()),)) for n in ("a", "negative")]
+    scenarios = [Scenario(n, f"a scenario called {n}", (ChatRequest(()),)) for n in ("a", "negative")]
     print_tables(Console(file=out, width=80), table, scenarios)
     text = out.getvalue()
     assert max(len(line) for line in text.splitlines()) <= 80

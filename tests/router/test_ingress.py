@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from dynamo_semkv.router.ingress import HINT_KEYS, strip_client_hints, strip_client_metadata, without_own_pin
+from dynamo_semkv.router.ingress import HINT_KEYS, strip_client_hints, without_own_pin
 
 REQUEST = {
     "model": "m",
@@ -66,11 +66,6 @@ def test_parts_of_another_type_are_left_alone(odd: object) -> None:
     assert strip_client_hints(request) == (request, 0)
     nested = {"extra_args": {"nvext": odd}}
     assert strip_client_hints(nested) == (nested, 0)
-
-
-def test_metadata_names_of_ours_are_not_a_clients_to_set() -> None:
-    given = {"semkv-route": "1", "X-SemKV-donor": "2", "route": "3", "x-request": "4"}
-    assert strip_client_metadata(given) == ({"route": "3", "x-request": "4"}, 2)
 
 
 def test_a_pin_to_this_router_is_none_and_any_other_stays() -> None:

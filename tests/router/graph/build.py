@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dynamo_semkv.bus.server import free_port
 from tests.router.graph.model_dir import prompt, write_model_dir
-from tests.router.graph.processes import LOOPBACK, Graph, Process, free_port, wait_until
+from tests.router.graph.processes import LOOPBACK, Graph, Process, wait_until
 
 MODEL = "m"
 STATUS_PORT = r"status server bound to: 127\.0\.0\.1:(\d+)"

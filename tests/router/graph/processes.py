@@ -21,13 +21,6 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 
 
-def free_port() -> int:
-    """A TCP port the OS considers free on loopback now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
 def wait_until(what: str, condition, deadline_s: float = 30.0, interval_s: float = 0.02):  # type: ignore[no-untyped-def]
     """Poll ``condition`` until it is truthy and return its value; AssertionError naming ``what`` after the deadline."""
     end = time.monotonic() + deadline_s
