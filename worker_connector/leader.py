@@ -97,14 +97,14 @@ class Leader:
             self.counts["unloadable"] += len(unmet)
             if self._life is None:
                 return ConnectorMetadata(self._channel.channel_id, self._generation, self._iteration, unloadable=unmet)
-            loads, saves, unloadable = self._life.batch(output, self._iteration)
+            orders = self._life.batch(output, self._iteration)
             return ConnectorMetadata(
                 self._channel.channel_id,
                 self._generation,
                 self._iteration,
-                tuple(loads),
-                tuple(saves),
-                (*unmet, *unloadable),
+                tuple(orders.loads),
+                tuple(orders.saves),
+                (*unmet, *orders.unloadable),
             )
 
     def cancelled(self, request: Any, start: int, end: int) -> None:
@@ -269,9 +269,9 @@ class Leader:
             if life is None or life.ledger is None:
                 self._outlet.attach_residency(sink, ())
                 return
-            life.flush()
+            life.running.flush()
             resident = sorted((e for e in life.ledger.entries() if e.resident), key=lambda entry: entry.ordinal)
-            self._outlet.attach_residency(sink, [(entry, life.scoped(entry)) for entry in resident])
+            self._outlet.attach_residency(sink, [(entry, life.running.scoped(entry)) for entry in resident])
 
     def resident_blocks(self) -> int:
         with self._lock:
@@ -299,8 +299,8 @@ class Leader:
             }
             if life is not None:
                 numbers |= {
-                    "tracked": life.tracked,
-                    "finishing": life.finishing,
+                    "tracked": len(life.running),
+                    "finishing": life.running.finishing,
                     "attempts": len(life.attempts),
                     "leases": life.attempts.leases,
                     "attempt_counts": dict(life.attempts.counts),

@@ -1,0 +1,181 @@
+"""BatchReader: from one iteration's reports of the engine to the orders that the ranks get.
+
+A fault of one request's report is that request's: the others' loads go out. Where something had been promised for it, the forward pass may
+not run on its unwritten pages, so it becomes an `Unloadable`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_semkv.contracts.identity import Generation
+from dynamo_semkv.contracts.report import Reason
+from worker_connector.attempt import Attempt
+from worker_connector.attempts import AttemptBook
+from worker_connector.channel import RankReady
+from worker_connector.metadata import LoadOrder, SaveOrder, Unloadable
+from worker_connector.plan import PlanState
+from worker_connector.refusal import LoadFailed
+from worker_connector.running import RunningRequests
+from worker_connector.saves import SavePlanner
+from worker_connector.sending import load_order
+from worker_connector.tracked import TrackedRequest, begin
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Orders:
+    """Of one iteration, to every rank."""
+
+    loads: list[LoadOrder] = field(default_factory=list)
+    saves: list[SaveOrder] = field(default_factory=list)
+    unloadable: list[Unloadable] = field(default_factory=list)
+    """What was promised and cannot be loaded."""
+
+
+class BatchReader:
+    """Not thread-safe: the leader's lock covers it."""
+
+    def __init__(
+        self,
+        pool: RankReady,
+        attempts: AttemptBook,
+        running: RunningRequests,
+        saves: SavePlanner | None,
+        generation: Callable[[], Generation],
+        counts: Counter[str],
+    ) -> None:
+        self._pool = pool
+        self._attempts = attempts
+        self._running = running
+        self._saves = saves
+        self._generation = generation
+        self._counts = counts
+
+    def read(self, output: Any, iteration: int) -> Orders:
+        orders = Orders()
+        for data in output.new_requests:
+            try:
+                self._first(data, iteration, orders)
+            except Exception as error:  # noqa: BLE001 - one request's fault may not take the others' loads with it
+                self._misread("first", data, error)
+                if isinstance(error, LoadFailed) or self._owes(data):
+                    orders.unloadable.append(self._broken(int(data.request_id), error))
+        for data in output.cached_requests:
+            try:
+                self._later(data, iteration, orders)
+            except Exception as error:  # noqa: BLE001 - as above; nothing was promised for what comes later
+                self._misread("later", data, error)
+        return orders
+
+    def _misread(self, which: str, data: Any, error: Exception) -> None:
+        self._counts["misread_reports"] += 1
+        _log.error("semkv connector: the %s report of request %s: %s", which, getattr(data, "request_id", "?"), error)
+
+    def _broken(self, request_id: int, error: Exception) -> Unloadable:
+        self._counts["unloadable"] += 1
+        attempt = self._attempts.get(request_id)
+        if attempt is not None:
+            self._attempts.end(attempt, Reason.COPY_FAILED)
+        return Unloadable(request_id, str(error) or type(error).__name__)
+
+    def _owes(self, data: Any) -> bool:
+        """Was something promised for this request that did not go out?"""
+        attempt = self._attempts.get(int(getattr(data, "request_id", -1)))
+        return attempt is not None and attempt.plan is not None and not attempt.plan.ended and not attempt.plan.copying
+
+    def _first(self, data: Any, iteration: int, orders: Orders) -> None:
+        """The first report since the request's pages were allocated."""
+        request_id = int(data.request_id)
+        self._running.retire(request_id)
+        attempt = self._attempts.get(request_id)
+        if attempt is None:
+            self._counts["unknown_request"] += 1
+            return
+        tracked = begin(data, attempt, self._pool.group_ids, iteration, saves=self._saves is not None)
+        if bytes(tracked.tokens) != attempt.tokens:
+            self._counts["tokens_differ"] += 1
+            tracked.saving = tracked.donates = False
+        self._running.add(tracked)
+        start = tracked.computed
+        if attempt.scheduled:
+            self._counts["unasked_replay"] += 1  # its plan was consumed: nothing is loaded twice
+        elif attempt.plan is not None:
+            attempt.scheduled = True
+            start = self._send(attempt, tracked, data, iteration, orders)
+        else:
+            attempt.scheduled = True
+            self._attempts.close_declined(attempt)
+        tracked.scheduled = start + int(data.num_scheduled_tokens)
+        self._save(tracked, orders)
+
+    def _send(self, attempt: Attempt, tracked: TrackedRequest, data: Any, iteration: int, orders: Orders) -> int:
+        """Where the forward pass starts. Raises LoadFailed when pages would stay unwritten that the engine relies on."""
+        plan = attempt.plan
+        assert plan is not None
+        if attempt.position is None:
+            # Not said by this version. In one chunk what is not scheduled is served; in several the offer is taken for honoured.
+            self._counts["position_unknown"] += 1
+            limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.local_tokens)
+            rest = max(attempt.question.prompt_tokens - int(data.num_scheduled_tokens), 0)
+            attempt.position = min(plan.end, limit, rest)
+        if plan.ended:
+            if attempt.position > plan.local_tokens:
+                raise LoadFailed(f"request {attempt.key.request_id}: the engine uses an offer that was given up")
+            return tracked.computed
+        if plan.state is PlanState.OFFERED:
+            plan.bind(attempt.position)
+        used = plan.path[: -(-attempt.position // plan.tokens_per_block)][tracked.computed // plan.tokens_per_block :]
+        if any(block.damaged for block in used):
+            self._attempts.end(attempt, Reason.CHECKSUM_MISMATCH)
+            raise LoadFailed(f"request {attempt.key.request_id}: a block was damaged after it had been offered")
+        try:
+            order = load_order(
+                attempt,
+                tracked.pages,
+                self._pool.windows,
+                tracked.computed,
+                attempt.position,
+                iteration,
+                self._generation(),
+            )
+        except LoadFailed:
+            if plan.copying:
+                plan.copy_done(False)
+            self._attempts.settle(attempt)
+            raise
+        if order is not None:
+            orders.loads.append(order)
+            self._attempts.sent(attempt)
+            if tracked.saving:
+                tracked.chain = list(plan.path)  # what it is served, and what comes before, is there already
+        self._attempts.settle(attempt)
+        return max(plan.position or 0, tracked.computed)
+
+    def _later(self, data: Any, iteration: int, orders: Orders) -> None:
+        tracked = self._running.get(int(data.request_id))
+        if tracked is None:
+            return
+        tracked.take(data, iteration)
+        tracked.scheduled = tracked.computed + int(data.num_scheduled_tokens)
+        attempt = self._attempts.get(tracked.request_id)
+        if attempt is not None and attempt.plan is not None and attempt.plan.state is PlanState.COPIED:
+            if tracked.computed > (attempt.plan.position or 0):
+                self._attempts.confirm(attempt)
+            else:
+                self._attempts.end(attempt, Reason.NOT_SCHEDULED)
+        if self._saves is not None:
+            self._saves.progressed(tracked)
+        self._save(tracked, orders)
+
+    def _save(self, tracked: TrackedRequest, orders: Orders) -> None:
+        if self._saves is None or not tracked.saving:
+            return
+        order = self._saves.plan(tracked)
+        if order is not None:
+            orders.saves.append(order)

@@ -1,0 +1,138 @@
+"""RunningRequests: requests that own pages, from their first report to their end, and what becomes of their blocks.
+
+Ends: `complete` (it ended by itself: what is resident becomes a donor), `retire` (its allocation was destroyed), `vanished` (nobody has
+heard of it). Blocks that became resident and blocks that left are handed to the outlet in this order, and a donor only after its blocks.
+"""
+
+from __future__ import annotations
+
+from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.outlet import Outlet
+from worker_connector.saves import SavePlanner
+from worker_connector.tracked import TrackedRequest
+
+
+class RunningRequests:
+    """Not thread-safe: the leader's lock covers it."""
+
+    def __init__(self, ledger: Ledger | None, saves: SavePlanner | None, outlet: Outlet, open_digest: bytes) -> None:
+        """`open_digest`: of requests without salt, adapter and media."""
+        self._ledger = ledger
+        self._saves = saves
+        self._outlet = outlet
+        self._open_digest = open_digest
+        self._tracked: dict[int, TrackedRequest] = {}
+        self._finishing: list[TrackedRequest] = []
+
+    def __len__(self) -> int:
+        return len(self._tracked)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._tracked
+
+    @property
+    def finishing(self) -> int:
+        """Ended requests whose last copies have not landed."""
+        return len(self._finishing)
+
+    def get(self, request_id: int) -> TrackedRequest | None:
+        return self._tracked.get(request_id)
+
+    def add(self, tracked: TrackedRequest) -> None:
+        self._tracked[tracked.request_id] = tracked
+
+    # ends
+
+    def retire(self, request_id: int) -> None:
+        """The request's allocation was destroyed: what is not proven of it never will be."""
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None:
+            self._withdraw(tracked)
+
+    def finish(self, request_id: int, *, cancelled: bool) -> None:
+        """It ended by itself, or (`cancelled`) was ended: then it donates nothing."""
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is None:
+            return
+        if cancelled:
+            self._withdraw(tracked)
+        else:
+            self._complete(tracked)
+        self.flush()
+
+    def vanished(self, seen_before: int) -> list[int]:
+        """Takes out the requests that no report has named since that iteration, and returns their ids."""
+        gone = [t for t in self._tracked.values() if t.seen <= seen_before]
+        for tracked in gone:
+            self.retire(tracked.request_id)
+        return [tracked.request_id for tracked in gone]
+
+    def landed(self) -> None:
+        """Copies have landed: ended requests that waited for them may become donors."""
+        waiting, self._finishing = self._finishing, []
+        for tracked in waiting:
+            self._donate_when_saved(tracked)
+
+    def forget_blocks(self) -> None:
+        """The bytes are there and worth nothing. Requests that run go on, and save nothing more."""
+        for tracked in self._tracked.values():
+            self._withdraw(tracked)
+        self._finishing.clear()
+        if self._ledger is not None:
+            self._ledger.clear()
+            self._ledger.take_departed()
+        if self._saves is not None:
+            self._saves.take_admitted()
+
+    def close(self) -> None:
+        for tracked in list(self._tracked.values()):
+            self._withdraw(tracked)
+        self._tracked.clear()
+
+    def _withdraw(self, tracked: TrackedRequest) -> None:
+        if self._saves is not None:
+            self._saves.withdraw(tracked)
+
+    def _complete(self, tracked: TrackedRequest) -> None:
+        if self._saves is None:
+            if tracked.donates:
+                computed = min(tracked.scheduled, tracked.token_count)
+                self._outlet.donor_computed(tracked.namespace, tracked.digest, bytes(tracked.tokens[: computed * 4]))
+            return
+        self._saves.finished(tracked)
+        self._donate_when_saved(tracked)
+
+    def _donate_when_saved(self, tracked: TrackedRequest) -> None:
+        """What a request computed or was served becomes a donor, as far as it is resident once its last copy has landed."""
+        if tracked.pending:
+            self._finishing.append(tracked)
+            return
+        self._note_admitted()
+        tip = next((entry for entry in reversed(tracked.chain) if entry.resident), None)
+        if tip is not None and tracked.donates:
+            self._outlet.donor_resident(tracked.namespace, tip)
+
+    # residency
+
+    def scoped(self, entry: BlockEntry) -> bool:
+        """Does the block belong to a request with a salt, an adapter or media?"""
+        return entry.digest != self._open_digest
+
+    def flush(self) -> None:
+        """Hands on what became resident and what left, in this order."""
+        self._note_admitted()
+        if self._ledger is not None and self._ledger.has_departed:
+            self._outlet.departed(self._ledger.take_departed())
+
+    def _note_admitted(self) -> None:
+        """Tells the outlet of blocks that became resident, runs of one chain together."""
+        if self._saves is None or not self._saves.has_admitted:
+            return
+        run: list[BlockEntry] = []
+        for _, entry in self._saves.take_admitted():
+            if run and entry.parent is not run[-1]:
+                self._outlet.stored(run, salted=self.scoped(run[0]))
+                run = []
+            run.append(entry)
+        if run:
+            self._outlet.stored(run, salted=self.scoped(run[0]))
