@@ -23,7 +23,7 @@ from worker_connector.reference_engine.connector_manager import Batch, Connector
 from worker_connector.reference_engine.events import KvEventBuffer
 from worker_connector.reference_engine.fair_lock import FairLock
 from worker_connector.reference_engine.kv_pool import KvPool
-from worker_connector.reference_engine.model import LlamaModel, RowGroup, Segment
+from worker_connector.reference_engine.model import ForwardModel, RowGroup, Segment
 from worker_connector.reference_engine.outcome import (
     CANCELLED,
     ERROR,
@@ -38,6 +38,17 @@ from worker_connector.reference_engine.request import LlmRequest, RequestState
 from worker_connector.reference_engine.scheduler import BatchScheduler
 
 _log = logging.getLogger(__name__)
+
+
+#: `probe(stage, batch)`, called on the executor's thread between the steps of an iteration: "scheduled" (the batch as
+#: planned), "allocated" (asked, honoured and given pages), "loaded" (behind start_load_kv), "computed" (behind
+#: wait_for_save) or "failed", "updated" (in front of get_finished), "polled" (behind it). For tests that look at pages in
+#: between or put faults there.
+Probe = Callable[[str, Batch], None]
+
+
+def _no_probe(stage: str, batch: Batch) -> None:
+    return None
 
 
 @dataclass
@@ -65,11 +76,12 @@ class Executor:
         self,
         rank: int,
         config: EngineConfig,
-        model: LlamaModel,
+        model: ForwardModel,
         pool: KvPool,
         events: KvEventBuffer,
         connector: ConnectorManager | None,
         forward_lock: FairLock,
+        probe: Probe | None = None,
     ) -> None:
         self._rank = rank
         self._config = config
@@ -78,6 +90,7 @@ class Executor:
         self._events = events
         self._connector = connector
         self._forward_lock = forward_lock
+        self._probe: Probe = probe or _no_probe
         self._blocks = BlockManager(pool, events, enable_block_reuse=config.enable_block_reuse)
         self._scheduler = BatchScheduler(config, self._blocks)
         self._clients: dict[int, _Client] = {}
@@ -121,21 +134,26 @@ class Executor:
         responses: list[tuple[LlmRequest, int]] = []
         finished: list[LlmRequest] = []
         ran = False
+        self._probe("scheduled", batch)
         if batch:
             prepare_pages(batch, self._blocks, self._connector, self._config)
+            self._probe("allocated", batch)
             if self._connector is not None:
                 self._connector.report(batch)
                 self._connector.park_loading(batch)
                 self._connector.worker.start_load_kv(self._stream)
+            self._probe("loaded", batch)
             if batch:
                 try:
                     logits = self._forward(batch)
                 except Exception as error:  # noqa: BLE001 - hooks and model: the rank outlives it, its requests do not
                     _log.exception("rank %d: forward pass failed; failing its requests", self._rank)
+                    self._probe("failed", batch)
                     self.fail_all(f"{type(error).__name__}: {error}")
                     batch = Batch()
                 else:
                     ran = True
+                    self._probe("computed", batch)
                     responses, finished = self._update(batch, logits)
         to_terminate = [request for request in finished if not self._finish(request)]
         self._end_cancelled(cancelled, {request.request_id for request in finished})
@@ -146,10 +164,12 @@ class Executor:
         for request in to_terminate:
             self._terminate(request)
         self._events.flush()
+        self._probe("updated", batch)
         if self._connector is not None:
             for request in (held for done in self._connector.get_finished() for held in done):
                 if request.request_id in self._held:
                     self._terminate(request)
+        self._probe("polled", batch)
         return ran
 
     def fail_all(self, error: str, reason: str = ERROR) -> None:
@@ -160,6 +180,15 @@ class Executor:
         # A connector callback that raised may have come between a request's last token and its response.
         for client in list(self._clients.values()):
             self._deliver(client.request, [], reason, message)
+
+    @property
+    def requests(self) -> list[LlmRequest]:
+        """Everything that has not ended, and ended requests whose pages a transfer still uses."""
+        return self._scheduler.requests + list(self._held.values())
+
+    @property
+    def blocks(self) -> BlockManager:
+        return self._blocks
 
     def stats(self) -> RankStats:
         running = self._scheduler.running
@@ -299,13 +328,22 @@ def _context_segment(request: LlmRequest) -> Segment:
         slots=request.blocks.slots,
         wants_logits=request.is_last_context_chunk,
         lora=request.lora,
+        owner=request.request_id,
+        scope=request.blocks.scope,
+        history=request.tokens[: start + request.context_chunk_size],
     )
 
 
 def _decode_segment(request: LlmRequest) -> Segment:
     assert request.blocks is not None
     return Segment(
-        tokens=request.tokens[-1:], start=len(request.tokens) - 1, slots=request.blocks.slots, lora=request.lora
+        tokens=request.tokens[-1:],
+        start=len(request.tokens) - 1,
+        slots=request.blocks.slots,
+        lora=request.lora,
+        owner=request.request_id,
+        scope=request.blocks.scope,
+        history=request.tokens,
     )
 
 

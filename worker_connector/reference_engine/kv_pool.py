@@ -7,7 +7,7 @@ page slots, not tokens or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -33,6 +33,8 @@ class KvPool:
         shape = (num_blocks, config.num_layers, _KV_FACTOR, tokens_per_block * width)
         self.tensor = torch.full(shape, float("nan") if poison else 0.0, dtype=torch.float32)
         self._poison = poison
+        #: Told of the slots whose contents were forgotten.
+        self.on_poison: Callable[[Sequence[int]], None] | None = None
         self._rows_per_block = config.num_layers * _KV_FACTOR
         self._pages = self.tensor.view(num_blocks * self._rows_per_block, tokens_per_block * width)
         self._token_rows = self.tensor.view(num_blocks * self._rows_per_block * tokens_per_block, width)
@@ -41,6 +43,8 @@ class KvPool:
         """Forget the contents of pages that change hands; does nothing unless poisoning is on."""
         if self._poison and slots:
             self.tensor[torch.as_tensor(slots)] = float("nan")
+            if self.on_poison is not None:
+                self.on_poison(slots)
 
     def page_rows(self, slots: Sequence[int]) -> torch.Tensor:
         """Addresses of whole pages for `read`: layer 0's keys of each slot, then its values. Shape `[2 * len(slots)]`."""

@@ -10,8 +10,9 @@ Nothing here knows about requests, scheduling or connectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,11 @@ class Segment:
     #: False for a prefill chunk that is not the last: no logits are computed.
     wants_logits: bool = True
     lora: LoraWeights | None = None
+    #: For a model that knows what every page must hold (`shadow_model.py`): whose sequence it is, what besides tokens
+    #: decides its KV, and all its tokens up to the last one computed here.
+    owner: int = 0
+    scope: Hashable = None
+    history: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,20 @@ class _GroupPlan:
     sin: torch.Tensor
     segments: list[_SegmentPlan]
     logit_rows: list[int]
+
+
+class ForwardModel(Protocol):
+    """What an executor needs of a model; `LlamaModel.forward` says what the arguments are."""
+
+    config: LlamaConfig
+
+    def forward(
+        self,
+        pool: KvPool,
+        groups: Sequence[RowGroup],
+        before_layer: LayerHook | None = None,
+        after_layer: LayerHook | None = None,
+    ) -> list[list[torch.Tensor | None]]: ...
 
 
 class LlamaModel:

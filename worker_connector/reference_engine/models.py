@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from worker_connector.reference_engine.gguf_file import GgufModel, smollm2_path
-from worker_connector.reference_engine.model import LlamaModel
+from worker_connector.reference_engine.model import ForwardModel, LlamaModel
 from worker_connector.reference_engine.model_config import TINY, LlamaConfig
 from worker_connector.reference_engine.weights import random_weights
 
@@ -27,7 +27,7 @@ class LoadedModel:
     name: str
     #: Content digest of the weight file, or the seed of random weights: equal revisions compute equal KV.
     revision: str
-    model: LlamaModel
+    model: ForwardModel
 
     @property
     def config(self) -> LlamaConfig:
