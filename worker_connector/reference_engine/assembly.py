@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, build_llm_args
 from worker_connector.reference_engine.connector_manager import ConnectorManager, bring_up
 from worker_connector.reference_engine.events import KvEventBuffer
@@ -29,7 +31,13 @@ def assemble_rank(
     probe: Probe | None = None,
 ) -> RankParts:
     """Pool, connector and executor of one rank. What a connector refuses at bring-up passes through."""
-    pool = KvPool(model.config, config.num_blocks, config.tokens_per_block, poison=config.poison_pages)
+    pool = KvPool(
+        model.config,
+        config.num_blocks,
+        config.tokens_per_block,
+        poison=config.poison_pages,
+        device=torch.device(config.device),
+    )
     events = KvEventBuffer(rank, config.resolved_max_seq_len(model.config), config.event_buffer_max_size)
     manager = None
     if connector is not None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -98,8 +100,7 @@ class Executor:
         #: Requests without a client whose pages a transfer still uses.
         self._held: dict[int, LlmRequest] = {}
         self._counters = _Counters()
-        # TensorRT-LLM hands over the CUDA stream of the forward pass; on the CPU work is complete when a call returns.
-        self._stream = torch.cpu.current_stream()
+        self._stream = _engine_stream(pool.device)
         after_forward = connector.worker.register_forward_pass_callable() if connector else None
         self._after_forward = after_forward
 
@@ -129,6 +130,10 @@ class Executor:
 
     def iterate(self, cancelled: set[int]) -> bool:
         """Run one iteration; `cancelled` are ids to end in it. Returns whether a forward pass ran."""
+        with _current(self._stream):
+            return self._iterate(cancelled)
+
+    def _iterate(self, cancelled: set[int]) -> bool:
         self._counters.iterations += 1
         batch = self._scheduler.schedule()
         responses: list[tuple[LlmRequest, int]] = []
@@ -245,7 +250,7 @@ class Executor:
                 continue
             token = request.sampler.choose(row)
             if request.options.sampling.return_generation_logits:
-                self._clients[request.request_id].logits.append(row.clone())
+                self._clients[request.request_id].logits.append(row.to("cpu", copy=True))
             request.append(token)
             self._counters.generated_tokens += 1
             done = _finish_reason(request) is not None
@@ -317,6 +322,20 @@ class Executor:
         if request.blocks is not None:
             self._blocks.close(request.blocks)
             request.blocks = None
+
+
+def _engine_stream(device: torch.device) -> Any:
+    """What hooks are given: the stream that forward passes run on, on a GPU one of our own, as in TensorRT-LLM, so that nothing is
+    ordered by the default stream. On the CPU work is complete when a call returns."""
+    if device.type == "cpu":
+        return torch.cpu.current_stream()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # which filled the pages
+    return stream
+
+
+def _current(stream: Any) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else nullcontext()
 
 
 def _context_segment(request: LlmRequest) -> Segment:
