@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.hints import ParsedHints
-from worker_connector.plan import LoadPlan, PlanKey
+from worker_connector.plan import LoadPlan, PlanKey, PlanState
 from worker_connector.report import Ending
 from worker_connector.verdict import Decline, Question
 
@@ -36,6 +36,20 @@ class Attempt:
     """It was in a batch: what happens to it now is this attempt's, not a repetition of the question."""
     leased: bool = False
     closed: bool = False
+
+    @property
+    def unanswered(self) -> bool:
+        """Something was offered, and the request has not been in a batch since."""
+        return self.plan is not None and not self.scheduled
+
+    @property
+    def relied_on(self) -> bool:
+        """The engine has allocated pages for what was offered, and may have taken some of it."""
+        return (
+            self.plan is not None
+            and self.plan.state is PlanState.BOUND
+            and (self.position is None or self.position > self.plan.local_tokens)
+        )
 
 
 class ClosedAttempt(NamedTuple):

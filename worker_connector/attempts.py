@@ -16,6 +16,7 @@ from worker_connector.report import Ending, ending_of
 from worker_connector.verdict import Decline
 
 _BROKEN = (Reason.COPY_FAILED, Reason.CHECKSUM_MISMATCH)
+_MAX_GIVEN_UP = 4096
 
 
 class AttemptBook:
@@ -26,6 +27,7 @@ class AttemptBook:
         self._on_closed = on_closed
         self._newest: dict[int, Attempt] = {}
         self._copying: dict[PlanKey, Attempt] = {}
+        self._given_up: dict[int, None] = {}
         self._leases = 0
         self.counts: Counter[str] = Counter()
         """`asked`, `superseded`, `replayed`, `offered_tokens`, `confirmed_tokens`, `closed`."""
@@ -60,6 +62,7 @@ class AttemptBook:
     def next_epoch(self, request_id: int) -> int:
         """Ends what was open for this request. A question that is put again before the request was in a batch is the same attempt and
         replaces the first one, unreported; a request whose allocation was destroyed is another one."""
+        self._given_up.pop(request_id, None)
         previous = self._newest.pop(request_id, None)
         if previous is None:
             return 0
@@ -135,9 +138,23 @@ class AttemptBook:
 
     def forget(self, request_id: int) -> None:
         """The request is gone. An attempt whose copy may still run keeps its lease until the ranks answer."""
+        self._given_up.pop(request_id, None)
         attempt = self._newest.pop(request_id, None)
         if attempt is not None and not attempt.closed:
             self.end(attempt, Reason.CANCELLED)
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Nobody has spoken of the request for long. Its lease returns; if the engine took the offer and comes with it after all, that must
+        be seen, for nothing will have been loaded."""
+        relied_on = attempt.relied_on
+        self.forget(attempt.key.request_id)
+        if relied_on:
+            self._given_up[attempt.key.request_id] = None
+            if len(self._given_up) > _MAX_GIVEN_UP:
+                del self._given_up[next(iter(self._given_up))]
+
+    def was_given_up(self, request_id: int) -> bool:
+        return request_id in self._given_up
 
     def awaiting_forward(self) -> list[Attempt]:
         """Copied, not confirmed."""

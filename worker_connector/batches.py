@@ -96,6 +96,8 @@ class BatchReader:
         attempt = self._attempts.get(request_id)
         if attempt is None:
             self._counts["unknown_request"] += 1
+            if self._attempts.was_given_up(request_id):
+                raise LoadFailed(f"request {request_id}: the engine uses an offer that was given up")
             return
         tracked = begin(data, attempt, self._pool.group_ids, iteration, saves=self._saves is not None)
         if bytes(tracked.tokens) != attempt.tokens:
@@ -165,8 +167,13 @@ class BatchReader:
         tracked.scheduled = tracked.computed + int(data.num_scheduled_tokens)
         attempt = self._attempts.get(tracked.request_id)
         if attempt is not None and attempt.plan is not None and attempt.plan.state is PlanState.COPIED:
-            if tracked.computed > (attempt.plan.position or 0):
+            position = attempt.plan.position or 0
+            if tracked.computed > position:
                 self._attempts.confirm(attempt)
+            elif tracked.computed == position:
+                attempt.plan.iteration = (
+                    iteration  # its batch was dropped behind the copy: the pass from there comes now
+                )
             else:
                 self._attempts.end(attempt, Reason.NOT_SCHEDULED)
         if self._saves is not None:

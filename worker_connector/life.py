@@ -34,6 +34,8 @@ SWEEP_EVERY = 16
 """Iterations between two looks for requests that vanished."""
 FORGET_AFTER = 256
 """Iterations without a report after which a request is taken for cancelled: the engine need not say so (NVIDIA/TensorRT-LLM#15018)."""
+OFFER_PATIENCE = 16 * FORGET_AFTER
+"""... and how many more an allocated offer is kept: the engine counts on it, and its request may wait that long for a place in a batch."""
 _FORWARDS = 64
 
 
@@ -95,15 +97,11 @@ class CacheLife:
         """The engine will not take the tokens [start, end) of its offer (optional hook). A cut tail counts where a version does not say
         where its forward pass starts; a cut head is what the first report's `computed_position` says."""
         attempt = self.attempts.get(request_id)
-        if (
-            attempt is not None
-            and attempt.plan is not None
-            and not attempt.scheduled
-            and end >= attempt.plan.end > start
-        ):
-            attempt.cancelled_from = min(
-                start, attempt.plan.end if attempt.cancelled_from is None else attempt.cancelled_from
-            )
+        if attempt is None or attempt.plan is None or attempt.scheduled:
+            return
+        left = attempt.plan.end if attempt.cancelled_from is None else attempt.cancelled_from
+        if end >= left > start:
+            attempt.cancelled_from = start
 
     def reset(self, request_id: int) -> None:
         """The request's allocation was destroyed, says the engine (optional hook; others report the request as new)."""
@@ -195,10 +193,12 @@ class CacheLife:
             self.counts["vanished"] += 1
             self.attempts.forget(request_id)
         for attempt in self.attempts:
-            old = attempt.asked <= seen_before and attempt.key.request_id not in self.running
-            unanswered = attempt.plan is not None and not attempt.scheduled
-            if old and not (keep_offers and unanswered):
+            if attempt.asked > seen_before or attempt.key.request_id in self.running:
+                continue
+            if not attempt.unanswered:
                 self.attempts.forget(attempt.key.request_id)
+            elif not keep_offers and (not attempt.relied_on or attempt.asked <= seen_before - OFFER_PATIENCE):
+                self.attempts.give_up(attempt)
         self.running.flush()
 
     def close(self) -> None:
@@ -208,5 +208,9 @@ class CacheLife:
             self.attempts.forget(attempt.key.request_id)
 
     def forget_blocks(self) -> None:
-        """The bytes are there and worth nothing: weights or cache were reset. Requests that run go on, and save nothing more."""
+        """The bytes are there and worth nothing: weights or cache were reset. Requests that run go on, and save nothing more; what was
+        promised and not sent yet is not sent."""
+        for attempt in self.attempts:
+            if attempt.unanswered:
+                self.attempts.end(attempt, Reason.GENERATION_STALE)
         self.running.forget_blocks()

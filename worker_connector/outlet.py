@@ -273,17 +273,13 @@ class Outlet:
         if identity is None:
             return
         key = prompt_key(closed.digest, unpack_tokens(closed.tokens))
-        hints, ours, expired = closed.hints, closed.key.epoch == 0, False
-        if hints is None:
-            found = self.table.take(key)
-            if found is not None:
-                delivery, ours = found
-                hints = self.hints.parse(delivery.envelope, delivery.traceparent)
-            else:
-                expired = self.table.missed(key)
+        hints, ours = closed.hints, closed.key.epoch == 0
+        if hints is None and (found := self.table.take(key)) is not None:
+            delivery, ours = found
+            hints = self.hints.parse(delivery.envelope, delivery.traceparent)
         ending = closed.ending
         if isinstance(ending, Decline):
-            ending = self._explain(closed, ending, hints, expired)
+            ending = self._explain(closed, ending, hints)
         report = build_report(
             replica=identity.replica,
             generation=closed.generation,
@@ -303,7 +299,7 @@ class Outlet:
         ):
             self.counts["reports_refused"] += 1
 
-    def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None, expired: bool) -> Decline:
+    def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None) -> Decline:
         hint = hints.donor if hints is not None else None
         donor = self.donors.get(hint.donor_id) if hint is not None and self.donors is not None else None
         facts = HintFacts(
@@ -313,4 +309,4 @@ class Outlet:
             donor_known=donor is not None,
             donor_namespace=donor.namespace if donor is not None else None,
         )
-        return explain(decline, closed.question, hint, facts, hint_expired=expired)
+        return explain(decline, closed.question, hint, facts)

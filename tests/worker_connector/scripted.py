@@ -77,7 +77,8 @@ def llm_args(tokens_per_block: int, **changes: Any) -> SimpleNamespace:
 class ScriptedEngine:
     """`groups` layer groups with a pool each; group g > 0 has two regions. `windows[g]` None: full attention.
 
-    `by_dict`: block reports are a dict by layer group id, as in dialect B; `restarts_failed`: so are failed loads answered.
+    `by_dict`: block reports are a dict by layer group id, as in dialect B; `restarts_failed`: so are failed loads answered. `slots`: blocks
+    that the slab holds.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class ScriptedEngine:
         group_ids: Sequence[int] | None = None,
         by_dict: bool = False,
         restarts_failed: bool = False,
+        slots: int | None = None,
     ) -> None:
         self.group_ids = list(group_ids) if group_ids is not None else list(range(len(windows)))
         self.by_dict = by_dict
@@ -113,6 +115,8 @@ class ScriptedEngine:
         self.leader = self.parts.leader
         self.rank = assemble_rank_with(args, it, inline=True, restarts_failed=restarts_failed)
         self.rank.register(PoolGeometry.from_layout(self.layout()))
+        if slots is not None:
+            self._use_slots(slots)
         self.next_id = 1
         self.output = SchedulerOutput(attention_dp_rank=dp_rank)
         self.metadata: Any = None
@@ -130,6 +134,14 @@ class ScriptedEngine:
             )
             groups.append(KvCacheLayerGroupLayout(self.group_ids[group], (group,), self.windows[group], regions))
         return KvCacheLayout(self.size, tuple(groups), torch.int32)
+
+    def _use_slots(self, slots: int) -> None:
+        """Fewer than fit into the smallest slab that may be configured."""
+        life = self.leader._life
+        assert life is not None
+        assert life.ledger is not None
+        life.ledger._free[:] = life.ledger._free[-slots:]
+        life.ledger.slots = slots
 
     def request(self, tokens: Sequence[int], **options: Any) -> Request:
         request = Request(self.next_id, list(tokens), **options)

@@ -9,6 +9,7 @@ import pytest
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, SIZE, ScriptedEngine, make
+from worker_connector.life import FORGET_AFTER, OFFER_PATIENCE, SWEEP_EVERY
 from worker_connector.refusal import LoadFailed
 
 
@@ -162,6 +163,75 @@ def test_offer_given_up_but_used_fails_closed() -> None:
         engine.iterate((late, 1))
 
 
+@pytest.mark.parametrize("restarts_failed", [False, True])
+def test_offer_that_waits_long_for_its_batch_is_kept_and_then_given_up_loudly(restarts_failed: bool) -> None:
+    """Decodes may take the whole token budget for hundreds of iterations. The engine has counted what it was offered, so forgetting that
+    silently would be a forward pass over pages that nobody wrote."""
+    for waits, kept in ((FORGET_AFTER + 4 * SWEEP_EVERY, True), (FORGET_AFTER + OFFER_PATIENCE + SWEEP_EVERY, False)):
+        engine = make(restarts_failed=restarts_failed)
+        engine.serve(list(range(41)))
+        again = engine.request(list(range(41)))
+        engine.ask(again)
+        engine.allocate(again, 0, 40, 41)
+        engine.idle(waits)
+        assert engine.leader.snapshot()["leases"] == kept
+        if kept:
+            engine.iterate((again, 1))
+            assert engine.report_of(again).confirmed == 40
+        elif restarts_failed:
+            engine.iterate((again, 1))  # leaves the batch
+            assert engine.prefill(again) == 40
+        else:
+            with pytest.raises(LoadFailed, match="given up"):
+                engine.iterate((again, 1))
+
+
+def test_offer_that_was_not_taken_is_not_missed() -> None:
+    engine = make()
+    engine.serve(list(range(41)))
+    again = engine.request(list(range(41)))
+    engine.ask(again)
+    engine.allocate(again, 0, 0, 41)
+    engine.idle(FORGET_AFTER + SWEEP_EVERY)
+    assert engine.leader.snapshot()["leases"] == 0
+    engine.iterate((again, 41))
+    assert engine.leader.counts["unknown_request"] == 1
+
+
+def test_requests_that_were_given_up_are_remembered_within_bounds() -> None:
+    engine = make()
+    engine.serve(list(range(41)))
+    life = engine.leader._life
+    assert life is not None
+    for _ in range(5000):
+        again = engine.request(list(range(41)))
+        engine.ask(again)
+        engine.allocate(again, 0, 40, 0)
+        life.sweep(OFFER_PATIENCE + 10)
+    assert len(life.attempts._given_up) == 4096
+    assert engine.leader.snapshot()["leases"] == 0
+
+
+@pytest.mark.parametrize("restarts_failed", [False, True])
+def test_vllm_42695_offer_of_before_a_weight_update_is_not_loaded_after_it(restarts_failed: bool) -> None:
+    """Between the promise and its batch the weights changed: those bytes are another model's."""
+    engine = make(restarts_failed=restarts_failed)
+    engine.serve(list(range(41)))
+    again = engine.request(list(range(41)))
+    engine.ask(again)
+    engine.allocate(again, 0, 40, 41)
+    engine.leader.reset_cache()
+    assert engine.leader.snapshot()["leases"] == 0
+    assert engine.report_of(again).outcome is Outcome.STALE_DONOR
+    if restarts_failed:
+        engine.iterate((again, 1))
+        assert engine.prefill(again) == 0
+    else:
+        with pytest.raises(LoadFailed, match="given up"):
+            engine.iterate((again, 1))
+    assert engine.rank.counts["loaded_blocks"] == 0
+
+
 def test_missing_page_of_a_served_block_fails_closed() -> None:
     engine = make(flat=True)
     tokens = list(range(41))
@@ -256,9 +326,25 @@ def test_later_report_settles_a_load_whose_pass_was_not_seen(progress: int, conf
     engine.iterate((again, 1), forward=False)
     again.context_current_position += progress
     engine.iterate((again, 5), forward=False)
+    engine.idle(0 if progress else 2)
     report = engine.report_of(again)
     assert (report.copied, report.confirmed) == (40, confirmed)
     assert report.reason is (Reason.OK if confirmed else Reason.NOT_SCHEDULED)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_load_whose_batch_was_dropped_is_confirmed_by_the_pass_that_comes(passes: int) -> None:
+    """Where another data-parallel rank has nothing to run the batch is dropped behind the copy; it comes back from the same position."""
+    engine = make()
+    engine.serve(list(range(41)))
+    again = engine.request(list(range(41)))
+    engine.ask(again)
+    engine.allocate(again, 0, 40, 41)
+    for _ in range(passes):
+        engine.iterate((again, 1), forward=False)
+    assert not [report for report in engine.sink.reports if report.request_id == again.request_id]
+    engine.iterate((again, 1))
+    assert engine.report_of(again).confirmed == 40
 
 
 def test_dynamo_13191_replay_does_not_close_the_route_twice() -> None:

@@ -29,12 +29,8 @@ class EngineMachine(RuleBasedStateMachine):
             windows=groups,
             flat=flat and len(groups) == 1,
             num_pages=400,
+            slots=16,
         )
-        life = self.engine.leader._life
-        assert life is not None
-        assert life.ledger is not None
-        life.ledger._free[:] = life.ledger._free[-16:]
-        life.ledger.slots = 16
         self.running: list[Request] = []
         self.asked: list[tuple[Request, int, int]] = []
         self.gone: list[Request] = []
