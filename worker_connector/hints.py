@@ -28,6 +28,8 @@ from dynamo_semkv.contracts.hints import DonorHint, FetchHint, HintDelivery, KvH
 from dynamo_semkv.contracts.identity import StableReplica
 
 _PER_PROMPT = 64
+_REMEMBERED_TTLS = 30.0
+"""How long it is remembered that a hint expired before its request came, in times to live: a request may wait long in an engine."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class HintTable:
     """Deliveries of the last seconds by prompt key; bounded; thread-safe (the bus thread puts, the reporter takes).
 
     Equal prompts in flight have one row each, oldest first. A row's route id is given out once, or one route would be closed by another
-    route's report; its last row then stays until it expires, without the id, for a request that comes again.
+    route's report; its last row then stays until it expires, without the id, for a request that comes again. That a hint expired
+    unused is remembered for a while longer, so that the report of the request it was for can say so.
     """
 
     def __init__(self, ttl_seconds: float, max_hints: int, clock: Callable[[], float]) -> None:
@@ -107,6 +110,7 @@ class HintTable:
         self._lock = threading.Lock()
         self._rows: OrderedDict[bytes, deque[_Row]] = OrderedDict()
         self._count = 0
+        self._missed: OrderedDict[bytes, float] = OrderedDict()
         self.counts: Counter[str] = Counter()
         """`received`, `taken`, `expired`, `crowded_out`, `misdirected`, `undecodable`."""
 
@@ -146,10 +150,8 @@ class HintTable:
         now = self._clock()
         with self._lock:
             rows = self._rows.get(prompt_key)
-            while rows and rows[0].expires <= now:
-                rows.popleft()
-                self._count -= 1
-                self.counts["expired"] += 1
+            if rows is not None:
+                self._drop_expired(prompt_key, rows, now)
             if not rows:
                 self._rows.pop(prompt_key, None)
                 return None
@@ -162,6 +164,12 @@ class HintTable:
             fresh, row.spent = not row.spent, True
             return row.delivery, fresh
 
+    def missed(self, prompt_key: bytes) -> bool:
+        """Whether a hint for this prompt expired before anybody took it. True once for each such prompt."""
+        with self._lock:
+            until = self._missed.pop(prompt_key, None)
+            return until is not None and self._clock() < until
+
     def __len__(self) -> int:
         return self._count
 
@@ -169,10 +177,18 @@ class HintTable:
         """Rows of the least recently fed prompts first; a prompt that is fed again is looked at when it is asked for."""
         while self._rows:
             key, rows = next(iter(self._rows.items()))
-            while rows and rows[0].expires <= now:
-                rows.popleft()
-                self._count -= 1
-                self.counts["expired"] += 1
+            self._drop_expired(key, rows, now)
             if rows:
                 return
             del self._rows[key]
+
+    def _drop_expired(self, key: bytes, rows: deque[_Row], now: float) -> None:
+        while rows and rows[0].expires <= now:
+            row = rows.popleft()
+            self._count -= 1
+            self.counts["expired"] += 1
+            if not row.spent:
+                self._missed[key] = row.expires + _REMEMBERED_TTLS * self._ttl
+                self._missed.move_to_end(key)
+        while self._missed and (len(self._missed) > self._max or next(iter(self._missed.values())) <= now):
+            self._missed.popitem(last=False)

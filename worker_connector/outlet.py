@@ -273,13 +273,17 @@ class Outlet:
         if identity is None:
             return
         key = prompt_key(closed.digest, unpack_tokens(closed.tokens))
-        hints, ours = closed.hints, closed.key.epoch == 0
-        if hints is None and (found := self.table.take(key)) is not None:
-            delivery, ours = found
-            hints = self.hints.parse(delivery.envelope, delivery.traceparent)
+        hints, ours, expired = closed.hints, closed.key.epoch == 0, False
+        if hints is None:
+            found = self.table.take(key)
+            if found is not None:
+                delivery, ours = found
+                hints = self.hints.parse(delivery.envelope, delivery.traceparent)
+            else:
+                expired = self.table.missed(key)
         ending = closed.ending
         if isinstance(ending, Decline):
-            ending = self._explain(closed, ending, hints)
+            ending = self._explain(closed, ending, hints, expired)
         report = build_report(
             replica=identity.replica,
             generation=closed.generation,
@@ -299,7 +303,7 @@ class Outlet:
         ):
             self.counts["reports_refused"] += 1
 
-    def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None) -> Decline:
+    def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None, expired: bool) -> Decline:
         hint = hints.donor if hints is not None else None
         donor = self.donors.get(hint.donor_id) if hint is not None and self.donors is not None else None
         facts = HintFacts(
@@ -309,4 +313,4 @@ class Outlet:
             donor_known=donor is not None,
             donor_namespace=donor.namespace if donor is not None else None,
         )
-        return explain(decline, closed.question, hint, facts)
+        return explain(decline, closed.question, hint, facts, hint_expired=expired)

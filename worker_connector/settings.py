@@ -45,6 +45,8 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
     """Raises ContractError for a bad file, Refused for what the file or the engine may not ask of this connector."""
     loaded = load_config(env.get(CONFIG_VARIABLE), env)
     config = loaded.config
+    for warning in loaded.warnings:
+        _log.warning("semkv connector: %s", warning)
     require_request_local_kv(config, advertised=bool(getattr(llm_args, "request_local_kv", False)))
     if config.connector.materialization is Materialization.EXPERIMENTAL:
         raise Refused(

@@ -124,15 +124,26 @@ _OWN = _PREVENTED | frozenset(
 )
 
 
-def explain(decline: Decline, question: Question, hint: DonorHint | None, facts: HintFacts) -> Decline:
-    """The decline as it is reported. Without a hint, a request that may not be served from the slab simply had no donor."""
+def explain(
+    decline: Decline, question: Question, hint: DonorHint | None, facts: HintFacts, *, hint_expired: bool = False
+) -> Decline:
+    """The decline as it is reported. Without a hint, a request that may not be served from the slab simply had no donor, unless one was
+    hinted and the hint was too old when the request came (`hint_expired`)."""
     if hint is None:
-        if decline.reason not in _PREVENTED:
-            return decline
-        if question.local_tokens > 0:
-            return Decline(Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS)
-        return Decline(Outcome.NO_DONOR, decline.reason)
+        said = _unhinted(decline, question)
+        if hint_expired and said.outcome is Outcome.NO_DONOR:
+            reason = Reason.HINT_EXPIRED if said.reason is Reason.NOT_RESIDENT else said.reason
+            return Decline(Outcome.DECLINED, reason)
+        return said
     return next(found for check in _CHECKS if (found := check(decline, question, hint, facts)) is not None)
+
+
+def _unhinted(decline: Decline, question: Question) -> Decline:
+    if decline.reason not in _PREVENTED:
+        return decline
+    if question.local_tokens > 0:
+        return Decline(Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS)
+    return Decline(Outcome.NO_DONOR, decline.reason)
 
 
 def _local(decline: Decline, question: Question, hint: DonorHint, facts: HintFacts) -> Decline | None:

@@ -145,21 +145,8 @@ class Connection:
             self._record(error)
             _log.debug("bus %s: %s", self._name, self.last_error)
 
-        tls = ssl.create_default_context(cafile=self._settings.tls_ca) if self._settings.tls_ca else None
-        await client.connect(
-            servers=self._urls,
-            name=self._name,
-            error_cb=on_error,
-            disconnected_cb=on_end,
-            closed_cb=on_end,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,  # of one connect(): each server is tried twice, at once
-            reconnect_time_wait=0,
-            connect_timeout=_CONNECT_SECONDS,
-            ping_interval=_PING_SECONDS,
-            max_outstanding_pings=_MISSED_PINGS,
-            user_credentials=self._settings.credentials_file,
-            tls=tls,
+        await _connect_client(
+            client, self._settings, self._name, error_cb=on_error, disconnected_cb=on_end, closed_cb=on_end
         )
 
     async def _use(self, client: Client, session: Session, ended: asyncio.Event) -> None:
@@ -203,6 +190,37 @@ class Connection:
     def _shown_urls(self) -> str:
         """Without user and password."""
         return ",".join(url.rpartition("@")[2] for url in self._urls)
+
+
+async def connect_once(client: Client, settings: BusConfig, name: str) -> None:
+    """For a short task. Raises nats.errors.Error, OSError or asyncio.TimeoutError: the first of what the servers said."""
+    said: list[Exception] = []
+
+    async def on_error(error: Exception) -> None:
+        said.append(error)
+
+    try:
+        await _connect_client(client, settings, name, error_cb=on_error)
+    except nats.errors.NoServersError as error:
+        raise (said[0] if said else error) from error
+
+
+async def _connect_client(client: Client, settings: BusConfig, name: str, **callbacks: Any) -> None:
+    tls = ssl.create_default_context(cafile=settings.tls_ca) if settings.tls_ca else None
+    await client.connect(
+        servers=[url.strip() for url in settings.url.split(",")],
+        name=name,
+        allow_reconnect=False,
+        max_reconnect_attempts=1,  # of one connect(): each server is tried twice, at once
+        reconnect_time_wait=0,
+        connect_timeout=_CONNECT_SECONDS,
+        ping_interval=_PING_SECONDS,
+        max_outstanding_pings=_MISSED_PINGS,
+        user_credentials=settings.credentials_file,
+        inbox_prefix=settings.inbox_prefix,
+        tls=tls,
+        **callbacks,
+    )
 
 
 async def _until_set(event: asyncio.Event) -> None:

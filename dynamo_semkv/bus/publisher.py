@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class PublisherStats:
     callback_errors: int
     reconnects: int
     last_error: str | None
+    seconds_since_drop: float | None = None
+    """None: nothing was dropped yet."""
 
 
 class _Message(NamedTuple):
@@ -84,6 +87,7 @@ class BusPublisher:
         self._buffered = self._buffered_bytes = 0
         self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
+        self._dropped_at: float | None = None
         self._accepting = False
         self._wake_pending = False
 
@@ -156,7 +160,7 @@ class BusPublisher:
     def _keep(self, subject: str, message: _Message) -> bool:
         size = len(message.payload)
         if not self._fits(size):
-            self._dropped += 1
+            self._drop(1)
             self._lost.add(subject)
             return False
         self._buffered += 1
@@ -167,11 +171,17 @@ class BusPublisher:
     def _pass_on(self, subject: str, message: _Message) -> bool:
         size = len(message.payload)
         if not self._connection.connected or not self._fits(size):
-            self._dropped += 1
+            self._drop(1)
             return False
         self._passing_bytes += size
         self._passing.append((subject, message))
         return True
+
+    def _drop(self, count: int) -> None:
+        """Under the lock."""
+        if count:
+            self._dropped += count
+            self._dropped_at = time.monotonic()
 
     def _fits(self, size: int) -> bool:
         messages = self._buffered + len(self._passing)
@@ -190,6 +200,7 @@ class BusPublisher:
                 callback_errors=self._callback_errors,
                 reconnects=self._connection.reconnects,
                 last_error=self._connection.last_error,
+                seconds_since_drop=None if self._dropped_at is None else time.monotonic() - self._dropped_at,
             )
 
     def close(self, timeout: float = 5.0) -> bool:
@@ -207,7 +218,7 @@ class BusPublisher:
         self._thread.join(timeout + 10.0)
         with self._lock:
             left = self._buffered
-            self._dropped += left + len(self._passing)
+            self._drop(left + len(self._passing))
             self._kept.clear()
             self._passing.clear()
             self._buffered = self._buffered_bytes = self._passing_bytes = 0
@@ -259,7 +270,7 @@ class BusPublisher:
             await end_tasks(streams, *self._busy.values())
             self._busy.clear()
             with self._lock:
-                self._dropped += len(self._passing)
+                self._drop(len(self._passing))
                 self._passing.clear()
                 self._passing_bytes = 0
 
@@ -325,7 +336,7 @@ class BusPublisher:
             if delivered:
                 self._published += 1
             else:
-                self._dropped += 1
+                self._drop(1)
                 self._lost.add(subject)
 
     def _tell_losses(self) -> None:
@@ -351,7 +362,7 @@ class BusPublisher:
     def _count(self, *, published: int = 0, dropped: int = 0, callback_errors: int = 0) -> None:
         with self._lock:
             self._published += published
-            self._dropped += dropped
+            self._drop(dropped)
             self._callback_errors += callback_errors
 
     def _record(self, what: str, error: BaseException) -> None:

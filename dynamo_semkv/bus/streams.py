@@ -57,8 +57,10 @@ def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
 async def ensure_streams(js: JetStreamContext, settings: BusConfig) -> None:
     """Create the streams, or bring those that exist to these settings. Safe to call from many processes at once.
 
-    Raises nats.errors.Error (also when JetStream is off, still starting, or has no room).
+    Does nothing without `bus.manage_streams`. Raises nats.errors.Error (also when JetStream is off, still starting, or has no room).
     """
+    if not settings.manage_streams:
+        return
     for stream in STREAMS:
         config = stream_config(stream, settings)
         try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 
+from dynamo_semkv.config.files import missing_files
 from dynamo_semkv.config.load import Loaded, load_config, read_salt_key
 from dynamo_semkv.config.schema import require_request_local_kv
-from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.errors import ContractError, each
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from dynamo_semkv.dashboard.access import read_token
 
 CONFIG_VARIABLE = "SEMKV_CONFIG"
 HELP = f"YAML file; default: ${CONFIG_VARIABLE}, else the defaults. SEMKV_<SECTION>__<FIELD> overrides a field"
@@ -19,12 +22,43 @@ def default_path() -> str | None:
 
 
 def load_or_say(path: str | None) -> Loaded | None:
-    """None when it is refused, with the reason on stderr: everything that can be refused before anything is started."""
+    """None when it is refused, with every reason on stderr: all that can be refused before anything is started."""
     try:
         loaded = load_config(path, os.environ)
-        require_request_local_kv(loaded.config, advertised=False)
-        read_salt_key(loaded.config.security.salt_key_file, DEFAULT_SALT_KEY)
     except (ContractError, OSError) as error:
-        print(f"{path or 'defaults'}: {error}", file=sys.stderr)
+        _say(path, each(error) if isinstance(error, ContractError) else (error,))
+        return None
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    refused = list(_refused(loaded))
+    if refused:
+        _say(path, refused)
         return None
     return loaded
+
+
+def _refused(loaded: Loaded) -> Iterator[Exception]:
+    """Of a file whose every value is allowed: what it names is not there, or may not be served."""
+    config = loaded.config
+    missing = list(missing_files(config))
+    yield from missing
+    fields = {error.field for error in missing}
+    checks: list[Callable[[], object]] = [lambda: require_request_local_kv(config, advertised=False)]
+    if "security.salt_key_file" not in fields:
+        checks.append(lambda: read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY))
+    if config.dashboard.token_file is not None and "dashboard.token_file" not in fields:
+        token_file = config.dashboard.token_file
+        checks.append(lambda: read_token(token_file))
+    for check in checks:
+        try:
+            check()
+        except (ContractError, OSError) as error:
+            yield error
+
+
+def _say(path: str | None, errors: Sequence[Exception]) -> None:
+    name = path or "defaults"
+    if len(errors) == 1:
+        print(f"{name}: {errors[0]}", file=sys.stderr)
+        return
+    print(f"{name}: {len(errors)} errors", *(f"  {error}" for error in errors), sep="\n", file=sys.stderr)

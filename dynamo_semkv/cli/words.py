@@ -19,6 +19,7 @@ REASONS = {
     "namespace_differs": "Donor and request may not share KV",
     "generation_stale": "The donor's engine has restarted since",
     "donor_evicted": "The donor's blocks were evicted between decision and load",
+    "hint_expired": "The request came later than its hint lives in the engine (connector.hint_ttl_seconds)",
     "leases_exhausted": "Too many loads in flight",
     "not_honoured": "The engine did not take what was offered",
     "copy_failed": "The copy did not complete",

@@ -6,7 +6,6 @@ Only `true` and `false` are booleans, as in YAML 1.2: `mode: off` is the word `o
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Hashable, Mapping
@@ -16,11 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from dynamo_semkv.config.environment import nearest, override
 from dynamo_semkv.config.limits import limits_of
 from dynamo_semkv.config.schema import Config, plain
-from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.errors import ContractError, ContractErrors, each
 
-ENV_PREFIX = "SEMKV_"
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_SALT_KEY_BYTES = 64
 
@@ -28,11 +27,14 @@ MAX_SALT_KEY_BYTES = 64
 class Loaded(NamedTuple):
     config: Config
     hash: str
-    """16 hex digits over every value that is in force: two processes with the same hash run the same policy."""
+    """16 hex digits over every value that is in force, but for the page's port: two processes with the same hash run the same
+    policy, also two routers of one machine, whose pages need two ports."""
     source: str
     """The file, or `defaults`, and the names of the environment variables that changed it."""
     path: str | None = None
     """The file by itself."""
+    warnings: tuple[str, ...] = ()
+    """What is no error and not meant either: `SEMKV_*` variables that mean nothing."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,11 +77,23 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
         if len(raw) > MAX_CONFIG_BYTES:
             raise ContractError("config.bytes", len(raw), f"at most {MAX_CONFIG_BYTES}")
         tree, source = parse_yaml(raw), str(path)
-    used = _override(tree, env or {})
-    config = build(tree)
-    return Loaded(
-        config, config_hash(config), source + (f" + {', '.join(used)}" if used else ""), str(path) if path else None
-    )
+    said = override(tree, env or {}, _scalar)
+    errors = list(said.errors)
+    config: Config | None = None
+    try:
+        config = build(tree)
+    except ContractError as error:
+        errors += [_blamed(one, said.origins) for one in each(error)]
+    if errors or config is None:
+        raise ContractErrors.of(errors)
+    source += f" + {', '.join(said.used)}" if said.used else ""
+    return Loaded(config, config_hash(config), source, str(path) if path else None, said.unknown)
+
+
+def _blamed(error: ContractError, origins: Mapping[str, str]) -> ContractError:
+    """Names the variable too, where it was one that set the field."""
+    name = origins.get(error.field)
+    return error if name is None else ContractError(f"{name} ({error.field})", error.value, error.allowed)
 
 
 def parse_yaml(raw: bytes | str) -> dict[str, Any]:
@@ -87,7 +101,7 @@ def parse_yaml(raw: bytes | str) -> dict[str, Any]:
     try:
         tree = yaml.load(raw, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ContractError("config", str(error), "valid YAML") from error
+        raise _no_yaml(error, raw) from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -95,96 +109,69 @@ def parse_yaml(raw: bytes | str) -> dict[str, Any]:
     return tree
 
 
+def _no_yaml(error: yaml.YAMLError, raw: bytes | str) -> ContractError:
+    """Where it is, the line itself, and what the parser makes of it."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        reason = getattr(error, "reason", None) or str(error).partition("\n")[0]
+        return ContractError("config", reason, "valid YAML in UTF-8")
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    lines = text.splitlines()
+    line = lines[mark.line].strip() if mark.line < len(lines) else "the end of the file"
+    context = getattr(error, "context", None)
+    problem = getattr(error, "problem", None) or "not understood"
+    said = f"{problem} ({context})" if context else problem
+    return ContractError(f"config line {mark.line + 1}, column {mark.column + 1}", line, f"valid YAML; here: {said}")
+
+
 def build(tree: Mapping[str, Any]) -> Config:
-    """A plain tree -> Config. Raises ContractError with the full path."""
-    config: Config = _build(Config, tree, "")
+    """A plain tree -> Config. Raises ContractError with the full path; ContractErrors when there is more than one."""
+    errors: list[ContractError] = []
+    config: Config | None = _build(Config, tree, "", errors)
+    if errors or config is None:
+        raise ContractErrors.of(errors)
     return config
 
 
-def _build(section: type[msgspec.Struct], tree: Mapping[str, Any], path: str) -> Any:
+def _build(section: type[msgspec.Struct], tree: Mapping[str, Any], path: str, errors: list[ContractError]) -> Any:
+    """None when something in it is wrong, which is then among the errors: all of it, not the first alone."""
     values: dict[str, Any] = {}
     fields = limits_of(section)
+    before = len(errors)
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in fields:
-            raise ContractError(where, _shown(value), _nearest(str(key), list(fields), path))
+            errors.append(ContractError(where, _shown(value), nearest(str(key), list(fields), path)))
+            continue
         limits = fields[key]
         if issubclass(limits.kind, msgspec.Struct):
             if value is None:
                 continue  # a section whose every key is commented out
-            if not isinstance(value, Mapping):
-                raise ContractError(where, value, limits.allowed())
-            values[key] = _build(limits.kind, value, where)
+            if isinstance(value, Mapping):
+                values[key] = _build(limits.kind, value, where, errors)
+            else:
+                errors.append(ContractError(where, value, limits.allowed()))
             continue
-        if value is None and not limits.optional:
-            raise ContractError(where, value, limits.allowed())
         try:
             converted = value if value is None else msgspec.convert(value, limits.kind)
-        except msgspec.ValidationError as error:
-            raise ContractError(where, value, limits.allowed()) from error
-        if not limits.accepts(converted):
-            raise ContractError(where, value, limits.allowed())
-        values[key] = converted
-    return section(**values)
-
-
-def _nearest(key: str, allowed: list[str], path: str) -> str:
-    close = difflib.get_close_matches(key.lower(), allowed, n=1, cutoff=0.5)
-    keys = f"the keys of {path or 'the file'}: {', '.join(allowed)}"
-    return f"{close[0]} (did you mean that?), or another of {keys}" if close else keys
+        except msgspec.ValidationError:
+            errors.append(ContractError(where, value, limits.allowed()))
+            continue
+        if limits.accepts(converted):
+            values[key] = converted
+        else:
+            errors.append(ContractError(where, value, limits.allowed()))
+    if len(errors) > before:
+        return None
+    try:
+        return section(**values)
+    except ContractError as error:
+        errors.extend(each(error))
+        return None
 
 
 def _shown(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
-
-
-def _override(tree: dict[str, Any], env: Mapping[str, str]) -> list[str]:
-    """Writes `SEMKV_A__B=text` as `a.b` into the tree; returns the names used, sorted."""
-    sections = tuple(limits_of(Config))
-    used = []
-    for name in sorted(env):
-        if not name.startswith(ENV_PREFIX):
-            continue
-        parts = name[len(ENV_PREFIX) :].lower().split("__")
-        if len(parts) == 1:
-            _refuse_single_underscore(name, parts[0], sections)
-            continue
-        _write(tree, parts, env[name], name)
-        used.append(name)
-    return used
-
-
-def _refuse_single_underscore(name: str, rest: str, sections: tuple[str, ...]) -> None:
-    """`SEMKV_EVIDENCE_DEADLINE_MS` would otherwise be ignored in silence. Other `SEMKV_*` names belong to other programs."""
-    section = next((s for s in sections if rest.startswith(s + "_")), None)
-    if section is not None:
-        field = rest[len(section) + 1 :]
-        meant = f"{ENV_PREFIX}{section.upper()}__{field.upper()}"
-        raise ContractError(name, "a single underscore after the section", f"two: {meant}")
-
-
-def _write(tree: dict[str, Any], parts: list[str], text: str, name: str) -> None:
-    section: type[msgspec.Struct] = Config
-    at = tree
-    for depth, part in enumerate(parts):
-        fields = limits_of(section)
-        here = ".".join(parts[:depth])
-        if part not in fields:
-            raise ContractError(f"{name} ({'.'.join(parts)})", text, _nearest(part, list(fields), here))
-        limits = fields[part]
-        last = depth == len(parts) - 1
-        if issubclass(limits.kind, msgspec.Struct):
-            if last:
-                raise ContractError(name, text, f"one field of {part}: {', '.join(limits.kind.__struct_fields__)}")
-            if at.get(part) is None:
-                at[part] = {}
-            at, section = at[part], limits.kind
-            if not isinstance(at, dict):
-                raise ContractError(".".join(parts[: depth + 1]), at, limits.allowed())
-        elif not last:
-            raise ContractError(name, text, f"{'.'.join(parts[: depth + 1])} is a value and has no fields")
-        else:
-            at[part] = _scalar(text, limits.kind, limits.optional)
 
 
 def _scalar(text: str, kind: type, optional: bool) -> Any:
@@ -199,8 +186,11 @@ def _scalar(text: str, kind: type, optional: bool) -> Any:
 
 
 def config_hash(config: Config) -> str:
-    """blake2b-64 of the canonical JSON of every value, as 16 hex digits."""
-    raw = msgspec.json.encode(plain(config), order="sorted")
+    """blake2b-64 of the canonical JSON of every value but the page's port, as 16 hex digits. Beside another router the port differs, and
+    what is decided does not."""
+    values = dict(plain(config))
+    values["dashboard"] = {key: value for key, value in values["dashboard"].items() if key != "port"}
+    raw = msgspec.json.encode(values, order="sorted")
     return hashlib.blake2b(raw, digest_size=8, person=b"semkv-config").hexdigest()
 
 

@@ -114,6 +114,10 @@ class BusConfig(Section, frozen=True):
     """Per stream."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     """JetStream replicas per stream; more than 1 needs a NATS cluster."""
+    manage_streams: bool = True
+    """Create the streams, or bring them to these settings. False where the broker's permissions leave that to another user."""
+    inbox_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "_INBOX"
+    """First token of the subjects on which answers come. One for each user, where users may not read each other's answers."""
 
 
 class SecurityConfig(Section, frozen=True):

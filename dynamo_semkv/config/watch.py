@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from dynamo_semkv.config.load import Loaded, build, config_hash, load_config
 from dynamo_semkv.config.schema import Config, plain, require_request_local_kv
-from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.errors import ContractError, each
 
 RELOADABLE = (
     "placement",
@@ -127,7 +127,7 @@ class ConfigWatch:
             wanted = self._wanted(self.path)
             merged = merge(self._loaded.config, wanted.config)
         except (ContractError, OSError) as error:
-            text = str(error)
+            text = "; ".join(str(one) for one in (each(error) if isinstance(error, ContractError) else (error,)))
             if text == self._error and not force:
                 return None
             self._error = text

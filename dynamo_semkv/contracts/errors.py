@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ContractError(ValueError):
     """A message or value breaks a contract. Carries the field, the value and what is allowed.
@@ -17,3 +19,23 @@ class ContractError(ValueError):
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{field}: got {shown}, allowed: {allowed}")
+
+
+class ContractErrors(ContractError):
+    """Several at once, so that a file with three mistakes needs one look and not three. Field, value and allowed are those of the first."""
+
+    def __init__(self, errors: Sequence[ContractError]) -> None:
+        first = errors[0]
+        super().__init__(first.field, first.value, first.allowed)
+        self.errors = tuple(errors)
+        self.args = ("\n".join(str(error) for error in errors),)
+
+    @classmethod
+    def of(cls, errors: Sequence[ContractError]) -> ContractError:
+        """One error as it is, several as one. At least one is given."""
+        return errors[0] if len(errors) == 1 else cls(errors)
+
+
+def each(error: ContractError) -> tuple[ContractError, ...]:
+    """The single errors of one that may be several."""
+    return error.errors if isinstance(error, ContractErrors) else (error,)

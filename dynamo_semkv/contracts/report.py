@@ -65,6 +65,8 @@ class Reason(str, Enum):
     NAMESPACE_DIFFERS = "namespace_differs"
     GENERATION_STALE = "generation_stale"
     DONOR_EVICTED = "donor_evicted"
+    HINT_EXPIRED = "hint_expired"
+    """A hint came for this prompt and was past its time to live when the request did; nothing was resident either."""
     LEASES_EXHAUSTED = "leases_exhausted"
     NOT_HONOURED = "not_honoured"
     COPY_FAILED = "copy_failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import StableReplica, check_stable_routing_id
 
 DONOR_EVENTS = "semantic-kv-events"
@@ -24,6 +25,40 @@ def _escape(name: str) -> str:
 
 def _replica(replica: StableReplica) -> str:
     return f"{_escape(replica.stable_routing_id)}.{replica.dp_rank}"
+
+
+_ESCAPES = {"_": "_", "d": ".", "c": ":"}
+
+
+def _unescape(token: str) -> str | None:
+    out: list[str] = []
+    characters = iter(token)
+    for character in characters:
+        if character == "_":
+            escaped = _ESCAPES.get(next(characters, ""))
+            if escaped is None:
+                return None
+            character = escaped
+        out.append(character)
+    return "".join(out)
+
+
+def speaker(subject: str) -> StableReplica | None:
+    """Whose subject this is: the replica at its end. None for `semantic-kv-events` itself, for a router's and for anything malformed.
+
+    A broker with permissions per user (deploy/nats) lets a worker publish under its own name only, so what a message says of its sender
+    counts only if the subject says the same.
+    """
+    parts = subject.rsplit(".", 2)
+    if len(parts) != 3 or parts[0] not in (DONOR_EVENTS, REPORTS, ANNOUNCEMENTS, HINTS):
+        return None
+    name = _unescape(parts[1])
+    if name is None or not parts[2].isascii() or not parts[2].isdecimal() or len(parts[2]) > 5:
+        return None
+    try:
+        return StableReplica(check_stable_routing_id(name), int(parts[2]))
+    except ContractError:
+        return None
 
 
 def donor_events(replica: StableReplica) -> str:

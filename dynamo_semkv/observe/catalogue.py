@@ -274,7 +274,7 @@ STREAM_REFUSED = MetricSpec(
     "counter",
     "messages",
     ("stream", "kind"),
-    "Messages that were dropped as malformed or of an unsupported version.",
+    "Messages that were dropped: malformed, of an unsupported version, or about another sender than their subject names.",
     "A peer of another version, or a foreign publisher.",
 )
 

@@ -19,6 +19,8 @@ START_SECONDS = 30.0
 """How long the first replay may take before it only counts as degraded."""
 DONOR_GRACE_SECONDS = 60.0
 """How long a replica may be silent on the donor stream after the router's start (ai-dynamo/dynamo#12095)."""
+DROP_SECONDS = 15.0
+"""How long without another drop until messages count as flowing again."""
 _NAMED = 5
 
 
@@ -91,9 +93,14 @@ def _bus(state: RouterState) -> Check:
     away = [side for side, stats in sides.items() if stats is not None and not stats.connected]
     if away:
         return Check("bus", Level.WARN, f"not connected to the broker ({', '.join(away)}): served without new evidence")
-    if state.publisher is not None and state.publisher.dropped:
-        return Check("bus", Level.WARN, f"connected; {state.publisher.dropped} messages were dropped")
-    return Check("bus", Level.OK, "connected")
+    if state.publisher is None or not state.publisher.dropped:
+        return Check("bus", Level.OK, "connected")
+    # What was lost stays lost, and counted; that messages are lost now is over when none has been for a while.
+    since = state.publisher.seconds_since_drop
+    recent = since is not None and since < DROP_SECONDS
+    return Check(
+        "bus", Level.WARN if recent else Level.OK, f"connected; {state.publisher.dropped} messages were dropped"
+    )
 
 
 def _replay(state: RouterState) -> Check:

@@ -158,6 +158,7 @@ def _bus(state: RouterState) -> Iterator[Metric]:
     for stream in state.streams:
         refused[stream.name, "malformed"] = stream.malformed
         refused[stream.name, "unsupported_version"] = stream.unsupported_version
+        refused[stream.name, "foreign_subject"] = stream.foreign_subject
     yield _family(catalogue.STREAM_REFUSED, refused)
 
 

@@ -118,7 +118,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.STREAM_CAUGHT_UP.name, "stream"): _names(_STREAM_NAMES),
     (c.STREAM_MESSAGES.name, "stream"): _names(_STREAM_NAMES),
     (c.STREAM_REFUSED.name, "stream"): _names(_STREAM_NAMES),
-    (c.STREAM_REFUSED.name, "kind"): _names(("malformed", "unsupported_version")),
+    (c.STREAM_REFUSED.name, "kind"): _names(("malformed", "unsupported_version", "foreign_subject")),
     **{(spec.name, "worker_id"): _WORKER for spec in CATALOGUE if "worker_id" in spec.labels},
     **{(spec.name, "dp_rank"): _RANK for spec in CATALOGUE if "dp_rank" in spec.labels},
 }

@@ -49,6 +49,7 @@ class StreamStatus:
     messages: int = 0
     malformed: int = 0
     unsupported_version: int = 0
+    foreign_subject: int = 0
 
 
 @dataclass(frozen=True)

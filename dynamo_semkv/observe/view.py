@@ -142,6 +142,7 @@ class RouterView:
             counts[f"{name}.messages"],
             counts[f"{name}.malformed"],
             counts[f"{name}.unsupported_version"],
+            counts[f"{name}.foreign_subject"],
         )
 
     def _ask(self, what: str, call: Callable[[], T], unknown: T) -> T:

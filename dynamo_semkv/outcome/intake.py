@@ -38,6 +38,7 @@ from dynamo_semkv.contracts.codec import (
 )
 from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.identity import stable_worker_id
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.book import OutcomeBook
@@ -86,7 +87,7 @@ class Intake:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """`<stream>.messages`, `.malformed`, `.unsupported_version`; `own_held`, `own_dropped`."""
+        """`<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`."""
         self._subscriber = subscriber
         self._book = book
         self._apply_donor_event = apply_donor_event
@@ -134,24 +135,35 @@ class Intake:
 
     def on_donor_event(self, message: Message) -> None:
         event = self._decoded(message, "donors", lambda raw: decode_donor_event(raw, message.content_type or JSON))
-        if event is not None:
-            self._apply_donor_event(event)
+        if event is None:
+            return
+        if message.subject != subjects.DONOR_EVENTS:  # there any emitter speaks, for whom it says
+            speaker = subjects.speaker(message.subject)
+            if speaker is None or (stable_worker_id(speaker.stable_routing_id), speaker.dp_rank) != (
+                event.worker_id,
+                event.dp_rank,
+            ):
+                self._foreign(message, "donors", f"worker {event.worker_id} rank {event.dp_rank}")
+                return
+        self._apply_donor_event(event)
 
     def on_announcement(self, message: Message) -> None:
         announcement = self._decoded(message, "announcements", decode_announcement)
-        if announcement is not None:
+        if announcement is not None and self._speaks_for_itself(message, "announcements", announcement):
             self._announce(announcement)
 
     def on_route_event(self, message: Message) -> None:
         event = self._decoded(message, "routes", _decode_route_event)
-        if event is not None:
+        if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
+            self._foreign(message, "routes", f"router {event.router}")
+        elif event is not None:
             self._arrived(subjects.ROUTE_STREAM, message.timestamp, event)
             if self._route_opened is not None and isinstance(event, RouteOpened):
                 self._route_opened(event)
 
     def on_report(self, message: Message) -> None:
         report = self._decoded(message, "reports", decode_report)
-        if report is not None:
+        if report is not None and self._speaks_for_itself(message, "reports", report):
             self._arrived(subjects.REPORT_STREAM, message.timestamp, report)
 
     def own(self, event: RouteEvent) -> None:
@@ -223,6 +235,20 @@ class Intake:
 
     def _now(self) -> float:
         return self._epoch + self._monotonic()
+
+    def _speaks_for_itself(
+        self, message: Message, stream: str, said: ReplicaAnnouncement | MaterializationReport
+    ) -> bool:
+        """What a worker says counts for itself only: a broker that knows its users lets it publish under its own name alone."""
+        if subjects.speaker(message.subject) == (said.stable_routing_id, said.dp_rank):
+            return True
+        self._foreign(message, stream, f"{said.stable_routing_id} rank {said.dp_rank}")
+        return False
+
+    def _foreign(self, message: Message, stream: str, said: str) -> None:
+        self._refused(
+            stream, "foreign_subject", ContractError("subject", message.subject, f"the subject of the sender, {said}")
+        )
 
     def _decoded(self, message: Message, stream: str, decode: Callable[[bytes], _T]) -> _T | None:
         self.counts[f"{stream}.messages"] += 1

@@ -60,6 +60,49 @@ def test_a_salt_key_file_that_is_not_there_is_found_before_serving(
     assert "key" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["check-config"], ["serve", "--config"]])
+def test_named_files_that_are_not_there_are_all_told(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    (tmp_path / "short").write_text("abc")
+    gone = tmp_path / "gone"
+    file.write_text(
+        f"bus: {{tls_ca: {gone}, credentials_file: {tmp_path}}}\nsecurity: {{salt_key_file: {gone}}}\n"
+        f"dashboard: {{token_file: {tmp_path / 'short'}}}\nmodel: {{path: {gone}}}\n"
+        "connector: {materialization: experimental}\n"
+    )
+    assert main([*command, str(file)]) == REFUSED
+    error = capsys.readouterr().err
+    assert "6 errors" in error
+    for field in (
+        "bus.tls_ca",
+        "bus.credentials_file",
+        "security.salt_key_file",
+        "dashboard.token_file",
+        "model.path",
+        "connector.materialization",
+    ):
+        assert f"  {field}: got" in error
+    assert "Traceback" not in error
+
+
+def test_a_model_that_dynamo_resolves_itself_is_no_missing_directory(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("model: {path: Qwen/Qwen3-0.6B}\n")
+    assert main(["check-config", str(file)]) == OK
+    file.write_text(f"model: {{path: {tmp_path}}}\n")
+    assert main(["check-config", str(file)]) == OK
+
+
+def test_a_variable_that_means_nothing_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEMKV_PLACEMNT", "enforce")
+    assert main(["check-config", str(CONFIGS / "placement.yaml")]) == OK
+    assert "warning: SEMKV_PLACEMNT is set and means nothing here" in capsys.readouterr().err
+
+
 def test_show_prints_what_is_in_force_with_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

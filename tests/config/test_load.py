@@ -11,7 +11,7 @@ import pytest
 from dynamo_semkv.config.limits import limits_of
 from dynamo_semkv.config.load import build, config_hash, load_config, parse_yaml, read_salt_key
 from dynamo_semkv.config.schema import Config, Materialization, PlacementMode, plain
-from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.errors import ContractError, ContractErrors, each
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -118,8 +118,60 @@ def test_llm_d_router_1068_misspelt_variable_is_an_error(name: str, says: str) -
 
 
 def test_environment_values_are_checked() -> None:
-    with pytest.raises(ContractError, match=r"evidence\.deadline_ms: got 'abc'"):
+    with pytest.raises(ContractError, match=r"^SEMKV_EVIDENCE__DEADLINE_MS \(evidence\.deadline_ms\): got 'abc'"):
         load_config(None, {"SEMKV_EVIDENCE__DEADLINE_MS": "abc"})
+    with pytest.raises(ContractError, match=r"^SEMKV_DASHBOARD__HOST \(dashboard\.host\): got '0\.0\.0\.0'"):
+        load_config(None, {"SEMKV_DASHBOARD__HOST": "0.0.0.0"})
+
+
+def test_every_error_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("evidence: {deadline_ms: -1, fingerprint: {max_donor: 3}}\nplacement: {mode: on}\nbus: 7\n")
+    with pytest.raises(ContractErrors) as caught:
+        load_config(file, {"SEMKV_HINTS__ENABLED": "perhaps", "SEMKV_SCORING_SEED": "1"})
+    assert [error.field for error in each(caught.value)] == [
+        "SEMKV_SCORING_SEED",
+        "evidence.deadline_ms",
+        "evidence.fingerprint.max_donor",
+        "placement.mode",
+        "bus",
+        "SEMKV_HINTS__ENABLED (hints.enabled)",
+    ]
+    assert len(str(caught.value).splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [1\n", r"^config line 2, column 1: got 'the end of the file', allowed: valid YAML; here: "),
+        (
+            "evidence:\n  deadline_ms: 5: 6\n",
+            r"^config line 2, column 17: got 'deadline_ms: 5: 6', allowed: valid YAML; here: ",
+        ),
+        ("evidence:\n\tdeadline_ms: 5\n", r"^config line 2, column 1: got 'deadline_ms: 5'"),
+        (b"model: {name: \xff}\n", r"^config: got '.*', allowed: valid YAML in UTF-8$"),
+    ],
+)
+def test_bad_yaml_is_told_by_line_and_column(text: str | bytes, says: str) -> None:
+    with pytest.raises(ContractError, match=says) as caught:
+        parse_yaml(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_variables_that_mean_nothing_are_warned_of() -> None:
+    loaded = load_config(
+        None, {"SEMKV_CONFGI": "x", "SEMKV_DEBUG": "1", "SEMKV_CONFIG": "y", "SEMKV_GRAFANA_DASHBOARDS": "z"}
+    )
+    assert [warning.split()[0] for warning in loaded.warnings] == ["SEMKV_CONFGI", "SEMKV_DEBUG"]
+    assert "did you mean SEMKV_CONFIG?" in loaded.warnings[0]
+    assert loaded.config == Config()
+
+
+def test_hash_is_the_same_on_routers_of_one_graph() -> None:
+    """Their pages need two ports, and nothing else may differ."""
+    one, two = (load_config(None, {"SEMKV_DASHBOARD__PORT": port}).hash for port in ("9700", "9701"))
+    assert one == two
+    assert load_config(None, {"SEMKV_DASHBOARD__ENABLED": "false"}).hash != one
 
 
 def test_hash_follows_values_and_not_how_they_were_written(tmp_path: Path) -> None:

@@ -130,6 +130,22 @@ def test_ctrl_c_during_start_ends_everything(tmp_path: Path, model_dir: Path) ->
         command.process.wait()
 
 
+@pytest.mark.parametrize("module", ["argparse", "aiohttp", "numpy"])
+def test_ctrl_c_while_it_imports_says_nothing(
+    module: str, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # a line on stderr for each module that was imported
+    command = Command(tmp_path / "graph", model_dir)
+    try:
+        wait_until(f"{module} imported", lambda: re.search(rf"\| +{module}$", command.text(), re.MULTILINE))
+        command.process.send_signal(signal.SIGINT)
+        assert command.process.wait(60) == 130
+        assert "Traceback" not in command.text()
+    finally:
+        command.process.kill()
+        command.process.wait()
+
+
 def test_a_part_that_fails_names_itself_and_takes_the_others_down(tmp_path: Path, model_dir: Path) -> None:
     settings = GraphSettings(model="tiny", workers=1, connector=False, overrides={"bus": {"nonsense": 1}})
     graph = LocalGraph(settings, run_dir=tmp_path / "run", model_dir=model_dir)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynamo_semkv.observe.health import DONOR_GRACE_SECONDS, START_SECONDS, Level, readiness
+from dynamo_semkv.observe.health import DONOR_GRACE_SECONDS, DROP_SECONDS, START_SECONDS, Level, readiness
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
 from tests.observe.fake_state import empty_state, fake_history, fake_state
 
@@ -119,10 +119,14 @@ def test_provider_that_does_not_answer_is_named(provider: dict[str, object], wor
     assert words in detail
 
 
-def test_dropped_messages_show() -> None:
+def test_dropped_messages_show_and_are_over_once_messages_flow_again() -> None:
     publisher = state().publisher
     assert publisher is not None
-    assert check(state(publisher=replace(publisher, dropped=7)), "bus") == (
-        Level.WARN,
-        "connected; 7 messages were dropped",
-    )
+    words = "connected; 7 messages were dropped"
+    now = replace(publisher, dropped=7, seconds_since_drop=0.5)
+    assert check(state(publisher=now), "bus") == (Level.WARN, words)
+    assert readiness(state(publisher=now)).state == "degraded"
+    later = replace(now, seconds_since_drop=DROP_SECONDS)
+    assert check(state(publisher=later), "bus") == (Level.OK, words)  # still told, and counted
+    assert readiness(state(publisher=later)).state == "ready"
+    assert check(state(publisher=replace(later, connected=False)), "bus")[0] is Level.WARN

@@ -19,7 +19,7 @@ from dynamo_semkv.contracts.codec import (
     encode_route_event,
 )
 from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
-from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome
 from dynamo_semkv.contracts.route_events import RouteOpened
@@ -28,6 +28,7 @@ from dynamo_semkv.outcome.intake import Intake, RouteJournal
 from tests.outcome.build import Listener, ManualClock, comparable, observed, opened, report, route_id
 from tests.outcome.fakes import FakeBroker, FakeSubscriber
 
+WORKER = stable_worker_id("w-a")
 ROUTES, REPORTS = subjects.ROUTE_STREAM, subjects.REPORT_STREAM
 
 
@@ -107,7 +108,7 @@ async def test_openings_are_told_after_they_are_booked(broker: FakeBroker, route
 
     router.intake._route_opened = fails
     with pytest.raises(RuntimeError):
-        router.intake.on_route_event(message(encode_route_event(opened(1))))
+        router.intake.on_route_event(message(encode_route_event(opened(1)), subject=subjects.routes("router-1")))
     router.intake.on_route_event(message(encode_route_event(observed(1))))
     assert heard == [route_id(1)]
     assert router.listener.book.open_routes == 1
@@ -116,8 +117,9 @@ async def test_openings_are_told_after_they_are_booked(broker: FakeBroker, route
 async def test_another_router_sees_the_same(broker: FakeBroker, routers: Any) -> None:
     one, two = await routers(ROUTES, REPORTS), await routers(ROUTES, REPORTS, name="router-2")
     for number in (1, 2, 3):
-        (one if number % 2 else two).journal.opened(opened(number))
-        (one if number % 2 else two).journal.observed(observed(number))
+        it = one if number % 2 else two
+        it.journal.opened(opened(number, router=it.journal.router_name))
+        it.journal.observed(observed(number))
         send_report(broker, report(number, named=number != 2))
     broker.clock.advance(5.0)
     for router in (one, two):
@@ -247,13 +249,13 @@ async def test_wall_clock_is_never_asked_again(broker: FakeBroker, routers: Any)
     await router.intake.close()
 
 
-def message(payload: bytes, content_type: str | None = MSGPACK) -> Message:
-    return Message("any", payload, content_type, 1, 1.0, False)
+def message(payload: bytes, content_type: str | None = MSGPACK, subject: str = "any") -> Message:
+    return Message(subject, payload, content_type, 1, 1.0, False)
 
 
 async def test_donor_events_and_announcements_are_handed_on(broker: FakeBroker, routers: Any) -> None:
     router = await routers(subjects.DONOR_STREAM, subjects.ANNOUNCEMENT_STREAM)
-    event = DonorEvent(schema_version=1, event_id=0, worker_id=7, dp_rank=0, data=GenerationReset(generation="g"))
+    event = DonorEvent(schema_version=1, event_id=0, worker_id=WORKER, dp_rank=0, data=GenerationReset(generation="g"))
     replica = StableReplica("w-a", 0)
     for content_type in (JSON, MSGPACK, None):
         raw = encode_donor_event(event, content_type or JSON)
@@ -271,6 +273,37 @@ async def test_donor_events_and_announcements_are_handed_on(broker: FakeBroker, 
     )
     broker.publish(subjects.announcements(replica), encode_announcement(announcement))
     assert router.announcements == [announcement]
+
+
+async def test_who_speaks_in_another_name_is_not_heard(broker: FakeBroker, routers: Any) -> None:
+    """A broker that knows its users lets a worker publish under its own name only; what is said there of another worker is dropped."""
+    router = await routers(ROUTES, REPORTS, subjects.DONOR_STREAM, subjects.ANNOUNCEMENT_STREAM)
+    it = router.intake
+    other, rank = StableReplica("w-b", 0), StableReplica("w-a", 1)
+    event = DonorEvent(schema_version=1, event_id=0, worker_id=WORKER, dp_rank=0, data=GenerationReset(generation="g"))
+    announcement = ReplicaAnnouncement(
+        version="1.0",
+        stable_routing_id="w-a",
+        dp_rank=0,
+        generation="g",
+        model="tiny",
+        namespace=CacheNamespace(model="tiny"),
+        materialization="exact",
+    )
+    it.on_route_event(message(encode_route_event(opened(1)), subject=subjects.routes("router-2")))
+    for replica in (other, rank):
+        it.on_donor_event(message(encode_donor_event(event), JSON, subjects.donor_events(replica)))
+        it.on_announcement(message(encode_announcement(announcement), subject=subjects.announcements(replica)))
+        it.on_report(message(encode_report(report(1)), subject=subjects.reports(replica)))
+    it.on_donor_event(message(encode_donor_event(event), JSON, "semantic-kv-events.w-a.zero"))
+    assert router.donor_events == router.announcements == []
+    assert router.listener.book.open_routes == 0
+    assert {name: n for name, n in it.counts.items() if name.endswith("foreign_subject")} == {
+        "donors.foreign_subject": 3,
+        "announcements.foreign_subject": 2,
+        "reports.foreign_subject": 2,
+        "routes.foreign_subject": 1,
+    }
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"not msgpack", b"\x80", bytes(100_000)])

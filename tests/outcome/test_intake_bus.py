@@ -14,7 +14,7 @@ from dynamo_semkv.bus.subscriber import BusSubscriber
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import MSGPACK, encode_donor_event, encode_report
 from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
-from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
 from dynamo_semkv.outcome import intake as intake_module
 from dynamo_semkv.outcome.intake import Intake, RouteJournal
 from tests.bus.waiting import settings, until
@@ -69,7 +69,7 @@ async def test_killed_broker_loses_no_outcome(nats_server: EmbeddedNats, monkeyp
         )
 
     def serve(it: Router, number: int) -> None:
-        it.journal.opened(opened(number, prompt_key=number.to_bytes(16, "big")))
+        it.journal.opened(opened(number, router=it.journal.router_name, prompt_key=number.to_bytes(16, "big")))
         send(number)
         it.journal.observed(observed(number))
 
@@ -103,8 +103,9 @@ async def test_both_donor_subjects_are_one_stream_in_order(nats_server: Embedded
     emitter = BusPublisher(settings(nats_server.url), "emitter")
     emitter.start()
     try:
+        worker = stable_worker_id(REPLICA.stable_routing_id)
         events = [
-            DonorEvent(schema_version=1, event_id=n, worker_id=7, dp_rank=0, data=GenerationReset(generation=n))
+            DonorEvent(schema_version=1, event_id=n, worker_id=worker, dp_rank=0, data=GenerationReset(generation=n))
             for n in range(4)
         ]
         for event in events:

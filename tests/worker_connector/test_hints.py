@@ -187,6 +187,30 @@ def test_expired_rows_go_when_others_come() -> None:
     assert len(table) == 1
 
 
+def test_a_hint_that_expired_unused_is_remembered_once() -> None:
+    now = [0.0]
+    table = HintTable(1.0, 4, lambda: now[0])
+    table.put(delivery())
+    table.put(delivery(key=b"used" * 4))
+    assert table.take(b"used" * 4) is not None
+    now[0] = 5.0
+    for key in (b"k" * 16, b"used" * 4):
+        assert table.take(key) is None
+    assert table.missed(b"k" * 16)
+    assert not table.missed(b"k" * 16)
+    assert not table.missed(b"used" * 4)
+    for number in range(100):  # dropped by later ones, not by asking: remembered all the same, within the bound
+        table.put(delivery(key=number.to_bytes(16, "little")))
+        now[0] += 2.0
+    table.put(delivery())
+    remembered = [number for number in range(100) if table.missed(number.to_bytes(16, "little"))]
+    assert remembered == [96, 97, 98, 99]
+    now[0] += 1.5
+    assert table.take(b"k" * 16) is None
+    now[0] += 60.0
+    assert not table.missed(b"k" * 16)
+
+
 def test_messages_for_others_and_noise_are_counted() -> None:
     table = HintTable(10.0, 8, lambda: 0.0)
     assert table.receive(encode_hint_delivery(delivery()), HERE) is not None

@@ -193,3 +193,20 @@ def test_every_hinted_decline_has_one_answer_and_none_claims_a_load(
     the_hint = hint(expected_mode=mode, namespace=namespace, generation=generation, exact_prefix_tokens=exact)
     found = explain(decline, it, the_hint, facts(known))
     assert found.outcome in (Outcome.DECLINED, Outcome.STALE_DONOR, Outcome.NAMESPACE_MISMATCH, Outcome.LOCAL_EXACT)
+
+
+@pytest.mark.parametrize(
+    ("decline", "local", "expected"),
+    [
+        (COLD, 0, Decline(Outcome.DECLINED, Reason.HINT_EXPIRED)),
+        (
+            Decline(Outcome.DECLINED, Reason.MATERIALIZATION_OFF),
+            0,
+            Decline(Outcome.DECLINED, Reason.MATERIALIZATION_OFF),
+        ),
+        (Decline(Outcome.DECLINED, Reason.MATERIALIZATION_OFF), 4, Decline(Outcome.LOCAL_EXACT, Reason.LOCAL_COVERS)),
+        (Decline(Outcome.DECLINED, Reason.BELOW_MINIMUM), 0, Decline(Outcome.DECLINED, Reason.BELOW_MINIMUM)),
+    ],
+)
+def test_a_hint_that_came_too_early_is_no_missing_donor(decline: Decline, local: int, expected: Decline) -> None:
+    assert explain(decline, question(local=local), None, facts(), hint_expired=True) == expected

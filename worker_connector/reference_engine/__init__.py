@@ -1,6 +1,7 @@
 """A CPU engine with TensorRT-LLM's connector lifecycle: real attention over real paged KV, without a GPU.
 
-Import the public names from here.
+Import the public names from here. `Engine` runs a real model with a thread per rank. `SteppedEngine` is one rank that a
+caller steps, with a `ShadowModel` that computes nothing and checks every page: `stepped.py` says how it is used.
 """
 
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, ReferenceLlmArgs
@@ -10,8 +11,11 @@ from worker_connector.reference_engine.model_directory import write_model_direct
 from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
 from worker_connector.reference_engine.outcome import OnOutput, RankStats, RequestStats
 from worker_connector.reference_engine.sampling import SamplingParams
+from worker_connector.reference_engine.shadow_model import SHADOW_TINY, PageFault, ShadowModel
+from worker_connector.reference_engine.stepped import SteppedEngine
 
 __all__ = [
+    "SHADOW_TINY",
     "SMOLLM2_NAME",
     "TINY",
     "TINY_NAME",
@@ -23,10 +27,13 @@ __all__ = [
     "LlamaConfig",
     "ModelSource",
     "OnOutput",
+    "PageFault",
     "RankStats",
     "ReferenceLlmArgs",
     "RequestHandle",
     "RequestStats",
     "SamplingParams",
+    "ShadowModel",
+    "SteppedEngine",
     "write_model_directory",
 ]

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from worker_connector.engine import KvCacheConnectorScheduler, KvCacheConnectorWorker
 from worker_connector.reference_engine.model_config import LlamaConfig
 from worker_connector.reference_engine.models import LoadedModel, ModelSource
@@ -49,6 +51,8 @@ class EngineConfig:
     idle_poll_s: float | None = 0.25
     #: Fill pages with NaN until they are written.
     poison_pages: bool = False
+    #: Where weights and pages are: "cpu", "cuda" or "cuda:N". Sampling is on the host.
+    device: str = "cpu"
     #: Adapters by `lora_task_id`: the seed of each one's random weights.
     lora_seeds: Mapping[int, int] = field(default_factory=dict)
 
@@ -71,6 +75,7 @@ class EngineConfig:
             raise ValueError(f"event_buffer_max_size is {self.event_buffer_max_size}; it must be 0 (off) or more")
         if self.idle_poll_s is not None and self.idle_poll_s <= 0:
             raise ValueError(f"idle_poll_s is {self.idle_poll_s}; it must be positive, or None")
+        _check_device(self.device)
 
     def resolved_max_seq_len(self, model: LlamaConfig) -> int:
         """ValueError if more is configured than the model supports."""
@@ -79,6 +84,17 @@ class EngineConfig:
         if self.max_seq_len > model.max_position_embeddings:
             raise ValueError(f"max_seq_len is {self.max_seq_len}; the model supports {model.max_position_embeddings}")
         return self.max_seq_len
+
+
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = "unknown"
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}; it must be 'cpu', 'cuda' or 'cuda:N'")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}; torch {torch.__version__} finds no CUDA device here")
 
 
 @dataclass(frozen=True)

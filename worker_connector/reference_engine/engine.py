@@ -91,9 +91,12 @@ class Engine:
         self._fatal_lock = threading.Lock()
         self._fatal: BaseException | None = None
         torch.set_num_threads(config.num_threads)
-        self.model: LoadedModel = load_model(config.model)
+        self.model: LoadedModel = load_model(config.model, config.device)
+        device = torch.device(config.device)
         self.max_seq_len = config.resolved_max_seq_len(self.model.config)
-        self._loras = {task: random_lora(self.model.config, seed) for task, seed in config.lora_seeds.items()}
+        self._loras = {
+            task: random_lora(self.model.config, seed).to(device) for task, seed in config.lora_seeds.items()
+        }
         self._ids = itertools.count(1)
         self._load_lock = threading.Lock()
         #: Requests per rank that have not ended.

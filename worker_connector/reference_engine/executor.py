@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ from worker_connector.reference_engine.connector_manager import Batch, Connector
 from worker_connector.reference_engine.events import KvEventBuffer
 from worker_connector.reference_engine.fair_lock import FairLock
 from worker_connector.reference_engine.kv_pool import KvPool
-from worker_connector.reference_engine.model import LlamaModel, RowGroup, Segment
+from worker_connector.reference_engine.model import ForwardModel, RowGroup, Segment
 from worker_connector.reference_engine.outcome import (
     CANCELLED,
     ERROR,
@@ -38,6 +40,17 @@ from worker_connector.reference_engine.request import LlmRequest, RequestState
 from worker_connector.reference_engine.scheduler import BatchScheduler
 
 _log = logging.getLogger(__name__)
+
+
+#: `probe(stage, batch)`, called on the executor's thread between the steps of an iteration: "scheduled" (the batch as
+#: planned), "allocated" (asked, honoured and given pages), "loaded" (behind start_load_kv), "computed" (behind
+#: wait_for_save) or "failed", "updated" (in front of get_finished), "polled" (behind it). For tests that look at pages in
+#: between or put faults there.
+Probe = Callable[[str, Batch], None]
+
+
+def _no_probe(stage: str, batch: Batch) -> None:
+    return None
 
 
 @dataclass
@@ -65,11 +78,12 @@ class Executor:
         self,
         rank: int,
         config: EngineConfig,
-        model: LlamaModel,
+        model: ForwardModel,
         pool: KvPool,
         events: KvEventBuffer,
         connector: ConnectorManager | None,
         forward_lock: FairLock,
+        probe: Probe | None = None,
     ) -> None:
         self._rank = rank
         self._config = config
@@ -78,6 +92,7 @@ class Executor:
         self._events = events
         self._connector = connector
         self._forward_lock = forward_lock
+        self._probe: Probe = probe or _no_probe
         self._blocks = BlockManager(pool, events, enable_block_reuse=config.enable_block_reuse)
         self._scheduler = BatchScheduler(config, self._blocks)
         self._clients: dict[int, _Client] = {}
@@ -85,8 +100,7 @@ class Executor:
         #: Requests without a client whose pages a transfer still uses.
         self._held: dict[int, LlmRequest] = {}
         self._counters = _Counters()
-        # TensorRT-LLM hands over the CUDA stream of the forward pass; on the CPU work is complete when a call returns.
-        self._stream = torch.cpu.current_stream()
+        self._stream = _engine_stream(pool.device)
         after_forward = connector.worker.register_forward_pass_callable() if connector else None
         self._after_forward = after_forward
 
@@ -116,26 +130,35 @@ class Executor:
 
     def iterate(self, cancelled: set[int]) -> bool:
         """Run one iteration; `cancelled` are ids to end in it. Returns whether a forward pass ran."""
+        with _current(self._stream):
+            return self._iterate(cancelled)
+
+    def _iterate(self, cancelled: set[int]) -> bool:
         self._counters.iterations += 1
         batch = self._scheduler.schedule()
         responses: list[tuple[LlmRequest, int]] = []
         finished: list[LlmRequest] = []
         ran = False
+        self._probe("scheduled", batch)
         if batch:
             prepare_pages(batch, self._blocks, self._connector, self._config)
+            self._probe("allocated", batch)
             if self._connector is not None:
                 self._connector.report(batch)
                 self._connector.park_loading(batch)
                 self._connector.worker.start_load_kv(self._stream)
+            self._probe("loaded", batch)
             if batch:
                 try:
                     logits = self._forward(batch)
                 except Exception as error:  # noqa: BLE001 - hooks and model: the rank outlives it, its requests do not
                     _log.exception("rank %d: forward pass failed; failing its requests", self._rank)
+                    self._probe("failed", batch)
                     self.fail_all(f"{type(error).__name__}: {error}")
                     batch = Batch()
                 else:
                     ran = True
+                    self._probe("computed", batch)
                     responses, finished = self._update(batch, logits)
         to_terminate = [request for request in finished if not self._finish(request)]
         self._end_cancelled(cancelled, {request.request_id for request in finished})
@@ -146,10 +169,12 @@ class Executor:
         for request in to_terminate:
             self._terminate(request)
         self._events.flush()
+        self._probe("updated", batch)
         if self._connector is not None:
             for request in (held for done in self._connector.get_finished() for held in done):
                 if request.request_id in self._held:
                     self._terminate(request)
+        self._probe("polled", batch)
         return ran
 
     def fail_all(self, error: str, reason: str = ERROR) -> None:
@@ -160,6 +185,15 @@ class Executor:
         # A connector callback that raised may have come between a request's last token and its response.
         for client in list(self._clients.values()):
             self._deliver(client.request, [], reason, message)
+
+    @property
+    def requests(self) -> list[LlmRequest]:
+        """Everything that has not ended, and ended requests whose pages a transfer still uses."""
+        return self._scheduler.requests + list(self._held.values())
+
+    @property
+    def blocks(self) -> BlockManager:
+        return self._blocks
 
     def stats(self) -> RankStats:
         running = self._scheduler.running
@@ -216,7 +250,7 @@ class Executor:
                 continue
             token = request.sampler.choose(row)
             if request.options.sampling.return_generation_logits:
-                self._clients[request.request_id].logits.append(row.clone())
+                self._clients[request.request_id].logits.append(row.to("cpu", copy=True))
             request.append(token)
             self._counters.generated_tokens += 1
             done = _finish_reason(request) is not None
@@ -290,6 +324,20 @@ class Executor:
             request.blocks = None
 
 
+def _engine_stream(device: torch.device) -> Any:
+    """What hooks are given: the stream that forward passes run on, on a GPU one of our own, as in TensorRT-LLM, so that nothing is
+    ordered by the default stream. On the CPU work is complete when a call returns."""
+    if device.type == "cpu":
+        return torch.cpu.current_stream()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # which filled the pages
+    return stream
+
+
+def _current(stream: Any) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else nullcontext()
+
+
 def _context_segment(request: LlmRequest) -> Segment:
     assert request.blocks is not None
     start = request.context_current_position
@@ -299,13 +347,22 @@ def _context_segment(request: LlmRequest) -> Segment:
         slots=request.blocks.slots,
         wants_logits=request.is_last_context_chunk,
         lora=request.lora,
+        owner=request.request_id,
+        scope=request.blocks.scope,
+        history=request.tokens[: start + request.context_chunk_size],
     )
 
 
 def _decode_segment(request: LlmRequest) -> Segment:
     assert request.blocks is not None
     return Segment(
-        tokens=request.tokens[-1:], start=len(request.tokens) - 1, slots=request.blocks.slots, lora=request.lora
+        tokens=request.tokens[-1:],
+        start=len(request.tokens) - 1,
+        slots=request.blocks.slots,
+        lora=request.lora,
+        owner=request.request_id,
+        scope=request.blocks.scope,
+        history=request.tokens,
     )
 
 

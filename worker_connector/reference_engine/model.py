@@ -1,4 +1,4 @@
-"""Llama forward pass in float32 on the CPU, over a paged KV pool.
+"""Llama forward pass in float32, over a paged KV pool on the same device.
 
 The unit of work is a `RowGroup`: rows that share each matrix product. A prefill chunk is a group of its own, so its
 result cannot depend on what else is in the batch; decodes share one group. Attention runs per segment, over keys and
@@ -10,13 +10,14 @@ Nothing here knows about requests, scheduling or connectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.kv_pool import KvPool, to_device
 from worker_connector.reference_engine.model_config import LlamaConfig
 from worker_connector.reference_engine.weights import LayerWeights, LlamaWeights, LoraWeights
 
@@ -34,6 +35,11 @@ class Segment:
     #: False for a prefill chunk that is not the last: no logits are computed.
     wants_logits: bool = True
     lora: LoraWeights | None = None
+    #: For a model that knows what every page must hold (`shadow_model.py`): whose sequence it is, what besides tokens
+    #: decides its KV, and all its tokens up to the last one computed here.
+    owner: int = 0
+    scope: Hashable = None
+    history: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,20 @@ class _GroupPlan:
     logit_rows: list[int]
 
 
+class ForwardModel(Protocol):
+    """What an executor needs of a model; `LlamaModel.forward` says what the arguments are."""
+
+    config: LlamaConfig
+
+    def forward(
+        self,
+        pool: KvPool,
+        groups: Sequence[RowGroup],
+        before_layer: LayerHook | None = None,
+        after_layer: LayerHook | None = None,
+    ) -> list[list[torch.Tensor | None]]: ...
+
+
 class LlamaModel:
     """Weights plus rotary tables; stateless between calls and safe to share between threads."""
 
@@ -73,7 +93,8 @@ class LlamaModel:
         inverse_frequency = 1.0 / (config.rope_theta ** (half / config.head_dim))
         angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse_frequency)
         angles = torch.cat((angles, angles), dim=-1)
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self._device = weights.embedding.device
+        self._cos, self._sin = angles.cos().to(self._device), angles.sin().to(self._device)
 
     def forward(
         self,
@@ -111,7 +132,7 @@ class LlamaModel:
                     end=end,
                     page_rows=pool.page_rows(used),
                     token_rows=pool.token_rows(used, segment.start, end),
-                    mask=_causal_mask(segment.start, end) if masked else None,
+                    mask=_causal_mask(segment.start, end, self._device) if masked else None,
                     is_causal=count > 1 and segment.start == 0,
                     lora=segment.lora,
                 )
@@ -120,9 +141,9 @@ class LlamaModel:
             row += count
             logit_rows.append(row - 1)
         tokens = torch.tensor([token for segment in group.segments for token in segment.tokens])
-        where = torch.cat(positions)
+        where = to_device(torch.cat(positions), self._device)
         return _GroupPlan(
-            hidden=self.weights.embedding[tokens],
+            hidden=self.weights.embedding[to_device(tokens, self._device)],
             cos=self._cos[where].unsqueeze(1),
             sin=self._sin[where].unsqueeze(1),
             segments=segments,
@@ -144,7 +165,7 @@ class LlamaModel:
         query = _rotate(query.view(rows, config.num_heads, config.head_dim), plan.cos, plan.sin)
         key = _rotate(key.view(rows, config.num_kv_heads, config.head_dim), plan.cos, plan.sin).view(rows, kv_size)
 
-        attended = torch.empty(rows, q_size)
+        attended = torch.empty(rows, q_size, device=self._device)
         for segment in plan.segments:
             pool.write(index, segment.token_rows, key[segment.rows], value[segment.rows])
             keys, values = pool.read(index, segment.page_rows, segment.end)
@@ -167,15 +188,18 @@ class LlamaModel:
         wanted = [row for segment, row in zip(group.segments, plan.logit_rows, strict=True) if segment.wants_logits]
         if not wanted:
             return [None] * len(group.segments)
-        last = F.rms_norm(plan.hidden[wanted], (self.config.hidden_size,), self.weights.norm, self.config.rms_norm_eps)
+        rows_wanted = to_device(torch.tensor(wanted), self._device)
+        last = F.rms_norm(
+            plan.hidden[rows_wanted], (self.config.hidden_size,), self.weights.norm, self.config.rms_norm_eps
+        )
         rows = iter(F.linear(last, self.weights.lm_head))
         return [next(rows) if segment.wants_logits else None for segment in group.segments]
 
 
-def _causal_mask(start: int, end: int) -> torch.Tensor:
+def _causal_mask(start: int, end: int, device: torch.device) -> torch.Tensor:
     """Additive mask `[end - start, end]`: the row of position p sees keys 0..p."""
-    visible = torch.arange(end).unsqueeze(0) <= torch.arange(start, end).unsqueeze(1)
-    return torch.zeros(end - start, end).masked_fill_(~visible, float("-inf"))
+    visible = torch.arange(end, device=device).unsqueeze(0) <= torch.arange(start, end, device=device).unsqueeze(1)
+    return torch.zeros(end - start, end, device=device).masked_fill_(~visible, float("-inf"))
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

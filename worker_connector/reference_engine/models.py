@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
-from worker_connector.reference_engine.gguf_file import GgufModel, smollm2_path
-from worker_connector.reference_engine.model import LlamaModel
+from worker_connector.reference_engine.model import ForwardModel, LlamaModel
 from worker_connector.reference_engine.model_config import TINY, LlamaConfig
 from worker_connector.reference_engine.weights import random_weights
+
+if TYPE_CHECKING:
+    from worker_connector.reference_engine.gguf_file import GgufModel
 
 TINY_NAME = "tiny"
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
@@ -27,7 +30,7 @@ class LoadedModel:
     name: str
     #: Content digest of the weight file, or the seed of random weights: equal revisions compute equal KV.
     revision: str
-    model: LlamaModel
+    model: ForwardModel
 
     @property
     def config(self) -> LlamaConfig:
@@ -52,16 +55,20 @@ class ModelSource:
 @cache
 def smollm2_file() -> GgufModel:
     """The parsed SmolLM2 file, shared: parsing takes seconds."""
+    # Here, because the `tiny` model is to run where no GGUF reader is installed.
+    from worker_connector.reference_engine.gguf_file import GgufModel, smollm2_path
+
     return GgufModel(smollm2_path())
 
 
 @cache
-def load_model(source: ModelSource) -> LoadedModel:
-    """Load once a process; ranks and engines share the weights, which nobody writes."""
+def load_model(source: ModelSource, device: str = "cpu") -> LoadedModel:
+    """Load once a process and device; ranks and engines share the weights, which nobody writes."""
+    where = torch.device(device)
     with torch.no_grad():
         if source.name == SMOLLM2_NAME:
             file = smollm2_file()
-            return LoadedModel(source.name, file.digest(), LlamaModel(file.config, file.weights()))
+            return LoadedModel(source.name, file.digest(), LlamaModel(file.config, file.weights().to(where)))
         config = source.config or TINY
         weights = random_weights(config, source.seed, silent_from=_TINY_PRINTABLE)
-        return LoadedModel(source.name, f"seed-{source.seed}", LlamaModel(config, weights))
+        return LoadedModel(source.name, f"seed-{source.seed}", LlamaModel(config, weights.to(where)))

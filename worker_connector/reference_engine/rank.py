@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, build_llm_args
-from worker_connector.reference_engine.connector_manager import ConnectorManager, bring_up
-from worker_connector.reference_engine.events import KvEventBuffer
-from worker_connector.reference_engine.executor import Executor
+from worker_connector.reference_engine.assembly import assemble_rank
+from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.connector_manager import ConnectorManager
 from worker_connector.reference_engine.fair_lock import FairLock
 from worker_connector.reference_engine.kv_pool import KvPool
 from worker_connector.reference_engine.models import LoadedModel
@@ -44,12 +43,8 @@ class Rank:
         self.rank = rank
         self._config = config
         self._on_fatal = on_fatal
-        self._pool = KvPool(model.config, config.num_blocks, config.tokens_per_block, poison=config.poison_pages)
-        self._events = KvEventBuffer(rank, config.resolved_max_seq_len(model.config), config.event_buffer_max_size)
-        self._manager: ConnectorManager | None = None
-        if connector is not None:
-            self._manager = bring_up(connector, build_llm_args(config, model, connector, rank), self._pool, config)
-        self._executor = Executor(rank, config, model.model, self._pool, self._events, self._manager, forward_lock)
+        parts = assemble_rank(rank, config, model, connector, forward_lock)
+        self._pool, self._events, self._manager, self._executor = parts
         self._stats = self._executor.stats()
         self._wake = threading.Condition()
         self._submitted: list[tuple[LlmRequest, OnOutput, Callable[[], None]]] = []

@@ -43,7 +43,7 @@ class Sampler:
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next token id from logits `[vocab_size]`."""
-        params = self._params
+        params, logits = self._params, logits.cpu()
         if params.temperature == 0:
             return int(logits.argmax())
         probabilities = torch.softmax(logits.double() / params.temperature, dim=-1)

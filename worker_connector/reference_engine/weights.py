@@ -31,6 +31,19 @@ class LlamaWeights:
     #: The embedding itself where the two are tied.
     lm_head: torch.Tensor
 
+    def to(self, device: torch.device) -> LlamaWeights:
+        """The same numbers on another device."""
+        embedding = self.embedding.to(device)
+        return LlamaWeights(
+            embedding=embedding,
+            layers=tuple(
+                LayerWeights(**{name: matrix.to(device) for name, matrix in vars(layer).items()})
+                for layer in self.layers
+            ),
+            norm=self.norm.to(device),
+            lm_head=embedding if self.lm_head is self.embedding else self.lm_head.to(device),
+        )
+
 
 @dataclass(frozen=True)
 class LoraWeights:
@@ -42,6 +55,9 @@ class LoraWeights:
     #: Per layer `[rank, hidden]` and `[2 * kv_elements_per_token, rank]`.
     down: tuple[torch.Tensor, ...]
     up: tuple[torch.Tensor, ...]
+
+    def to(self, device: torch.device) -> LoraWeights:
+        return LoraWeights(tuple(part.to(device) for part in self.down), tuple(part.to(device) for part in self.up))
 
 
 def random_weights(config: LlamaConfig, seed: int, silent_from: int | None = None) -> LlamaWeights:

@@ -7,7 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from worker_connector.reference_engine import ConnectorSpec, Engine, EngineConfig, SamplingParams
+from worker_connector.reference_engine import (
+    ConnectorSpec,
+    Engine,
+    EngineConfig,
+    LlamaConfig,
+    ModelSource,
+    SamplingParams,
+    SteppedEngine,
+)
+from worker_connector.reference_engine.executor import Probe
 
 WITH_LOGITS = SamplingParams(return_generation_logits=True)
 PATIENCE_S = 60.0
@@ -30,9 +39,23 @@ def start(
     return Engine(EngineConfig(**settings | changes), connector, on_fatal)
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
-    """Token ids of the `tiny` vocabulary."""
-    return random.Random(seed).choices(range(512), k=length)
+def stepped(
+    connector: ConnectorSpec | None, *, probe: Probe | None = None, config: LlamaConfig | None = None, **changes: Any
+) -> SteppedEngine:
+    """A stepped rank with 8-token blocks; `changes` are EngineConfig fields."""
+    settings: dict[str, Any] = {
+        "model": ModelSource(config=config),
+        "tokens_per_block": 8,
+        "num_blocks": 64,
+        "max_num_tokens": 64,
+        "poison_pages": True,
+    }
+    return SteppedEngine(EngineConfig(**settings | changes), connector, probe=probe)
+
+
+def prompt(length: int, seed: int = 0, vocabulary: int = 512) -> list[int]:
+    """Token ids, by default of the `tiny` vocabulary."""
+    return random.Random(seed).choices(range(vocabulary), k=length)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

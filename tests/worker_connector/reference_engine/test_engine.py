@@ -238,6 +238,8 @@ def test_bad_requests_name_the_argument(arguments: dict[str, Any], names: str) -
         ({"event_buffer_max_size": -1}, "event_buffer_max_size is -1"),
         ({"idle_poll_s": 0.0}, "idle_poll_s is 0.0"),
         ({"max_seq_len": 1}, "max_seq_len is 1"),
+        ({"device": "gpu0"}, "device is 'gpu0'.*cuda:N"),
+        ({"device": "meta"}, "device is 'meta'.*cuda:N"),
     ],
 )
 def test_bad_settings_name_the_field(settings: dict[str, Any], names: str) -> None:

@@ -1,0 +1,60 @@
+"""Makes the streams once, as a user that may, and says what is there: for brokers whose permissions keep everybody else from it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec.structs
+import nats.errors
+from nats.aio.client import Client
+
+from dynamo_semkv.bus.connection import connect_once
+from dynamo_semkv.bus.streams import STREAMS, ensure_streams
+from dynamo_semkv.config.schema import BusConfig
+
+_API_SECONDS = 5.0
+
+
+class BusError(RuntimeError):
+    """The broker is away, refuses us or has no JetStream; the message says which, and at what address."""
+
+
+@dataclass(frozen=True)
+class StreamFound:
+    name: str
+    messages: int
+    bytes: int
+    max_age_seconds: float
+    replicas: int
+
+
+async def set_up(settings: BusConfig) -> list[StreamFound]:
+    """Creates the four streams or brings them to `settings`, whatever `bus.manage_streams` says. Raises BusError."""
+    client = Client()
+    try:
+        await connect_once(client, settings, "semkv-setup")
+    except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+        raise BusError(f"bus.url: no connection ({type(error).__name__}: {error})") from error
+    try:
+        js = client.jetstream(timeout=_API_SECONDS)
+        await ensure_streams(js, msgspec.structs.replace(settings, manage_streams=True))
+        found = [await js.stream_info(name) for name in STREAMS]
+    except asyncio.TimeoutError as error:
+        raise BusError(
+            "no answer from JetStream: is it on (`jetstream {}` in the server's configuration), and may this user use it?"
+        ) from error
+    except nats.errors.Error as error:
+        raise BusError(f"JetStream refused: {error}") from error
+    finally:
+        await client.close()
+    return [
+        StreamFound(
+            str(info.config.name),
+            info.state.messages,
+            info.state.bytes,
+            info.config.max_age or 0.0,
+            info.config.num_replicas or 1,
+        )
+        for info in found
+    ]

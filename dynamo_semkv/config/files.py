@@ -1,0 +1,31 @@
+"""The files that a configuration names: there, of the right kind, readable. What they hold is checked by whoever reads them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dynamo_semkv.config.schema import Config
+from dynamo_semkv.contracts.errors import ContractError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def missing_files(config: Config) -> Iterator[ContractError]:
+    for field, path in (
+        ("bus.credentials_file", config.bus.credentials_file),
+        ("bus.tls_ca", config.bus.tls_ca),
+        ("security.salt_key_file", config.security.salt_key_file),
+        ("dashboard.token_file", config.dashboard.token_file),
+    ):
+        if path is not None and not (Path(path).is_file() and os.access(path, os.R_OK)):
+            yield ContractError(field, path, "a file that is there and can be read")
+    model = config.model.path
+    # `owner/name` may be a model that Dynamo resolves itself; anything else is a directory, as a worker's card names it.
+    if model is not None and not Path(model).is_dir() and not _HUB_NAME.fullmatch(model):
+        yield ContractError("model.path", model, "a directory that is there, with tokenizer and chat template")
+
+
+__all__ = ["missing_files"]

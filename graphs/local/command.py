@@ -1,0 +1,91 @@
+"""The command line of the local graph: `up` (when none is named) and `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from graphs.local import demo
+from graphs.local.graph import GraphError, LocalGraph
+from graphs.local.settings import MODELS, GraphSettings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell started us in the background
+    try:
+        settings = GraphSettings(
+            model=arguments.model,
+            workers=arguments.workers,
+            routers=arguments.routers,
+            mode=arguments.mode,
+            connector=arguments.connector == "on",
+            blocks_per_rank=arguments.blocks_per_rank,
+            overrides=demo.OVERRIDES if arguments.command == "demo" else {},
+        )
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    console = Console()
+    try:
+        if arguments.command == "demo":
+            return demo.run(settings, keep=arguments.keep, run_dir=arguments.run_dir, model_dir=arguments.model_dir)
+        with LocalGraph(settings, run_dir=arguments.run_dir, model_dir=arguments.model_dir) as graph:
+            if arguments.print_env:
+                print(*graph.shell_exports(), sep="\n", flush=True)
+            demo.wait_for_interrupt(graph, console)
+        return 0
+    except GraphError as error:
+        print(f"the graph did not come up: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _with_verb(argv: Sequence[str]) -> list[str]:
+    """Options alone mean `up`."""
+    asks_for_help = any(argument in ("-h", "--help") for argument in argv)
+    return list(argv) if argv and (asks_for_help or not argv[0].startswith("-")) else ["up", *argv]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m graphs.local", description="The whole graph on this machine.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start the graph and keep it until Ctrl-C", allow_abbrev=False)
+    show = commands.add_parser("demo", help="start the graph, send the workload, print the table", allow_abbrev=False)
+    up.add_argument("--print-env", action="store_true", help="print the environment for more workers and tools")
+    show.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdin.isatty(),
+        help="leave the graph and its page up until Ctrl-C; default: yes on a terminal",
+    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynamo-semkv" / "models"
+    for command in (up, show):
+        command.add_argument("--model", choices=sorted(MODELS), default="smollm2")
+        command.add_argument("--workers", type=int, default=2)
+        command.add_argument("--routers", type=int, default=1)
+        command.add_argument("--mode", choices=("off", "shadow", "canary", "enforce"), default="enforce")
+        command.add_argument("--connector", choices=("on", "off"), default="on")
+        command.add_argument(
+            "--blocks-per-rank", type=int, default=GraphSettings.blocks_per_rank, help="device pages a rank"
+        )
+        command.add_argument(
+            "--run-dir", type=Path, help="for logs, discovery and the broker's store; default: a temporary one"
+        )
+        command.add_argument("--model-dir", type=Path, default=cache, help="where model directories are written once")
+    return parser

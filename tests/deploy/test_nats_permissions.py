@@ -1,0 +1,171 @@
+"""deploy/nats on a real server: each role does its work, and the server refuses the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import pytest
+
+from dynamo_semkv.bus.publisher import BusPublisher
+from dynamo_semkv.bus.setup import BusError, set_up
+from dynamo_semkv.bus.streams import STREAMS
+from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.contracts.identity import StableReplica
+from tests.bus.waiting import until
+from tests.deploy import nats_example
+from tests.deploy.nats_example import FOLDER, Broker
+
+MINE, OTHER = StableReplica("worker-0", 0), StableReplica("worker-1", 0)
+KEPT = (subjects.donor_events, subjects.reports, subjects.announcements)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with nats_example.running(FOLDER / "nats.conf", tmp_path_factory.mktemp("nats")) as broker:
+        streams = asyncio.run(set_up(broker.settings("semkv-setup")))
+        assert [stream.name for stream in streams] == list(STREAMS)
+        yield broker
+
+
+@asynccontextmanager
+async def raw(broker: Broker, user: str):
+    """A plain client, and what the server said against it."""
+    said: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        said.append(str(error))
+
+    settings = broker.settings(user)
+    client = await nats.connect(
+        settings.url, inbox_prefix=settings.inbox_prefix, error_cb=on_error, allow_reconnect=False
+    )
+    try:
+        yield client, said
+    finally:
+        await client.close()
+
+
+async def messages(broker: Broker) -> dict[str, int]:
+    return {stream.name: stream.messages for stream in await set_up(broker.settings("semkv-setup"))}
+
+
+@pytest.mark.graph
+async def test_each_role_does_its_work(broker: Broker) -> None:
+    heard: dict[str, list[Message]] = {"router": [], "worker": []}
+    router = BusSubscriber(broker.settings("semkv-router"), "router", heartbeat_seconds=0.2)
+    worker = BusSubscriber(broker.settings("worker-0"), "worker", heartbeat_seconds=0.2)
+    speaks = {user: BusPublisher(broker.settings(user), user) for user in ("semkv-router", "worker-0")}
+    for publisher in speaks.values():
+        publisher.start()
+    for stream in STREAMS:
+        router.subscribe_stream(stream, ">", heard["router"].append)
+    worker.subscribe_core(subjects.hints(MINE), heard["worker"].append)
+    await router.start()
+    await worker.start()
+    try:
+        for make in KEPT:
+            assert speaks["worker-0"].publish(make(MINE), b"kept")
+        assert speaks["semkv-router"].publish(subjects.routes("router-1"), b"kept")
+        await until("all four streams", lambda: len(heard["router"]) == 4)
+        await until("listening", lambda: worker.stats().connected and speaks["semkv-router"].stats().connected)
+
+        def hint() -> bool:
+            speaks["semkv-router"].publish(subjects.hints(MINE), b"hint", persistent=False)
+            return bool(heard["worker"])
+
+        await until("hint", hint)
+        assert all(publisher.stats().last_error is None for publisher in speaks.values())
+    finally:
+        await router.close()
+        await worker.close()
+        for publisher in speaks.values():
+            await asyncio.to_thread(publisher.close, 2.0)
+
+
+@pytest.mark.graph
+async def test_worker_cannot_speak_for_another(broker: Broker) -> None:
+    before = await messages(broker)
+    refused = [make(OTHER) for make in KEPT]
+    refused += [
+        subjects.DONOR_EVENTS,
+        subjects.routes("router-1"),
+        subjects.hints(OTHER),
+        subjects.hints(MINE),
+        "anything",
+    ]
+    async with raw(broker, "worker-0") as (client, said):
+        for subject in refused:
+            await client.publish(subject, b"forged")
+        await client.flush()
+        await until("every one refused", lambda: len(said) == len(refused))
+    assert all("permissions violation for publish" in text.lower() for text in said)
+    assert await messages(broker) == before
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    "subject", [">", subjects.hints(OTHER), "semantic-kv-events.>", "semkv.>", "_INBOX_router.>", "_INBOX.>"]
+)
+async def test_worker_cannot_listen_to_others(broker: Broker, subject: str) -> None:
+    async with raw(broker, "worker-0") as (client, said):
+        await client.subscribe(subject)
+        await client.flush()
+        await until("refused", lambda: said)
+        assert "permissions violation for subscription" in said[0].lower()
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("user", ["worker-0", "semkv-router"])
+async def test_only_the_setup_user_changes_streams(broker: Broker, user: str) -> None:
+    before = await messages(broker)
+    calls: list[tuple[str, bytes]] = [
+        (f"$JS.API.STREAM.{verb}.{stream}", b"{}")
+        for stream in STREAMS
+        for verb in ("DELETE", "PURGE", "UPDATE", "CREATE")
+    ]
+    calls.append(("$JS.API.STREAM.CREATE.OTHER", b'{"name": "OTHER", "subjects": ["other.>"]}'))
+    async with raw(broker, user) as (client, said):
+        for subject, body in calls:
+            await client.publish(subject, body, reply=client.new_inbox())
+        await client.flush()
+        await until("every one refused", lambda: len(said) == len(calls))
+    assert await messages(broker) == before
+
+
+@pytest.mark.graph
+async def test_worker_cannot_read_streams(broker: Broker) -> None:
+    async with raw(broker, "worker-0") as (client, said):
+        for stream in STREAMS:
+            for call in (
+                f"CONSUMER.CREATE.{stream}",
+                f"STREAM.MSG.GET.{stream}",
+                f"DIRECT.GET.{stream}",
+                f"STREAM.INFO.{stream}",
+            ):
+                await client.publish(f"$JS.API.{call}", b"{}", reply=client.new_inbox())
+        await client.flush()
+        await until("every one refused", lambda: len(said) == 4 * len(STREAMS))
+
+
+@pytest.mark.graph
+async def test_a_wrong_password_and_a_broker_without_us_are_told_apart(broker: Broker) -> None:
+    wrong = broker.settings("semkv-setup", url=f"nats://semkv-setup:wrong@127.0.0.1:{broker.port}")
+    with pytest.raises(BusError, match=r"bus\.url.*[Aa]uthorization"):
+        await set_up(wrong)
+
+
+@pytest.mark.graph
+async def test_tls_with_the_authority_works_and_without_it_is_refused(tmp_path: Path) -> None:
+    certificate, key = nats_example.make_certificate(tmp_path)
+    where: dict[str, Any] = {"SEMKV_NATS_CERT": str(certificate), "SEMKV_NATS_KEY": str(key)}
+    with nats_example.running(FOLDER / "nats-tls.conf", tmp_path, scheme="tls", **where) as broker:
+        assert len(await set_up(broker.settings("semkv-setup", tls_ca=str(certificate)))) == len(STREAMS)
+        with pytest.raises(BusError, match="certificate"):
+            await set_up(broker.settings("semkv-setup"))

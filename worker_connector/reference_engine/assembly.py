@@ -1,0 +1,46 @@
+"""How the parts of one rank are put together, for the rank's own thread (`rank.py`) and for a stepped rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, build_llm_args
+from worker_connector.reference_engine.connector_manager import ConnectorManager, bring_up
+from worker_connector.reference_engine.events import KvEventBuffer
+from worker_connector.reference_engine.executor import Executor, Probe
+from worker_connector.reference_engine.fair_lock import FairLock
+from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.models import LoadedModel
+
+
+class RankParts(NamedTuple):
+    pool: KvPool
+    events: KvEventBuffer
+    connector: ConnectorManager | None
+    executor: Executor
+
+
+def assemble_rank(
+    rank: int,
+    config: EngineConfig,
+    model: LoadedModel,
+    connector: ConnectorSpec | None,
+    forward_lock: FairLock,
+    probe: Probe | None = None,
+) -> RankParts:
+    """Pool, connector and executor of one rank. What a connector refuses at bring-up passes through."""
+    pool = KvPool(
+        model.config,
+        config.num_blocks,
+        config.tokens_per_block,
+        poison=config.poison_pages,
+        device=torch.device(config.device),
+    )
+    events = KvEventBuffer(rank, config.resolved_max_seq_len(model.config), config.event_buffer_max_size)
+    manager = None
+    if connector is not None:
+        manager = bring_up(connector, build_llm_args(config, model, connector, rank), pool, config)
+    executor = Executor(rank, config, model.model, pool, events, manager, forward_lock, probe)
+    return RankParts(pool, events, manager, executor)

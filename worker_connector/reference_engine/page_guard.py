@@ -1,0 +1,90 @@
+"""Who wrote which page: a copy of the pool that follows every legal write, so that any other one is seen.
+
+Legal are the engine's own poisoning, the forward pass on the pages of its batch, and the connector on the pages between
+what the device had and what was honoured: in `start_load_kv` for requests of the batch in their first chunk, at any time
+for requests that are parked for a load, and then up to their last page, because the runtime may honour less of a load
+than what has begun. A page whose request has gone is nobody's: a transfer that still writes it is a fault.
+
+The guard is a `Probe` of an executor whose model is a `ShadowModel`; faults go to the model's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from worker_connector.reference_engine.connector_manager import Batch
+from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.request import LlmRequest, RequestState
+from worker_connector.reference_engine.shadow_model import PageFault, ShadowModel, page_words
+
+_PARKED = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
+
+
+class PageGuard:
+    """Not thread-safe. `requests` lists what has pages in the executor."""
+
+    def __init__(self, pool: KvPool, model: ShadowModel, requests: Callable[[], Sequence[LlmRequest]]) -> None:
+        self._pool = pool
+        self._model = model
+        self._requests = requests
+        self._copy = page_words(pool).copy()
+        self._loads: set[int] = set()
+        pool.on_poison = self._poisoned
+
+    def __call__(self, stage: str, batch: Batch) -> None:
+        if stage == "allocated":
+            self.look("between iterations")
+            for request in batch.context:
+                if request.is_first_context_chunk:
+                    self._loads.update(
+                        self._pages(request, request.device_reused_tokens, request.prepopulated_prompt_len)
+                    )
+        elif stage == "loaded":
+            self.look("in start_load_kv")
+        elif stage == "computed":
+            written: set[int] = set()
+            for request in batch.context:
+                start = request.context_current_position
+                written.update(self._pages(request, start, start + request.context_chunk_size))
+            for request in batch.generation:
+                written.update(self._pages(request, len(request.tokens) - 1, len(request.tokens) + 1))
+            self.look("in the forward pass", written)
+        elif stage == "failed":
+            self._follow()
+        elif stage == "updated":
+            self.look("behind the forward pass")
+            self._loads = self._parked()  # get_finished may end a load and make its last write
+        elif stage == "polled":
+            self.look("in get_finished")
+            self._loads.clear()
+
+    def look(self, when: str, written: set[int] | None = None) -> None:
+        """Record every page that changed and was nobody's to write, and follow all changes."""
+        words = page_words(self._pool)
+        changed = np.flatnonzero((words != self._copy).reshape(len(words), -1).any(axis=1)).tolist()
+        if not changed:
+            return
+        allowed = self._loads | self._parked() | (written or set())
+        for slot in changed:
+            if slot not in allowed:
+                self._model.faults.append(PageFault(f"written {when} by somebody who may not", slot))
+        self._follow()
+
+    def _parked(self) -> set[int]:
+        parked = [request for request in self._requests() if request.state is _PARKED]
+        return {slot for request in parked for slot in self._pages(request, request.device_reused_tokens, None)}
+
+    def _pages(self, request: LlmRequest, start: int, end: int | None) -> Sequence[int]:
+        """Slots of the tokens [start, end); end None: to the last page."""
+        if request.blocks is None:
+            return ()
+        size = self._pool.tokens_per_block
+        return request.blocks.slots[start // size : None if end is None else -(-end // size)]
+
+    def _poisoned(self, slots: Sequence[int]) -> None:
+        self._copy[list(slots)] = page_words(self._pool)[list(slots)]
+
+    def _follow(self) -> None:
+        np.copyto(self._copy, page_words(self._pool))
