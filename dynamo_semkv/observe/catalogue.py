@@ -82,6 +82,23 @@ PROVIDER_LOOKUPS = MetricSpec(
     "Lookups by provider and result.",
     "`skipped` rising: the provider is stuck in an earlier lookup, or put aside after failures; readiness says which.",
 )
+PROVIDER_SECONDS = MetricSpec(
+    "semkv_provider_lookup_seconds",
+    "histogram",
+    "seconds",
+    ("provider",),
+    "Duration of the lookups that a provider was asked for, what it embeds in this process included.",
+    "One provider near `evidence.deadline_ms`: it holds up all others of its requests; make it smaller, or take it out.",
+    _FAST,
+)
+DISCOVERY_ONLY = MetricSpec(
+    "semkv_discovery_only_total",
+    "counter",
+    "requests",
+    (),
+    "Lookups that found a donor on which nothing was acted: a hit that was left to Dynamo, whatever the mode.",
+    "All hits in shadow mode. In enforce mode semkv_placement_total says why; much of it is Dynamo being right by itself.",
+)
 PLACEMENTS = MetricSpec(
     "semkv_placement_total",
     "counter",

@@ -122,13 +122,18 @@ def _donor_events(state: RouterState) -> Check:
 
 
 def _speaks(replica: ReplicaStatus, speakers: set[tuple[str, int]]) -> bool:
+    return any((name, replica.dp_rank) in speakers for name in wire_ids(replica))
+
+
+def wire_ids(replica: ReplicaStatus) -> list[str]:
+    """The worker ids under which a replica's donor events may speak, in decimal: its instance, and the one that its stable id gives."""
     names = [str(replica.worker_id)]
     if replica.stable_routing_id is not None:
         try:
             names.append(str(stable_worker_id(replica.stable_routing_id)))
         except ContractError:
             pass  # an id that our wire types cannot carry: then only the instance id can speak
-    return any((name, replica.dp_rank) in speakers for name in names)
+    return names
 
 
 def _catalog(state: RouterState) -> Check:

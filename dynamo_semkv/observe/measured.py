@@ -57,8 +57,8 @@ class MeasuredLookup:
         return result
 
     def _count(self, result: LookupResult) -> None:
-        for provider, (status, _) in result.by_provider.items():
-            self._metrics.provider_answered(provider, status)
+        for provider, (status, seconds) in result.by_provider.items():
+            self._metrics.provider_answered(provider, status, seconds)
 
 
 class MeasuredHistory:

@@ -27,8 +27,8 @@ from dynamo_semkv.evidence.deadline import LookupStatus
 from dynamo_semkv.observe import catalogue
 from dynamo_semkv.observe.catalogue import MetricSpec
 from dynamo_semkv.observe.health import readiness
-from dynamo_semkv.observe.state import RouterState
-from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReason, OrphanReport
+from dynamo_semkv.observe.state import RouterState, stream_states
+from dynamo_semkv.outcome.closed import ClosedRoute, CrossCheck, OrphanReason, OrphanReport, TtftClass
 from dynamo_semkv.outcome.totals import bounded
 
 _LOOKUPS = frozenset(status.value for status in LookupStatus)
@@ -38,6 +38,17 @@ _REASONS = frozenset(reason.value for reason in Reason) | frozenset(reason.value
 _TIERS = frozenset(tier.value for tier in Tier)
 _PROVIDERS = frozenset({"fingerprint", "embedding", "semblend", "dynamo"})
 _MAX_STATE_LABELS = 64
+_WATCHED = (
+    (Outcome.MATERIALIZED_EXACT, Reason.OK),
+    (Outcome.DECLINED, Reason.NOT_IDENTICAL),
+    (Outcome.DECLINED, Reason.NOT_RESIDENT),
+    (Outcome.STALE_DONOR, Reason.DONOR_EVICTED),
+    (Outcome.STALE_DONOR, Reason.GENERATION_STALE),
+    (Outcome.NAMESPACE_MISMATCH, Reason.NAMESPACE_DIFFERS),
+    (Outcome.LOAD_FAILED, Reason.COPY_FAILED),
+    (Outcome.UNCONFIRMED, Reason.NO_REPORT),
+)
+"""What the alerts are about."""
 _READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}
 
 
@@ -55,11 +66,14 @@ class Metrics:
         self._lookups = self._counter(catalogue.LOOKUPS)
         self._lookup_seconds = self._histogram(catalogue.LOOKUP_SECONDS)
         self._provider_lookups = self._counter(catalogue.PROVIDER_LOOKUPS)
+        self._provider_seconds = self._histogram(catalogue.PROVIDER_SECONDS)
         self._placements = self._counter(catalogue.PLACEMENTS)
+        self._discovery_only = self._counter(catalogue.DISCOVERY_ONLY)
         self._outcomes = self._counter(catalogue.OUTCOMES)
         self._cross_checks = self._counter(catalogue.CROSS_CHECKS)
         self._ttft = self._histogram(catalogue.TTFT)
         self._load_seconds = self._histogram(catalogue.LOAD_SECONDS)
+        self._at_zero()
 
     def opened(self, event: RouteOpened) -> None:
         """A decision was made."""
@@ -69,8 +83,14 @@ class Metrics:
             self._lookup_seconds.observe(event.lookup_seconds)
         self._placements.labels(bounded(event.mode, _MODES), bounded(event.decision_reason, _DECISIONS)).inc()
 
-    def provider_answered(self, provider: str, status: LookupStatus) -> None:
-        self._provider_lookups.labels(bounded(provider, _PROVIDERS), status.value).inc()
+        if lookup == LookupStatus.HIT.value and event.placed_tokens == 0:
+            self._discovery_only.inc()
+
+    def provider_answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
+        name = bounded(provider, _PROVIDERS)
+        self._provider_lookups.labels(name, status.value).inc()
+        if status is not LookupStatus.SKIPPED:
+            self._provider_seconds.labels(name).observe(seconds)
 
     def closed(self, route: ClosedRoute) -> None:
         for step, tokens in route.funnel._asdict().items():
@@ -94,6 +114,21 @@ class Metrics:
     def text(self) -> str:
         """Prometheus text format 0.0.4, without the `_created` series that double every counter."""
         return generate_latest(_WithoutCreated(self._registry)).decode()
+
+    def _at_zero(self) -> None:
+        """What operators watch is there before it happens: a rate needs a sample from before the first one."""
+        for status in LookupStatus:
+            self._lookups.labels(status.value)
+        for check in CrossCheck:
+            self._cross_checks.labels(check.value)
+        for ttft_class in TtftClass:
+            self._ttft.labels(ttft_class.value)
+        for tier in Tier:
+            self._load_seconds.labels(tier.value)
+        for outcome, reason in _WATCHED:
+            self._outcomes.labels(outcome.value, reason.value)
+        for orphan in OrphanReason:
+            self._outcomes.labels(Outcome.ORPHAN_REPORT.value, orphan.value)
 
     def _counter(self, spec: MetricSpec) -> Counter:
         return Counter(spec.name, spec.meaning, spec.labels, registry=self._registry)
@@ -141,7 +176,7 @@ def _router(state: RouterState) -> Iterator[Metric]:
     yield _family(catalogue.OPEN_ROUTES, {(): state.open_routes})
     yield _family(catalogue.HELD_REPORTS, {(): state.held_reports})
     yield _family(catalogue.BOOK_EVENTS, {(name,): count for name, count in asdict(state.book).items()})
-    yield _family(catalogue.FALLBACKS, _by_name(state.fallbacks))
+    yield _family(catalogue.FALLBACKS, _by_name({**dict.fromkeys(catalogue.FALLBACK_REASONS, 0), **state.fallbacks}))
 
 
 def _bus(state: RouterState) -> Iterator[Metric]:
@@ -163,12 +198,8 @@ def _bus(state: RouterState) -> Iterator[Metric]:
 
 
 def _catalog(state: RouterState) -> Iterator[Metric]:
-    streams = state.catalog.get("streams", ())
-    quarantined = sum(bool(row["quarantined"]) for row in streams)
-    absent = sum(bool(row["absent"]) and not row["quarantined"] for row in streams)
     yield _family(catalogue.CATALOG_DONORS, {(): state.catalog.get("donors", 0)})
-    states = {"ok": len(streams) - quarantined - absent, "quarantined": quarantined, "absent": absent}
-    yield _family(catalogue.CATALOG_STREAMS, {(name,): count for name, count in states.items()})
+    yield _family(catalogue.CATALOG_STREAMS, {(name,): count for name, count in stream_states(state.catalog).items()})
     yield _family(catalogue.CATALOG_EVENTS, _by_name(state.catalog.get("counts", {})))
 
 

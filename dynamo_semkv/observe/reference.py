@@ -19,13 +19,23 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.evidence.deadline import LookupStatus
 from dynamo_semkv.evidence.stream import Verdict
 from dynamo_semkv.observe import catalogue as c
+from dynamo_semkv.observe import dynamo_counters, rfc
 from dynamo_semkv.observe.catalogue import CATALOGUE, MetricSpec
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.UNHINTED),
-    "Decisions": (c.LOOKUPS, c.LOOKUP_SECONDS, c.PROVIDER_LOOKUPS, c.PLACEMENTS, c.EXPECTED_SHARE, c.FALLBACKS),
+    "Decisions": (
+        c.LOOKUPS,
+        c.LOOKUP_SECONDS,
+        c.PROVIDER_LOOKUPS,
+        c.PROVIDER_SECONDS,
+        c.PLACEMENTS,
+        c.DISCOVERY_ONLY,
+        c.EXPECTED_SHARE,
+        c.FALLBACKS,
+    ),
     "Outcomes": (c.OUTCOMES, c.CROSS_CHECKS, c.TTFT, c.LOAD_SECONDS, c.OPEN_ROUTES, c.HELD_REPORTS, c.BOOK_EVENTS),
     "Router and replicas": (
         c.READY,
@@ -62,6 +72,23 @@ Label values come from closed sets; a value outside its set is `other` (`unknown
 label holds a request, route, donor, tenant, salt or prompt. Series of a replica end with the replica.
 """
 
+_RFC_INTRO = """\
+RFC semantic KV cache reuse, Observability: "distinct counters and latency histograms", never one "semantic hit".
+"""
+
+_DYNAMO = f"""\
+Dynamo 1.6.1 counts by itself what its KvRouter knew and what workers said, in every router, on Dynamo's status server
+(`DYN_SYSTEM_PORT`), one sample each for model, phase and router. Page, `status` and dashboard show them beside our funnel: what they have
+is reuse without us.
+
+| series | tokens of |
+|---|---|
+| `{dynamo_counters.INPUT}` | the prompts that were routed: the denominator of the other three |
+| `{dynamo_counters.BEST_ELIGIBLE}` | the longest prefix cached on the device of any eligible worker |
+| `{dynamo_counters.SELECTED}` | the prefix cached on the worker and rank that was selected; far below the one before, load or our pins won |
+| `{dynamo_counters.WORKER_REUSED}` | what workers said in their streams that they reused, loaded blocks included where the engine counts them |
+"""
+
 
 def markdown() -> str:
     """The whole document, ending with a line break."""
@@ -69,6 +96,7 @@ def markdown() -> str:
     for title, specs in SECTIONS.items():
         parts.append(f"## {title}\n")
         parts.extend(_entry(spec) for spec in specs)
+    parts += ["## What the RFC asks for\n", _RFC_INTRO, f"{rfc.table()}\n", "## Dynamo's own\n", _DYNAMO]
     return "\n".join(parts)
 
 
@@ -98,6 +126,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.LOOKUPS.name, "result"): _names(LookupStatus),
     (c.PROVIDER_LOOKUPS.name, "provider"): "name of the evidence provider",
     (c.PROVIDER_LOOKUPS.name, "result"): _names(LookupStatus),
+    (c.PROVIDER_SECONDS.name, "provider"): "name of the evidence provider",
     (c.PLACEMENTS.name, "mode"): _names(PlacementMode),
     (c.PLACEMENTS.name, "result"): _names(DecisionReason),
     (c.EXPECTED_SHARE.name, "match_type"): _names(MatchType),

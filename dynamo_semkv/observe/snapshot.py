@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from dynamo_semkv import __version__
-from dynamo_semkv.observe.health import readiness
-from dynamo_semkv.observe.state import ReplicaStatus, RouterState
+from dynamo_semkv.observe.dynamo_counters import DynamoTokens
+from dynamo_semkv.observe.health import readiness, wire_ids
+from dynamo_semkv.observe.state import ReplicaStatus, RouterState, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
 from dynamo_semkv.outcome.history import BUCKET_SECONDS
 from dynamo_semkv.outcome.totals import STEPS, ReplicaTotals, Totals
@@ -31,6 +32,7 @@ _MAX_DEPTH = 8
 
 def build_snapshot(state: RouterState) -> dict[str, Any]:
     totals = state.totals
+    denominator = totals.funnel.tokens["input"]
     snapshot = {
         "schema": SCHEMA,
         "version": __version__,
@@ -59,6 +61,7 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
             "exact_device_tokens": totals.exact_device_tokens,
             "exact_host_tokens": totals.exact_host_tokens,
             "local_tokens": totals.local_tokens,
+            "engine_cached_tokens": totals.engine_cached_tokens,
         },
         "outcomes": [
             {"outcome": outcome, "reason": reason, "routes": routes}
@@ -71,7 +74,13 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
         "ends": dict(totals.ends),
         "joined_by": dict(totals.joined_by),
         "cross_checks": dict(totals.cross_checks),
-        "would_have": {"routes": totals.would_have, "agreed": totals.would_have_agreed},
+        "would_have": {
+            "routes": totals.would_have,
+            "agreed": totals.would_have_agreed,
+            "tokens": totals.would_have_tokens,
+            "share": totals.would_have_tokens / denominator if denominator else None,
+        },
+        "dynamo": _dynamo(state.dynamo),
         "ttft": [
             {
                 "class": name,
@@ -93,7 +102,11 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
         "publisher": asdict(state.publisher) if state.publisher is not None else None,
         "subscriber": asdict(state.subscriber) if state.subscriber is not None else None,
         "streams": [asdict(stream) for stream in state.streams],
-        "catalog": state.catalog,
+        "catalog": {
+            **state.catalog,
+            "streams": _donor_streams(state),
+            "stream_states": stream_states(state.catalog),
+        },
         "providers": state.providers,
         "calibration": state.calibration,
         "book": asdict(state.book),
@@ -176,6 +189,39 @@ def _funnel(totals: Totals) -> list[dict[str, Any]]:
         }
         for step in STEPS
     ]
+
+
+def _dynamo(tokens: DynamoTokens | None) -> dict[str, Any] | None:
+    """Of this router since its start, with a denominator of its own."""
+    if tokens is None:
+        return None
+    denominator = tokens.input_tokens
+    steps = {
+        "best_eligible": tokens.best_eligible_tokens,
+        "selected": tokens.selected_tokens,
+        "worker_reused": tokens.worker_reused_tokens,
+    }
+    return {
+        "input_tokens": denominator,
+        "steps": [
+            {"step": step, "tokens": count, "share": count / denominator if denominator else None}
+            for step, count in steps.items()
+        ],
+    }
+
+
+def _donor_streams(state: RouterState) -> list[dict[str, Any]]:
+    """Those that need a look first. `replica`: the name of the live replica whose stream it is; null when none is."""
+    names: dict[tuple[str, int], str] = {}
+    for replica in state.replicas:
+        for worker_id in wire_ids(replica):
+            names[worker_id, replica.dp_rank] = replica.name
+    rows = [
+        {**row, "replica": names.get((str(row["worker_id"]), row["dp_rank"]))}
+        for row in state.catalog.get("streams", ())
+    ]
+    rows.sort(key=lambda row: (not row["quarantined"], not row["absent"], row["replica"] or "", str(row["worker_id"])))
+    return rows[:MAX_REPLICA_ROWS]
 
 
 def _replicas(live: Iterable[ReplicaStatus], totals: Mapping[str, ReplicaTotals]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dynamo_semkv.bus.publisher import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
+from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import ClosedRoute, ReplicaName
 from dynamo_semkv.outcome.history import Bucket
@@ -84,3 +85,13 @@ class RouterState:
     calibration: Mapping[str, Any] = field(default_factory=dict)
     """`Calibration.snapshot()`."""
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    dynamo: DynamoTokens | None = None
+    """None: Dynamo's status server is off or did not answer, or nothing was routed yet."""
+
+
+def stream_states(catalog: Mapping[str, Any]) -> dict[str, int]:
+    """Donor event streams by state: `ok`, `quarantined`, `absent`."""
+    streams = catalog.get("streams", ())
+    quarantined = sum(bool(row["quarantined"]) for row in streams)
+    absent = sum(bool(row["absent"]) and not row["quarantined"] for row in streams)
+    return {"ok": len(streams) - quarantined - absent, "quarantined": quarantined, "absent": absent}

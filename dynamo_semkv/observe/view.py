@@ -19,6 +19,7 @@ from dynamo_semkv.bus.publisher import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts import subjects
+from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.health import Readiness, readiness
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.snapshot import build_snapshot
@@ -68,6 +69,7 @@ class RouterView:
         configuration: Callable[[], Mapping[str, Any]] = dict,
         replicas: Callable[[], Sequence[ReplicaStatus]],
         fallbacks: Callable[[], Mapping[str, int]],
+        dynamo: Callable[[], DynamoTokens | None] = lambda: None,
         metrics: Metrics,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -86,6 +88,7 @@ class RouterView:
         self._configuration = configuration
         self._replicas = replicas
         self._fallbacks = fallbacks
+        self._dynamo = dynamo
         self._metrics = metrics
         self._wall = wall
         self._monotonic = monotonic
@@ -123,6 +126,7 @@ class RouterView:
             calibration=self._ask("calibration", self._calibration, {}),
             configuration=self._ask("configuration", self._configuration, {}),
             fallbacks=self._ask("fallbacks", self._fallbacks, {}),
+            dynamo=self._ask("dynamo", self._dynamo, None),
         )
 
     def snapshot(self) -> dict[str, Any]:

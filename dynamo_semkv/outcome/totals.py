@@ -81,6 +81,8 @@ class Totals:
     exact_host_tokens: int = 0
     local_tokens: int = 0
     """What the engines' own caches held, as their connectors reported it."""
+    engine_cached_tokens: int = 0
+    """The engines' own count of cached prompt tokens, from their streams: device, and loaded where the engine counts it."""
     confirmed_tokens: int = 0
     """All that was confirmed on routes: `materialized` of the funnel + `unhinted_tokens`."""
     unhinted_tokens: int = 0
@@ -99,6 +101,8 @@ class Totals:
     """Confirmed by a backend, and credited to no route."""
     would_have: int = 0
     """Routes with a choice of ours that was recorded and not acted on."""
+    would_have_tokens: int = 0
+    """The evidence on these: what `enforce` would have placed."""
     would_have_agreed: int = 0
     """Of these, the ones that were served by that replica anyway."""
 
@@ -118,6 +122,8 @@ class Totals:
         self.exact_device_tokens += max(0, opened.exact_device_tokens)
         self.exact_host_tokens += max(0, opened.exact_host_tokens)
         self.local_tokens += route.report.local_tokens if route.report is not None else 0
+        if observed is not None and observed.engine_cached_tokens is not None:
+            self.engine_cached_tokens += max(0, observed.engine_cached_tokens)
         self.confirmed_tokens += route.confirmed_tokens
         self.unhinted_tokens += funnel.unhinted
         self.outcomes[route.outcome.value, route.reason.value] += 1
@@ -133,6 +139,7 @@ class Totals:
             self.ttft[route.ttft_class.value].add(observed.ttft_seconds)
         if opened.shadow_choice is not None:
             self.would_have += 1
+            self.would_have_tokens += funnel.evidence
             self.would_have_agreed += opened.shadow_choice == str(route.replica)
 
     def add_orphan(self, orphan: OrphanReport) -> None:

@@ -18,6 +18,8 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.deadline import DeadlineRunner
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.observe import dynamo_counters
+from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.measured import MeasuredHistory
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.state import ReplicaStatus
@@ -62,6 +64,9 @@ class Knowledge:
         self.directory = ReplicaDirectory(self.catalog.purge_replica, self.catalog.readmit_replica)
         self.loads: Mapping[ReplicaKey, RankLoad] = {}
         """Of a moment ago; for the page only, decisions ask Dynamo."""
+        self.dynamo: DynamoTokens | None = None
+        """Of some seconds ago; for the page only."""
+        self._status_url = dynamo_counters.status_url(os.environ)
         self.fallbacks = Fallbacks()
         self.metrics = Metrics()
         self.history = History(config.outcome.history_size)
@@ -104,6 +109,7 @@ class Knowledge:
             configuration=self.watch.status,
             replicas=self.statuses,
             fallbacks=lambda: {reason.value: count for reason, count in self.fallbacks.counts.items()},
+            dynamo=lambda: self.dynamo,
             metrics=self.metrics,
         )
 
@@ -132,6 +138,11 @@ class Knowledge:
         """What has to happen without requests too: donors of dead workers end, and what is over leaves the index."""
         self.catalog.forget_absent()
         self.catalog.sweep(SWEEP)
+
+    async def count_dynamo(self) -> None:
+        """Reads Dynamo's own counters again; what was read last stays when they do not answer."""
+        if self._status_url is not None:
+            self.dynamo = await asyncio.to_thread(dynamo_counters.read, self._status_url) or self.dynamo
 
     def statuses(self) -> list[ReplicaStatus]:
         """The live replicas as the page, metrics and readiness show them."""

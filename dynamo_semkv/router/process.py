@@ -31,6 +31,8 @@ from dynamo_semkv.router.service import RouterService
 logger = logging.getLogger(__name__)
 
 BEAT_DEADLINE = 1.0
+COUNT_SECONDS = 2.0
+"""How often Dynamo's own counters are read for the page."""
 
 
 def run(loaded: Loaded) -> int:
@@ -130,6 +132,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
     watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
+    counting = asyncio.ensure_future(_count(knowledge))
     serving = asyncio.ensure_future(edge.serve(service.handle))
     stopping = asyncio.ensure_future(stop.wait())
     logger.info("placement %s, %d replicas", config.placement.mode.value, len(knowledge.directory.live()))
@@ -140,9 +143,10 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
             await edge.shutdown(config.dynamo.drain_seconds)
         await serving
     finally:
-        for task in (beat, watching, stopping, freezing):
+        tasks = (beat, watching, counting, stopping, freezing)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(beat, watching, stopping, freezing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     return 0
 
 
@@ -187,6 +191,13 @@ async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: Dy
             failures += 1
             if failures & (failures - 1) == 0:
                 logger.warning("beat failed (%d so far)", failures, exc_info=True)
+
+
+async def _count(knowledge: Knowledge) -> None:
+    """Beside the beat: the status server may take its time, and the beat may not."""
+    while True:
+        await asyncio.sleep(COUNT_SECONDS)
+        await knowledge.count_dynamo()
 
 
 async def _unless(stop: asyncio.Event, coroutine: Coroutine[Any, Any, DynamoEdge]) -> DynamoEdge | None:

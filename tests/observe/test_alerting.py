@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dynamo_semkv.observe import dynamo_counters, rfc
 from dynamo_semkv.observe.catalogue import CATALOGUE
 from dynamo_semkv.observe.reference import label_values
 from tests.observe.test_reference import unknown_fields
@@ -22,6 +23,7 @@ PROMETHEUS = ROOT / "deploy" / "observability" / "prometheus"
 GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.yml"))
+DYNAMO_SERIES = set(dynamo_counters.SERIES)
 SPECS = {spec.name: spec for spec in CATALOGUE}
 GRAFANA_VARIABLES = {"$__rate_interval": "1m", "$job": ".*", "${datasource}": "semkv-prometheus"}
 
@@ -90,6 +92,8 @@ def faults(expression: str) -> list[str]:
             else:
                 known = set(re.findall(r"`(\w+)`", label_values(spec, label)))
                 found += [f"{series}: {label} is never {value}" for value in values.split("|") if value not in known]
+    dynamo = re.findall(r"dynamo_\w+", expression)
+    found += [f"Dynamo has no series {name}" for name in dynamo if name not in DYNAMO_SERIES]
     used = set(re.findall(r"(?<![\w:])(?:job|job_outcome):semkv_\w+:\w+", expression))
     return found + [f"nothing records {name}" for name in sorted(used - RECORDED)]
 
@@ -100,13 +104,14 @@ def test_the_checker_sees_what_does_not_exist() -> None:
     assert faults("semkv_lookup_seconds") == ["no series semkv_lookup_seconds"]
     assert faults('semkv_lookup_total{reason="x"}') == ["semkv_lookup_total has no label reason"]
     assert faults('semkv_lookup_total{result=~"hit|late"}') == ["semkv_lookup_total: result is never late"]
+    assert faults("dynamo_component_router_hits_total") == ["Dynamo has no series dynamo_component_router_hits_total"]
     assert faults("job:semkv_nothing:rate5m > 0") == ["nothing records job:semkv_nothing:rate5m"]
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
 def test_every_series_label_and_value_exists(where: str, expression: str) -> None:
     assert faults(expression) == []
-    assert re.search(r"semkv_|\bup\b", expression)
+    assert re.search(r"semkv_|\bup\b|dynamo_component_router_", expression)
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
@@ -117,11 +122,29 @@ def test_every_metric_is_in_a_panel(spec) -> None:
     assert spec.name in shown
 
 
+@pytest.mark.parametrize("name", dynamo_counters.SERIES)
+def test_dynamos_own_counters_are_in_panels_beside_ours(name: str) -> None:
+    shown = [panel["title"] for panel in panels() for t in panel["targets"] if name in t["expr"]]
+    assert len(set(shown)) == 2
+
+
+@pytest.mark.parametrize("asked", rfc.ASKED, ids=lambda asked: asked.what)
+def test_what_the_rfc_asks_for_is_exported_and_in_a_panel(asked: rfc.Asked) -> None:
+    spec = SPECS.get(asked.series)
+    assert faults(f"{asked.series}_count" if spec is not None and spec.kind == "histogram" else asked.series) == []
+    if asked.series.startswith("job:"):
+        assert asked.series in RECORDED
+    else:
+        name = metric_of(asked.series.partition("{")[0])
+        assert any(name in t["expr"] for panel in panels() for t in panel["targets"])
+    assert len({one.series for one in rfc.ASKED}) == len(rfc.ASKED), "distinct, never one semantic hit"
+
+
 def test_labels_that_legends_and_sums_name_exist() -> None:
     for panel in panels():
         for target in panel["targets"]:
-            spec = SPECS[metric_of(re.findall(r"semkv_\w+", target["expr"])[0])]
-            known = {*spec.labels, "job", "instance", "le"}
+            ours = re.findall(r"semkv_\w+", target["expr"])
+            known = {*(SPECS[metric_of(ours[0])].labels if ours else ()), "job", "instance", "le"}
             named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             for group in re.findall(r"\bby \(([^)]*)\)", target["expr"]):
                 named |= {label.strip() for label in group.split(",")}

@@ -34,7 +34,7 @@ def busy() -> Metrics:
     """Everything that can be counted was counted at least once."""
     metrics = Metrics()
     metrics.opened(opened(lookup="hit", lookup_seconds=0.002))
-    metrics.provider_answered("fingerprint", LookupStatus.HIT)
+    metrics.provider_answered("fingerprint", LookupStatus.HIT, 0.001)
     for route in fake_history(50).recent(50):
         metrics.closed(route)
     metrics.orphan(OrphanReport(report(), OrphanReason.LATE, 1.0))
@@ -114,20 +114,50 @@ def test_lookups_and_placements(lookup: str) -> None:
     assert value(metrics, "semkv_placement_total", mode="canary", result="below_margin") == 1
 
 
+def test_a_hit_on_which_nothing_was_acted_is_discovery_alone() -> None:
+    metrics = Metrics()
+    for fields in (
+        {"lookup": "hit", "placed_tokens": 0},
+        {"lookup": "hit", "placed_tokens": 64},
+        {"lookup": "miss", "placed_tokens": 0},
+    ):
+        metrics.opened(opened(**fields))
+    assert value(metrics, "semkv_discovery_only_total") == 1
+
+
+def test_a_lookup_that_was_not_made_took_no_time() -> None:
+    metrics = Metrics()
+    metrics.provider_answered("fingerprint", LookupStatus.SKIPPED, 0.0)
+    metrics.provider_answered("fingerprint", LookupStatus.TIMEOUT, 0.005)
+    assert value(metrics, "semkv_provider_lookup_total", provider="fingerprint", result="timeout") == 1
+    assert value(metrics, "semkv_provider_lookup_seconds_count", provider="fingerprint") == 1
+
+
+def test_what_alerts_watch_is_there_before_it_happens() -> None:
+    metrics = Metrics()
+    metrics.watch(empty_state)
+    assert value(metrics, "semkv_lookup_total", result="timeout") == 0
+    assert value(metrics, "semkv_cross_check_total", result="differs") == 0
+    assert value(metrics, "semkv_outcome_total", outcome="unconfirmed", reason="no_report") == 0
+    assert value(metrics, "semkv_outcome_total", outcome="orphan_report", reason="late") == 0
+    assert value(metrics, "semkv_fallback_total", reason="lookup_timeout") == 0
+
+
 def test_values_of_peers_cannot_make_series_llm_d_router_1625() -> None:
     metrics = Metrics()
     for number in range(10_000):
         name = f"n{number}"
         metrics.opened(opened(number, lookup=name, mode=name, decision_reason=name, model=name))
-        metrics.provider_answered(name, LookupStatus.MISS)
+        metrics.provider_answered(name, LookupStatus.MISS, 0.001)
     metrics.watch(lambda: fake_state(fallbacks={f"f{n}": 1 for n in range(10_000)}, mode="strange"))
     counted: dict[str, int] = {}
     for name, _ in series(metrics):
         counted[name] = counted.get(name, 0) + 1
-    assert counted["semkv_lookup_total"] == counted["semkv_placement_total"] == 1
-    assert counted["semkv_provider_lookup_total"] == 1
+    assert counted["semkv_lookup_total"] == len(LookupStatus) + 1
+    assert counted["semkv_placement_total"] == counted["semkv_provider_lookup_total"] == 1
+    assert counted["semkv_provider_lookup_seconds_count"] == 1
     assert counted["semkv_fallback_total"] == 65
-    assert value(metrics, "semkv_fallback_total", reason="other") == 10_000 - 64
+    assert sum(v for (name, _), v in series(metrics).items() if name == "semkv_fallback_total") == 10_000
     assert value(metrics, "semkv_config_info", mode="other", config_hash="9d1f27c4") == 1
 
 

@@ -20,6 +20,7 @@ from dynamo_semkv.bus.child_process import ChildProcess
 from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.evidence.deadline import LookupStatus
+from dynamo_semkv.observe.dynamo_counters import SERIES
 from dynamo_semkv.observe.health import readiness
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.snapshot import build_snapshot
@@ -37,6 +38,7 @@ class CountingRouter:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.metrics.watch(fake_state)
+        self._tokens = 0
         self._routes = itertools.cycle(fake_history(400).recent(400))
 
     def text(self) -> str:
@@ -44,9 +46,10 @@ class CountingRouter:
             self.metrics.opened(route.opened)
             self.metrics.closed(route)
         self.metrics.opened(opened(lookup="hit", lookup_seconds=0.002))
-        self.metrics.provider_answered("fingerprint", LookupStatus.HIT)
+        self.metrics.provider_answered("fingerprint", LookupStatus.HIT, 0.001)
         self.metrics.orphan(OrphanReport(report(), OrphanReason.LATE, 1.0))
-        return self.metrics.text()
+        self._tokens += 1_000
+        return self.metrics.text() + "".join(f'{name}{{model="m"}} {self._tokens}\n' for name in SERIES)
 
 
 def configuration(folder: Path, target: str) -> Path:
@@ -144,7 +147,7 @@ async def test_every_panel_and_every_recorded_series_has_data(tmp_path: Path) ->
 
 def faults_of(rules: Any) -> list[str]:
     """Rules that were not evaluated, or with an error."""
-    if rules is None or len(rules["groups"]) != 7:
+    if rules is None or len(rules["groups"]) != 8:
         return ["rules are not loaded"]
     return [
         f"{rule['name']}: {rule['health']} {rule.get('lastError', '')}"

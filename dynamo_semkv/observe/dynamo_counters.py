@@ -1,0 +1,92 @@
+"""Dynamo's own counters of this router's KvRouter, read from the status server of the same process (Dynamo 1.6.1, `prometheus_names.py`).
+
+    status_url(env) -> str | None       where that server is; None where it is off, or on a port that Dynamo alone knows
+    read(url) -> DynamoTokens | None    blocks for at most READ_SECONDS; None when it did not answer, or has none of them
+    parse(text) -> DynamoTokens | None  pure
+
+They count from the start of the process, each routing attempt, and know device blocks and what the worker reports in the stream. Nothing
+of ours is in them, so they are the yardstick: reuse that Dynamo has without us.
+"""
+
+from __future__ import annotations
+
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "dynamo_component_router_"
+INPUT = f"{PREFIX}input_sequence_tokens_sum"
+BEST_ELIGIBLE = f"{PREFIX}kv_best_eligible_cached_prefix_tokens_total"
+SELECTED = f"{PREFIX}kv_selected_cached_prefix_tokens_total"
+WORKER_REUSED = f"{PREFIX}kv_worker_reused_tokens_total"
+SERIES = (INPUT, BEST_ELIGIBLE, SELECTED, WORKER_REUSED)
+
+READ_SECONDS = 1.0
+MAX_BYTES = 16 * 1024 * 1024
+_ANY = frozenset({"", "0.0.0.0", "::"})
+
+
+@dataclass(frozen=True)
+class DynamoTokens:
+    """All in tokens. `input_tokens` is the denominator of the other three."""
+
+    input_tokens: int
+    best_eligible_tokens: int
+    """Cached on the eligible worker that has most of the prompt."""
+    selected_tokens: int
+    """Cached on the worker and rank that was chosen."""
+    worker_reused_tokens: int
+    """What workers said in their streams that they reused."""
+
+
+def status_url(env: Mapping[str, str]) -> str | None:
+    """From DYN_SYSTEM_HOST and DYN_SYSTEM_PORT. Port 0 is chosen by Dynamo and told to nobody but the log."""
+    port = env.get("DYN_SYSTEM_PORT", "")
+    if not port.isascii() or not port.isdigit() or int(port) == 0:
+        return None
+    host = env.get("DYN_SYSTEM_HOST", "")
+    host = "127.0.0.1" if host in _ANY else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def parse(text: str) -> DynamoTokens | None:
+    """Sums over models and phases. None before the first request was routed: then the series do not exist."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in SERIES:
+            try:
+                sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+            except (IndexError, ValueError):
+                continue  # not a sample as Prometheus writes one
+    if INPUT not in sums:
+        return None
+    return DynamoTokens(*(int(sums.get(name, 0.0)) for name in SERIES))
+
+
+def read(url: str) -> DynamoTokens | None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/metrics", timeout=READ_SECONDS) as answer:
+            return parse(answer.read(MAX_BYTES).decode("utf-8", "replace"))
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        _log.debug("Dynamo's status server at %s did not answer: %s", url, error)
+        return None
+
+
+__all__ = [
+    "BEST_ELIGIBLE",
+    "INPUT",
+    "PREFIX",
+    "SELECTED",
+    "SERIES",
+    "WORKER_REUSED",
+    "DynamoTokens",
+    "parse",
+    "read",
+    "status_url",
+]
