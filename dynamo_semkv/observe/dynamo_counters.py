@@ -24,6 +24,12 @@ BEST_ELIGIBLE = f"{PREFIX}kv_best_eligible_cached_prefix_tokens_total"
 SELECTED = f"{PREFIX}kv_selected_cached_prefix_tokens_total"
 WORKER_REUSED = f"{PREFIX}kv_worker_reused_tokens_total"
 SERIES = (INPUT, BEST_ELIGIBLE, SELECTED, WORKER_REUSED)
+MEANINGS = {
+    INPUT: "the prompts that were routed: the denominator of the other three",
+    BEST_ELIGIBLE: "the longest prefix cached on the device of any eligible worker",
+    SELECTED: "the prefix cached on the worker and rank that was selected; far below the one before, load or our pins won",
+    WORKER_REUSED: "what workers said in their streams that they reused, loaded blocks included where the engine counts them",
+}
 
 READ_SECONDS = 1.0
 MAX_BYTES = 16 * 1024 * 1024

@@ -83,11 +83,7 @@ is reuse without us.
 
 | series | tokens of |
 |---|---|
-| `{dynamo_counters.INPUT}` | the prompts that were routed: the denominator of the other three |
-| `{dynamo_counters.BEST_ELIGIBLE}` | the longest prefix cached on the device of any eligible worker |
-| `{dynamo_counters.SELECTED}` | the prefix cached on the worker and rank that was selected; far below the one before, load or our pins won |
-| `{dynamo_counters.WORKER_REUSED}` | what workers said in their streams that they reused, loaded blocks included where the engine counts them |
-"""
+{"".join(f"| `{name}` | {meaning} |{chr(10)}" for name, meaning in dynamo_counters.MEANINGS.items())}"""
 
 
 def markdown() -> str:
