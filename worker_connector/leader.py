@@ -18,11 +18,12 @@ from dataclasses import asdict
 from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
+from worker_connector.batches import Orders
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone
 from worker_connector.dialect import unmet_reservations
 from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
 from worker_connector.life import CacheLife
-from worker_connector.metadata import ConnectorMetadata
+from worker_connector.metadata import ConnectorMetadata, Unloadable
 from worker_connector.outlet import Identity, Outlet
 from worker_connector.request_view import is_dummy
 from worker_connector.settings import Settings
@@ -62,7 +63,8 @@ class Leader:
         self._replica: StableReplica | None = None
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
-        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `donor_events_lost`;
+        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`,
+        `batch_errors`, `upkeep_errors`, `donor_events_lost`;
         and `restated`, which is routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
@@ -91,13 +93,9 @@ class Leader:
         """One iteration's instructions for the ranks."""
         with self._lock:
             self._iteration += 1
-            self._last_batch = self._clock()
-            self._see_rank(getattr(output, "attention_dp_rank", None))
             unmet = unmet_reservations(output)
             self.counts["unloadable"] += len(unmet)
-            if self._life is None:
-                return ConnectorMetadata(self._channel.channel_id, self._generation, self._iteration, unloadable=unmet)
-            orders = self._life.batch(output, self._iteration)
+            orders = self._orders(output)
             return ConnectorMetadata(
                 self._channel.channel_id,
                 self._generation,
@@ -106,6 +104,26 @@ class Leader:
                 tuple(orders.saves),
                 (*unmet, *orders.unloadable),
             )
+
+    def _orders(self, output: Any) -> Orders:
+        """A fault here may cost reuse and saves. Where the engine relies on an offer, its pass may not run without the load."""
+        life = self._life
+        try:
+            self._last_batch = self._clock()
+            self._see_rank(getattr(output, "attention_dp_rank", None))
+        except Exception:  # noqa: BLE001 - who speaks is not what is loaded
+            self.counts["batch_errors"] += 1
+            _log.exception("semkv connector: iteration %d has no speaker", self._iteration)
+        if life is None:
+            return Orders()
+        try:
+            return life.batch(output, self._iteration)
+        except Exception as error:
+            self.counts["batch_errors"] += 1
+            if not life.break_promises():
+                raise  # counted, logged and answered with nothing by the caller
+            _log.exception("semkv connector: iteration %d could not be read", self._iteration)
+            return Orders(unloadable=[Unloadable(None, f"the batch could not be read: {error}")])
 
     def cancelled(self, request: Any, start: int, end: int) -> None:
         """The engine will not take the tokens [start, end) of an offer. Where the head is cut, because its own cache has caught up, the

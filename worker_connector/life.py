@@ -111,13 +111,27 @@ class CacheLife:
     def batch(self, output: Any, iteration: int) -> Orders:
         self.iteration = iteration
         orders = self._reader.read(output, iteration)
+        try:
+            self._keep_house(iteration)
+        except Exception:  # noqa: BLE001 - the orders are made: lost here, the engine would run on pages that nobody wrote
+            self.counts["upkeep_errors"] += 1
+            _log.exception("semkv connector: the books of iteration %d could not be closed", iteration)
+        return orders
+
+    def _keep_house(self, iteration: int) -> None:
         for attempt in self.attempts.awaiting_forward():
             if attempt.plan is not None and (attempt.plan.iteration or 0) < iteration - 1:
                 self.attempts.end(attempt, Reason.NOT_SCHEDULED)  # copied, and no forward pass came behind it
         if iteration % SWEEP_EVERY == 0:
             self.sweep(iteration - FORGET_AFTER)
         self.running.flush()
-        return orders
+
+    def break_promises(self) -> bool:
+        """Ends every offer that the engine has allocated pages for and that was not sent; whether there was one."""
+        owed = [attempt for attempt in self.attempts if attempt.unanswered and attempt.relied_on]
+        for attempt in owed:
+            self.attempts.end(attempt, Reason.COPY_FAILED)
+        return bool(owed)
 
     def finished(self, request: Any) -> None:
         request_id = int(request.request_id)

@@ -170,6 +170,7 @@ class Rank:
         self._landing.append((self._stream.ticket(), done))
         self.poll()
         if first_error is not None:
+            self._drop_saves(metadata)
             raise LoadFailed(f"a promised load failed: {first_error}") from first_error
 
     def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
