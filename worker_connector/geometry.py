@@ -8,7 +8,9 @@ model needs, so nothing here knows "K and V" (KV Cache Connector doc, "KvCacheLa
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +31,10 @@ class Plane:
     size: int
     pages: torch.Tensor
     """uint8, shape [num_slots, size], rows strided as in the pool: a view of the engine's memory."""
+    layers: tuple[int, ...] = ()
+    """Ids of the model layers whose bytes it holds, ascending."""
+    regular: bool = False
+    """Its layers lie one after the other, in the order of `layers`, equally large."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,18 @@ class PoolGeometry:
         )
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """Of all planes, ascending."""
+        return tuple(sorted({layer for plane in self.planes for layer in plane.layers}))
+
+    @cached_property
+    def by_layer(self) -> tuple[Plane, ...]:
+        """The same bytes as `planes`, in slices that hold one layer each where a plane's bytes are that regular, in the order in which a
+        forward pass reaches them."""
+        slices = [part for plane in self.planes for part in _slices(plane)]
+        return tuple(sorted(slices, key=lambda part: part.layers[:1]))
+
+    @property
     def device(self) -> torch.device:
         return self.planes[0].pages.device
 
@@ -67,7 +85,8 @@ class PoolGeometry:
             window = getattr(group, "window_size", None)
             marks.append(f"group {group.layer_group_id} window {window} layers {','.join(map(str, group.layer_ids))}")
             for region in _regions(group):
-                planes.append(Plane(index, offset, region.size, region.as_tensor(torch.uint8)))
+                layers, regular = _layers_of(region.buffers)
+                planes.append(Plane(index, offset, region.size, region.as_tensor(torch.uint8), layers, regular))
                 offset += region.size
                 buffers = (f"{b.layer_id}/{b.role}/{getattr(b, 'expansion', 1)}" for b in region.buffers)
                 marks.append(f"region {region.size} {','.join(buffers)}")
@@ -108,11 +127,35 @@ class PoolGeometry:
             tokens_per_block=tokens_per_block,
             group_ids=(0,),
             windows=(None,),
-            planes=(Plane(0, 0, pages.shape[1], pages),),
+            planes=(Plane(0, 0, pages.shape[1], pages, tuple(range(layers)), True),),
             bytes_per_block=pages.shape[1],
             dtype=dtype,
             fingerprint=_fingerprint(tokens_per_block, dtype, marks),
         )
+
+
+def _layers_of(buffers: Sequence[Any]) -> tuple[tuple[int, ...], bool]:
+    """(layers of a region, is it regular). Regular only where every layer has the same roles in the same order: such buffers are equally
+    large, since a pool coalesces buffers by size (KV Cache Connector doc, "KvCacheLayout reference")."""
+    layers = tuple(sorted({int(buffer.layer_id) for buffer in buffers}))
+    roles = {
+        layer: [(str(b.role), getattr(b, "expansion", 1)) for b in buffers if int(b.layer_id) == layer]
+        for layer in layers
+    }
+    each = roles[layers[0]] if layers else []
+    in_order = [int(buffer.layer_id) for buffer in buffers] == [layer for layer in layers for _ in each]
+    return layers, bool(layers) and in_order and all(found == each for found in roles.values())
+
+
+def _slices(plane: Plane) -> list[Plane]:
+    count = len(plane.layers)
+    if count < 2 or not plane.regular or plane.size % count:
+        return [plane]
+    size = plane.size // count
+    return [
+        Plane(plane.group, plane.offset + at * size, size, plane.pages[:, at * size : (at + 1) * size], (layer,), True)
+        for at, layer in enumerate(plane.layers)
+    ]
 
 
 def _regions(group: Any) -> tuple[Any, ...]:

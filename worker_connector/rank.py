@@ -16,20 +16,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
+from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.refusal import LoadFailed
 from worker_connector.slab import OFFER_BUDGET, HostSlab, available_memory, slots_for
-from worker_connector.transfer import (
-    CopyStream,
-    CpuStream,
-    Ticket,
-    check_moves,
-    copy_stream_for,
-    copy_to_pages,
-    copy_to_slab,
-)
+from worker_connector.transfer import check_moves, copy_stream_for, copy_to_pages, copy_to_slab
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +53,7 @@ class Rank:
         self._geometry: PoolGeometry | None = None
         self._ready: RankReady | None = None
         self._stream: CopyStream = CpuStream()
+        self._save_stream: CopyStream = CpuStream()
         self._slab: HostSlab | None = None
         self._scrubber: Scrubber | None = None
         self._keeper: SlabKeeper | None = None
@@ -78,6 +72,7 @@ class Rank:
         self.close()
         self._geometry = geometry
         self._stream = copy_stream_for(geometry.device)
+        self._save_stream = copy_stream_for(geometry.device)  # a load need not wait behind a long save
         slots = 0
         if self._slab_bytes is not None:
             slots = slots_for(self._slab_bytes, geometry.bytes_per_block, self._memory())
@@ -115,6 +110,8 @@ class Rank:
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.close()
+        for stream in (self._stream, self._save_stream):
+            stream.ticket().wait()  # before the slab's memory goes
         self._keeper = self._scrubber = self._slab = None
 
     @property
@@ -133,7 +130,7 @@ class Rank:
 
     def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
-        self._stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
+        self._save_stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
         self.poll()
         if metadata is None or metadata.iteration == self._loaded:
             return
@@ -260,10 +257,10 @@ class Rank:
         check_moves(self._geometry, slab, order.moves)
         slots = [move.slot for move in order.moves]
         slab.break_seals(slots)
-        self._stream.after(engine_stream)
-        copy_to_slab(self._stream, self._geometry, slab, order.moves)
+        self._save_stream.after(engine_stream)
+        copy_to_slab(self._save_stream, self._geometry, slab, order.moves)
         self.counts["saved_blocks"] += len(order.moves)
-        ticket = self._stream.ticket()
+        ticket = self._save_stream.ticket()
         keeper.submit(lambda: self._seal(slab, ticket, order.save_id, slots))
 
     def _seal(self, slab: HostSlab, ticket: Ticket, save_id: int, slots: list[int]) -> None:

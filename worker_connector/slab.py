@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_connector.pinned import pinned_rows
 from worker_connector.refusal import Refused
 from worker_connector.seal import Words, padded, seals
 
@@ -92,7 +93,8 @@ class HostSlab:
     def __init__(self, slots: int, bytes_per_block: int, *, pinned: bool = False) -> None:
         self.slots = slots
         self.bytes_per_block = bytes_per_block
-        self.rows = torch.empty((slots, padded(bytes_per_block)), dtype=torch.uint8, pin_memory=pinned)
+        width = padded(bytes_per_block)
+        self.rows = pinned_rows(slots, width) if pinned else torch.empty((slots, width), dtype=torch.uint8)
         """uint8, shape [slots, bytes_per_block rounded up to whole seal rows]. The rest of a row is never written."""
         self._bytes = self.rows.numpy()
         self._lock = threading.Lock()

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from worker_connector._cache_layout import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
+from worker_connector.copy_stream import CopyStream
 from worker_connector.geometry import PoolGeometry
 from worker_connector.slab import HostSlab
-from worker_connector.transfer import CopyStream, copy_stream_for
+from worker_connector.transfer import copy_stream_for
 
 NO_CUDA = 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import ScriptedEngine
+from worker_connector.copy_stream import Run, copy_pairs
 
 
 class ManualStream:
@@ -27,10 +28,20 @@ class ManualStream:
     def before(self, engine_stream: Any) -> None:
         self.log.append("before")
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.log.append("copy")
-        self.waiting.append((target, source))
-        self.handed += 1
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
+        self._copies((page, row) for page, row in copy_pairs(pages, rows, runs))
+
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
+        self._copies((row, page) for page, row in copy_pairs(pages, rows, runs))
+
+    def _copies(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for target, source in pairs:
+            self.log.append("copy")
+            self.waiting.append((target, source))
+            self.handed += 1
+
+    def recording(self) -> bool:
+        return False
 
     def ticket(self) -> ManualTicket:
         return ManualTicket(self, self.handed)
@@ -52,6 +63,9 @@ class ManualTicket:
 
     def wait(self) -> None:
         assert self.done(), "the keeper waits in its own thread; a test lands first"
+
+    def hold(self, engine_stream: Any) -> None:
+        self._stream.log.append(f"hold {self._until}")
 
 
 class ManualKeeper:
@@ -79,7 +93,7 @@ class Late:
         self.keeper = ManualKeeper()
 
     def go_late(self) -> None:
-        self.engine.rank._stream = self.stream
+        self.engine.rank._stream = self.engine.rank._save_stream = self.stream
         self.engine.rank._keeper = self.keeper  # type: ignore[assignment]
 
     def ask_and_schedule(self, tokens: list[int]) -> Any:

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from worker_connector.copy_stream import CpuStream
 from worker_connector.engine import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
 from worker_connector.geometry import PoolGeometry
 from worker_connector.pages import NO_PAGE
 from worker_connector.refusal import LoadFailed, Refused
 from worker_connector.slab import HostSlab
-from worker_connector.transfer import CpuStream, Move, check_moves, copy_to_pages, copy_to_slab
+from worker_connector.transfer import Move, check_moves, copy_to_pages, copy_to_slab
 
 
 def layout(

@@ -1,0 +1,156 @@
+"""What the CUDA stream does with indices, words and its staging buffer, on the CPU: streams and events are names here. The real thing is
+run by tests/gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from worker_connector.copy_stream import CpuStream, Run
+from worker_connector.cuda_stream import CudaStream, as_words
+
+
+class OnCpu(CudaStream):
+    """Without CUDA: host memory is seen as it is, and `left` notes at each record whether the host side had changed by then."""
+
+    def __init__(self, *, staging_bytes: int, kernel_below: int) -> None:
+        self._device = torch.device("cpu")
+        self._kernel_below = kernel_below
+        self._side = None  # type: ignore[assignment]
+        self._staging = torch.empty(staging_bytes, dtype=torch.uint8) if staging_bytes else None
+        self._left = self  # type: ignore[assignment]
+        self.watched: torch.Tensor | None = None
+        self.left: list[torch.Tensor | None] = []
+
+    def record(self, side: Any) -> None:
+        self.left.append(None if self.watched is None else self.watched.clone())
+
+    def _indices(self, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+        slots = [slot + offset for slot, _, count in runs for offset in range(count)]
+        pages = [page + offset for _, page, count in runs for offset in range(count)]
+        return torch.tensor(slots), torch.tensor(pages)
+
+    def _seen_from_device(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+@pytest.fixture(autouse=True)
+def _no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+
+def runs_of(data: st.DataObject, slots: int, pages: int) -> list[Run]:
+    """Disjoint on both sides."""
+    runs, slot, page = [], 0, 0
+    while True:
+        slot += data.draw(st.integers(0, 2))
+        page += data.draw(st.integers(0, 2))
+        count = data.draw(st.integers(1, 3))
+        if slot + count > slots or page + count > pages:
+            return runs
+        runs.append(Run(slot, page, count))
+        slot, page = slot + count, page + count
+
+
+def views(width: int, gap: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(pages, rows) of random bytes: strided with a gap, from an offset on."""
+    generator = torch.Generator().manual_seed(width * 31 + gap * 7 + offset)
+    made = [
+        torch.randint(0, 256, (12, offset + width + gap), dtype=torch.uint8, generator=generator)[
+            :, offset : offset + width
+        ]
+        for _ in range(2)
+    ]
+    return made[0], made[1]
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    width=st.sampled_from([8, 12, 16, 6, 7]),
+    gap=st.sampled_from([0, 8, 3]),
+    offset=st.sampled_from([0, 8, 2]),
+    staging_bytes=st.sampled_from([0, 16, 40, 4096]),
+    kernel_below=st.sampled_from([0, 1, 1000]),
+)
+def test_same_bytes_as_the_cpu_s_stream(
+    data: st.DataObject, width: int, gap: int, offset: int, staging_bytes: int, kernel_below: int
+) -> None:
+    stream = OnCpu(staging_bytes=staging_bytes, kernel_below=kernel_below)
+    runs = runs_of(data, 12, 12)
+    for way in ("to_pages", "to_rows"):
+        pages, rows = views(width, gap, offset)
+        other_pages, other_rows = pages.clone(), rows.clone()
+        if way == "to_pages":
+            stream.to_pages(pages, rows, runs)
+            CpuStream().to_pages(other_pages, other_rows, runs)
+        else:
+            stream.to_rows(rows, pages, runs)
+            CpuStream().to_rows(other_rows, other_pages, runs)
+        assert torch.equal(pages, other_pages)
+        assert torch.equal(rows, other_rows)
+
+
+@pytest.mark.parametrize("kernel_below", [0, 1000])
+def test_the_engine_waits_for_the_gathering_of_a_small_save_only(kernel_below: int) -> None:
+    """`before` waits for what was recorded last: at that time all pages had been read, and the slow way had not begun."""
+    stream = OnCpu(staging_bytes=4096, kernel_below=kernel_below)
+    pages, rows = views(16, 0, 0)
+    stream.watched, before = rows, rows.clone()
+    stream.to_rows(rows, pages, [Run(3, 1, 2), Run(7, 9, 1)])
+    assert stream.left[-1] is not None
+    assert torch.equal(stream.left[-1], before)
+    assert torch.equal(rows[[3, 4, 7]], pages[[1, 2, 9]])
+
+
+def test_a_save_beyond_the_buffer_holds_the_engine_until_its_last_part_is_gathered() -> None:
+    stream = OnCpu(staging_bytes=32, kernel_below=1000)
+    pages, rows = views(16, 0, 0)
+    stream.watched, before = rows, rows.clone()
+    stream.to_rows(rows, pages, [Run(0, 1, 1), Run(2, 3, 1), Run(5, 7, 1)])
+    seen = stream.left[-1]
+    assert seen is not None
+    assert torch.equal(seen[[0, 2]], pages[[1, 3]])
+    assert torch.equal(seen[5], before[5])
+
+
+def test_a_copy_that_fails_half_way_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = OnCpu(staging_bytes=4096, kernel_below=1000)
+    pages, rows = views(16, 0, 0)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch, "index_select", fail)
+    for copy in (lambda runs: stream.to_pages(pages, rows, runs), lambda runs: stream.to_rows(rows, pages, runs)):
+        stream.left.clear()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            copy([Run(0, 1, 1), Run(2, 3, 1)])
+        assert stream.left
+
+
+@pytest.mark.parametrize(
+    ("width", "stride", "offset", "word"),
+    [
+        (16, 32, 8, torch.int64),
+        (16, 32, 4, torch.int32),
+        (16, 30, 0, torch.int16),
+        (15, 32, 0, torch.uint8),
+        (16, 32, 1, torch.uint8),
+    ],
+)
+def test_words_are_as_wide_as_size_stride_and_place_allow(
+    width: int, stride: int, offset: int, word: torch.dtype
+) -> None:
+    memory = torch.arange(4 * 64, dtype=torch.uint8)
+    view = memory.as_strided((4, width), (stride, 1), offset)
+    dtype, (found,) = as_words(view)
+    assert dtype is word
+    assert torch.equal(found.contiguous().view(torch.uint8), view)
