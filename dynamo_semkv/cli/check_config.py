@@ -8,6 +8,7 @@ from typing import Any
 
 from dynamo_semkv.cli import configuration
 from dynamo_semkv.cli.exit_status import OK, REFUSED
+from dynamo_semkv.config.json_schema import json_schema
 from dynamo_semkv.config.schema import plain
 
 
@@ -17,10 +18,14 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         "config", metavar="FILE", nargs="?", default=configuration.default_path(), help=configuration.HELP
     )
     parser.add_argument("--show", action="store_true", help="print every value that is in force, as JSON")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a configuration, for editors")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        print(json.dumps(json_schema(), indent=2))
+        return OK
     loaded = configuration.load_or_say(arguments.config)
     if loaded is None:
         return REFUSED

@@ -1,4 +1,5 @@
-"""`SEMKV_<SECTION>__<FIELD>` variables -> values of the configuration tree. A field that was set so is blamed on its variable.
+"""`SEMKV_<SECTION>__<FIELD>` variables, and two of Dynamo's, -> values of the configuration tree. A field that was set so is blamed on its
+variable.
 
 override(tree, env) -> Overrides(used, origins, unknown, errors)
 """
@@ -18,6 +19,9 @@ from dynamo_semkv.contracts.errors import ContractError
 ENV_PREFIX = "SEMKV_"
 OTHER_VARIABLES = frozenset({"SEMKV_CONFIG", "SEMKV_GRAFANA_DASHBOARDS"})
 """Ours too, and of no field."""
+DYNAMO_VARIABLES = {"DYN_NAMESPACE": ("dynamo", "namespace"), "NATS_SERVER": ("bus", "url")}
+"""What Dynamo's own processes are told so, and its operator sets in every pod: it counts where neither the file nor a variable of ours says
+otherwise."""
 
 
 class Overrides(NamedTuple):
@@ -51,6 +55,12 @@ def override(tree: dict[str, Any], env: Mapping[str, str], scalar: Callable[[str
                 unknown.append(_unknown(name))
         except ContractError as error:
             errors.append(error)
+    for name, (section, field) in DYNAMO_VARIABLES.items():
+        values = tree.get(section)
+        if env.get(name) and (values is None or (isinstance(values, dict) and field not in values)):
+            _write(tree, [section, field], env[name], name, scalar)
+            used.append(name)
+            origins[f"{section}.{field}"] = name
     return Overrides(tuple(used), origins, tuple(unknown), tuple(errors))
 
 

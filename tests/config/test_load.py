@@ -117,6 +117,23 @@ def test_llm_d_router_1068_misspelt_variable_is_an_error(name: str, says: str) -
     assert name in str(caught.value)
 
 
+def test_dynamo_s_own_variables_fill_what_nothing_else_says(tmp_path: Path) -> None:
+    """Dynamo's operator sets them in every pod."""
+    env = {"DYN_NAMESPACE": "team-graph", "NATS_SERVER": "nats://10.0.0.9:4222"}
+    loaded = load_config(None, env)
+    assert (loaded.config.dynamo.namespace, loaded.config.bus.url) == ("team-graph", "nats://10.0.0.9:4222")
+    assert "DYN_NAMESPACE" in loaded.source
+    ours = load_config(None, {**env, "SEMKV_DYNAMO__NAMESPACE": "ours", "SEMKV_BUS__URL": "nats://1.1.1.1:4222"})
+    assert (ours.config.dynamo.namespace, ours.config.bus.url) == ("ours", "nats://1.1.1.1:4222")
+    file = tmp_path / "semkv.yaml"
+    file.write_text("dynamo: {namespace: in-the-file}\nbus: {replicas: 3}\n")
+    mixed = load_config(file, env)
+    assert (mixed.config.dynamo.namespace, mixed.config.bus.url) == ("in-the-file", "nats://10.0.0.9:4222")
+    assert load_config(None, {"DYN_NAMESPACE": ""}).config.dynamo.namespace == "dynamo"
+    with pytest.raises(ContractError, match="DYN_NAMESPACE"):
+        load_config(None, {"DYN_NAMESPACE": "no/such"})
+
+
 def test_environment_values_are_checked() -> None:
     with pytest.raises(ContractError, match=r"^SEMKV_EVIDENCE__DEADLINE_MS \(evidence\.deadline_ms\): got 'abc'"):
         load_config(None, {"SEMKV_EVIDENCE__DEADLINE_MS": "abc"})

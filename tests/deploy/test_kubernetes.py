@@ -1,0 +1,181 @@
+"""graphs/kubernetes: every document fits its schema, every reference has its object, and every process accepts what it is given."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from dynamo_semkv.cli.command import _parser
+from dynamo_semkv.config.load import build as build_config
+from dynamo_semkv.config.load import load_config, parse_yaml
+from scripts import prometheus_rule
+from tests.deploy import dynamo_graph_schema as schema
+from tests.deploy.kustomize import build
+from worker_connector.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "graphs" / "kubernetes"
+GRAPHS = ["aggregated", "attention-dp"]
+FOLDERS = ["nats", *GRAPHS, "monitoring"]
+KINDS = {
+    "ConfigMap": "io.k8s.api.core.v1.ConfigMap",
+    "Service": "io.k8s.api.core.v1.Service",
+    "StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
+}
+
+
+def one(documents: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+    found = [d for d in documents if d["kind"] == kind and (name is None or d["metadata"]["name"] == name)]
+    assert len(found) == 1, (kind, name, len(found))
+    return found[0]
+
+
+def container(graph: dict[str, Any], component: str) -> dict[str, Any]:
+    spec = next(c for c in graph["spec"]["components"] if c["name"] == component)["podTemplate"]["spec"]
+    found: dict[str, Any] = spec["containers"][0]
+    return found
+
+
+def environment(of: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in of.get("env", [])}
+
+
+def test_every_folder_is_tested() -> None:
+    assert {path.parent.name for path in FOLDER.glob("*/kustomization.yaml")} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_documents_fit_their_schemas(folder: str) -> None:
+    for document in build(FOLDER / folder):
+        if document["kind"] == schema.KIND:
+            schema.check_graph(document)
+        elif document["kind"] in KINDS:
+            schema.check(KINDS[document["kind"]], document)
+        else:
+            assert document["apiVersion"] == "monitoring.coreos.com/v1", document["kind"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda g: g["spec"].update(services={}), "services"),
+        (lambda g: g["spec"]["components"][0].update(type="router"), "router"),
+        (lambda g: g["spec"]["components"][1].update(name="frontend"), "unique"),
+        (lambda g: g["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0].update(name="server"), "main"),
+        (
+            lambda g: g["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0].update(enviroment=[]),
+            "enviroment",
+        ),
+        (
+            lambda g: g["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0].update(image="a/b:latest"),
+            "version",
+        ),
+    ],
+)
+def test_the_schema_finds_what_the_operator_would_refuse(break_it: Any, says: str) -> None:
+    graph = copy.deepcopy(one(build(FOLDER / "aggregated"), schema.KIND))
+    break_it(graph)
+    with pytest.raises((jsonschema.ValidationError, ValueError), match=says):
+        schema.check_graph(graph)
+
+
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_what_is_mounted_and_asked_for_is_there(folder: str) -> None:
+    documents = build(FOLDER / folder)
+    maps = {d["metadata"]["name"]: d["data"] for d in documents if d["kind"] == "ConfigMap"}
+    services = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Service"}
+    for component in one(documents, schema.KIND)["spec"]["components"]:
+        pod = component["podTemplate"]["spec"]
+        volumes = {volume["name"]: maps[volume["configMap"]["name"]] for volume in pod.get("volumes", [])}
+        for used in pod["containers"]:
+            mounted = {
+                f"{mount['mountPath']}/{name}"
+                for mount in used.get("volumeMounts", [])
+                for name in volumes[mount["name"]]
+            }
+            words = [*used.get("command", []), *used.get("args", []), *map(str, environment(used).values())]
+            assert {word for word in words if word.startswith("/etc/")} <= mounted
+    host, _, port = load_from(maps["semkv"]["semkv.yaml"]).bus.url.removeprefix("nats://").partition(":")
+    assert [entry["port"] for entry in services[host]["spec"]["ports"]] == [int(port)]
+    labels = one(documents, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert services[host]["spec"]["selector"] == labels
+
+
+def load_from(text: str) -> Any:
+    return build_config(parse_yaml(text))
+
+
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_router_takes_its_command_and_starts_in_shadow(folder: str) -> None:
+    documents = build(FOLDER / folder)
+    router = container(one(documents, schema.KIND), "SemkvRouter")
+    assert router["command"][:3] == ["python3", "-m", "dynamo_semkv"]
+    assert _parser().parse_args(router["command"][3:]).config == "/etc/semkv/semkv.yaml"
+    config = load_from(one(documents, "ConfigMap", "semkv")["data"]["semkv.yaml"])
+    assert config.placement.mode.value == "shadow"
+    assert config.connector.materialization.value == "exact"
+    port = next(port["containerPort"] for port in router["ports"] if port["name"] == "system")
+    assert environment(router)["DYN_SYSTEM_PORT"] == str(port)
+
+
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_worker_arguments_are_dynamo_s(folder: str) -> None:
+    worker = container(one(build(FOLDER / folder), schema.KIND), "TRTLLMWorker")
+    command = [sys.executable, "-m", "tests.deploy.trtllm_arguments", *worker["args"]]
+    parsed = json.loads(
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True).stdout.splitlines()[-1]
+    )
+    assert parsed["endpoint_types"] == "none", "the workers' own model would be called around the router"
+    assert parsed["publish_kv_events"] is True
+    assert f"{parsed['namespace']}.{parsed['component']}.{parsed['endpoint']}" == "dynamo.backend.generate"
+    assert parsed["enable_attention_dp"] is (folder == "attention-dp")
+    engine = yaml.safe_load(one(build(FOLDER / folder), "ConfigMap", "semkv")["data"]["engine.yaml"])
+    assert parsed["tensor_parallel_size"] == engine.get("tensor_parallel_size", 1)
+    assert environment(worker)["DYN_STABLE_ROUTING_ID"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_the_connector_refuses_nothing_of_the_engine_s_settings(folder: str, tmp_path: Path) -> None:
+    documents = build(FOLDER / folder)
+    data = one(documents, "ConfigMap", "semkv")["data"]
+    engine = yaml.safe_load(data["engine.yaml"])
+    (tmp_path / "semkv.yaml").write_text(data["semkv.yaml"])
+    arguments = SimpleNamespace(
+        **{name: SimpleNamespace(**value) if isinstance(value, dict) else value for name, value in engine.items()}
+    )
+    env = {"SEMKV_CONFIG": str(tmp_path / "semkv.yaml"), "DYN_STABLE_ROUTING_ID": "semkv-agg-trtllmworker-0"}
+    settings = load_settings(arguments, env)
+    assert settings.exact
+    connector = engine["kv_connector_config"]
+    module = __import__(connector["connector_module"], fromlist=["_"])
+    assert hasattr(module, connector["connector_scheduler_class"])
+    assert hasattr(module, connector["connector_worker_class"])
+    memory = container(one(documents, schema.KIND), "TRTLLMWorker")["resources"]["requests"]["memory"]
+    ranks = engine.get("tensor_parallel_size", 1)
+    assert (
+        int(memory.removesuffix("Gi")) * 2**30
+        > ranks * load_config(tmp_path / "semkv.yaml").config.connector.slab_bytes
+    )
+
+
+def test_monitoring_selects_the_pods_of_the_graphs_and_carries_the_rules() -> None:
+    documents = build(FOLDER / "monitoring")
+    graph = one(build(FOLDER / "aggregated"), schema.KIND)
+    templates = {c["name"]: c["podTemplate"] for c in graph["spec"]["components"]}
+    wanted = {"semkv-router": templates["SemkvRouter"], "semkv-workers": templates["TRTLLMWorker"]}
+    for name, template in wanted.items():
+        selector = one(documents, "PodMonitor", name)["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= template["metadata"]["labels"].items()
+    dashboard = one(documents, "ConfigMap")
+    assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert json.loads(dashboard["data"]["semkv.json"])["panels"]
+    assert (FOLDER / "monitoring" / "prometheusrule.yaml").read_text() == prometheus_rule.text(), prometheus_rule.HEAD

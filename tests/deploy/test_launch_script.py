@@ -1,0 +1,62 @@
+"""graphs/launch/agg_semkv.sh brings up a graph that answers, with the CPU engine in a GPU worker's place, and takes it down with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamo_semkv.bench.client import ChatClient
+from dynamo_semkv.bus.server import EmbeddedNats, free_port
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import GraphSettings
+from tests.graphs.test_lifecycle import children, gone
+from tests.graphs.traffic import ask, wait_until
+from worker_connector.reference_engine.model_directory import write_model_directory
+from worker_connector.reference_engine.models import ModelSource
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "graphs" / "launch" / "agg_semkv.sh"
+
+
+@pytest.mark.graph
+@pytest.mark.slow
+def test_launch_script_serves_and_ends_everything(tmp_path: Path) -> None:
+    http = free_port()
+    worker = "python3 -m worker_connector.reference_engine --model tiny --model-dir {} --blocks-per-rank 64 --data-parallel-size 1"
+    worker += " --threads 1 --max-num-tokens 512 --connector on"
+    with EmbeddedNats(tmp_path / "nats") as nats, (tmp_path / "log").open("wb") as log:
+        graph = LocalGraph(GraphSettings(model="tiny"), run_dir=tmp_path / "not-started")
+        graph.nats = nats
+        source = ModelSource(graph.settings.served_model)
+        env = graph.environment(
+            PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            WORKER=worker.format(write_model_directory(source, tmp_path / "models")),
+            DYN_HTTP_PORT=str(http),
+            SEMKV_CONFIG=str(ROOT / "configs" / "exact.yaml"),
+        )
+        env["DYN_FILE_KV"] = str(tmp_path / "discovery")
+        process = subprocess.Popen([str(SCRIPT)], env=env, stdout=log, stderr=log, start_new_session=True)
+        started: list[int] = []
+        try:
+            client = ChatClient(f"http://127.0.0.1:{http}", graph.settings.served_model)
+
+            def served() -> bool:
+                assert process.poll() is None, (tmp_path / "log").read_text()[-4000:]
+                return "chat endpoints enabled" in (tmp_path / "log").read_text()
+
+            wait_until("the model is served", served, 90.0)
+            answer = asyncio.run(client.send(ask(1, max_tokens=4)))
+            assert answer.error is None
+            started = children(process.pid)
+            assert len(started) >= 3  # frontend, router, worker
+        finally:
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(30.0)
+        assert status == 143
+        wait_until("everything has ended", lambda: gone(started), 20.0)
