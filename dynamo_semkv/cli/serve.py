@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import os
 import sys
 from typing import Any
 
 from dynamo_semkv.cli import configuration
 from dynamo_semkv.cli.exit_status import REFUSED
 from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.telemetry import logs
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser("serve", help="serve the public model in front of the workers", allow_abbrev=False)
     parser.add_argument("--config", "-c", metavar="FILE", default=configuration.default_path(), help=configuration.HELP)
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="default: what DYN_LOG says, else info"
+    )
     parser.set_defaults(run=run)
 
 
@@ -23,9 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = configuration.load_or_say(arguments.config)
     if loaded is None:
         return REFUSED
-    logging.basicConfig(
-        level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(os.environ, arguments.log_level)
     from dynamo_semkv.router.process import run as serve
 
     try:

@@ -246,6 +246,14 @@ class DashboardConfig(Section, frozen=True):
     """File with a bearer token; needed when `host` is not a loopback address."""
 
 
+class ObserveConfig(Section, frozen=True):
+    PATH: ClassVar[str] = "observe"
+
+    otlp_endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=1024)] | None = None
+    """Collector that takes OTLP over HTTP, such as http://127.0.0.1:4318, for spans of routers and connectors. null: what OpenTelemetry's
+    environment variables say, together with Dynamo's OTEL_EXPORT_ENABLED; nothing said, no spans."""
+
+
 class ConnectorConfig(Section, frozen=True):
     PATH: ClassVar[str] = "connector"
 
@@ -262,6 +270,10 @@ class ConnectorConfig(Section, frozen=True):
     min_donor_tokens: Count = 64
     """Prompts shorter than this are not registered as donors."""
     max_donors: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    metrics_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    """Serve the connector's metrics from the engine process at `/metrics` of this port; data-parallel rank r takes this port plus r.
+    0: chosen by the system and logged. null: not at all, where the worker's status server has them."""
+    metrics_host: Text = "127.0.0.1"
 
 
 class Config(Section, frozen=True):
@@ -277,6 +289,7 @@ class Config(Section, frozen=True):
     outcome: OutcomeConfig = OutcomeConfig()
     hints: HintsConfig = HintsConfig()
     dashboard: DashboardConfig = DashboardConfig()
+    observe: ObserveConfig = ObserveConfig()
     connector: ConnectorConfig = ConnectorConfig()
 
     def __post_init__(self) -> None:

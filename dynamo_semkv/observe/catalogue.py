@@ -6,18 +6,7 @@ label: request, route, donor, tenant, salt, prompt, text of an error.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class MetricSpec(NamedTuple):
-    name: str
-    kind: str
-    """`counter`, `gauge` or `histogram`."""
-    unit: str
-    labels: tuple[str, ...]
-    meaning: str
-    usage: str
-    buckets: tuple[float, ...] = ()
+from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 
 def _tokens(step: str, meaning: str, usage: str) -> MetricSpec:

@@ -25,11 +25,12 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.evidence.deadline import LookupStatus
 from dynamo_semkv.observe import catalogue
-from dynamo_semkv.observe.catalogue import MetricSpec
 from dynamo_semkv.observe.health import readiness
 from dynamo_semkv.observe.state import RouterState, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, CrossCheck, OrphanReason, OrphanReport, TtftClass
 from dynamo_semkv.outcome.totals import bounded
+from dynamo_semkv.telemetry.catalogue import SPAN_STATES, SPANS
+from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 _LOOKUPS = frozenset(status.value for status in LookupStatus)
 _MODES = frozenset(mode.value for mode in PlacementMode)
@@ -177,6 +178,8 @@ def _router(state: RouterState) -> Iterator[Metric]:
     yield _family(catalogue.HELD_REPORTS, {(): state.held_reports})
     yield _family(catalogue.BOOK_EVENTS, {(name,): count for name, count in asdict(state.book).items()})
     yield _family(catalogue.FALLBACKS, _by_name({**dict.fromkeys(catalogue.FALLBACK_REASONS, 0), **state.fallbacks}))
+    if state.spans:
+        yield _family(SPANS, {(name,): state.spans.get(name, 0) for name in SPAN_STATES})
 
 
 def _bus(state: RouterState) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from dynamo_semkv.advice.decision import DecisionReason
-from dynamo_semkv.config.schema import PlacementMode
+from dynamo_semkv.config.schema import Materialization, PlacementMode
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
@@ -20,9 +20,11 @@ from dynamo_semkv.evidence.deadline import LookupStatus
 from dynamo_semkv.evidence.stream import Verdict
 from dynamo_semkv.observe import catalogue as c
 from dynamo_semkv.observe import dynamo_counters, rfc
-from dynamo_semkv.observe.catalogue import CATALOGUE, MetricSpec
+from dynamo_semkv.observe.catalogue import CATALOGUE
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
+from dynamo_semkv.telemetry import catalogue as t
+from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.UNHINTED),
@@ -41,6 +43,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         c.READY,
         c.CONFIG,
         c.RELOAD_REFUSED,
+        t.SPANS,
         c.REPLICAS,
         c.REPLICA_PREFILL,
         c.REPLICA_DECODE,
@@ -56,17 +59,58 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         c.STREAM_MESSAGES,
         c.STREAM_REFUSED,
     ),
+    "Connector: reuse": (
+        t.TOKENS,
+        t.OUTCOMES,
+        t.ATTEMPTS,
+        t.OPEN_ATTEMPTS,
+        t.TRACKED,
+        t.LEASES,
+        t.ASK_SECONDS,
+        t.LOAD_SECONDS,
+        t.HINTS,
+        t.REPORTS,
+    ),
+    "Connector: host memory": (
+        t.SLAB_BLOCKS,
+        t.LEASED_BLOCKS,
+        t.SEALED,
+        t.CHECKS,
+        t.EVICTED,
+        t.REFUSED_BLOCKS,
+        t.COLLISIONS,
+        t.SAVES,
+        t.OPEN_SAVES,
+        t.SAVE_SECONDS,
+        t.COPIED_BLOCKS,
+        t.DONORS,
+        t.DONOR_CHANGES,
+    ),
+    "Connector: itself": (
+        t.INFO,
+        t.FAULTS,
+        t.ANOMALIES_TOTAL,
+        t.ANNOUNCEMENTS,
+        t.BUS_CONNECTED,
+        t.BUS_BUFFERED,
+        t.BUS_DROPPED,
+        t.BUS_RECONNECTS,
+        t.CONNECTOR_SPANS,
+    ),
 }
+EVERYTHING: tuple[MetricSpec, ...] = (*CATALOGUE, *t.CATALOGUE)
 
 _INTRO = """\
 # Metrics
 
-Made from `dynamo_semkv/observe/catalogue.py` by `python -m dynamo_semkv.observe.reference > docs/metrics.md`; a test keeps the two equal.
+Made from `dynamo_semkv/observe/catalogue.py` and `dynamo_semkv/telemetry/catalogue.py` by
+`python -m dynamo_semkv.observe.reference > docs/metrics.md`; a test keeps the two equal.
 
-Every router exports these at `/metrics` of its page and on Dynamo's status server. Each router counts its own routes, so counters add up
-over routers; gauges of the catalog and of replicas describe the same things on every router, so take the maximum. Counters start at zero
-with the process: look at rates. The steps of the funnel share one denominator, the prompt tokens of closed routes, and no step exceeds the
-one before it. Only `semkv_materialized_tokens_total` and `semkv_unhinted_tokens_total` are reuse: the backend confirmed it.
+Every router exports these at `/metrics` of its page and on Dynamo's status server, but for `semkv_connector_*`, which are the engine
+process's own (see [connector](connector.md#metrics)). Each router counts its own routes, so counters add up over routers; gauges of the
+catalog and of replicas describe the same things on every router, so take the maximum. Counters start at zero with the process: look at
+rates. The steps of the funnel share one denominator, the prompt tokens of closed routes, and no step exceeds the one before it. Only
+`semkv_materialized_tokens_total` and `semkv_unhinted_tokens_total` are reuse: the backend confirmed it.
 
 Label values come from closed sets; a value outside its set is `other` (`unknown` where it comes from an engine of another version). No
 label holds a request, route, donor, tenant, salt or prompt. Series of a replica end with the replica.
@@ -135,6 +179,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.BOOK_EVENTS.name, "event"): _names(BookStats.__dataclass_fields__),
     (c.CONFIG.name, "mode"): _names(PlacementMode),
     (c.CONFIG.name, "config_hash"): "16 hex digits over every value that is in force",
+    (t.SPANS.name, "state"): _names(t.SPAN_STATES),
     (c.REPLICAS.name, "standing"): _names(c.STANDINGS),
     (c.CATALOG_STREAMS.name, "state"): _names(("ok", "quarantined", "absent")),
     (c.CATALOG_EVENTS.name, "verdict"): _names((*Verdict, *c.CATALOG_NOTES)),
@@ -144,8 +189,25 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.STREAM_MESSAGES.name, "stream"): _names(_STREAM_NAMES),
     (c.STREAM_REFUSED.name, "stream"): _names(_STREAM_NAMES),
     (c.STREAM_REFUSED.name, "kind"): _names(("malformed", "unsupported_version", "foreign_subject")),
-    **{(spec.name, "worker_id"): _WORKER for spec in CATALOGUE if "worker_id" in spec.labels},
-    **{(spec.name, "dp_rank"): _RANK for spec in CATALOGUE if "dp_rank" in spec.labels},
+    **{(spec.name, "worker_id"): _WORKER for spec in EVERYTHING if "worker_id" in spec.labels},
+    **{(spec.name, "dp_rank"): _RANK for spec in EVERYTHING if "dp_rank" in spec.labels},
+    (t.TOKENS.name, "step"): _names(t.TOKEN_STEPS),
+    (t.OUTCOMES.name, "outcome"): _names(Outcome),
+    (t.OUTCOMES.name, "reason"): _names(Reason),
+    (t.ATTEMPTS.name, "event"): _names(t.ATTEMPT_EVENTS),
+    (t.HINTS.name, "event"): _names(t.HINT_EVENTS),
+    (t.REPORTS.name, "result"): _names(t.REPORT_RESULTS),
+    (t.SLAB_BLOCKS.name, "state"): _names(t.BLOCK_STATES),
+    (t.CHECKS.name, "result"): _names(t.CHECK_RESULTS),
+    (t.SAVES.name, "event"): _names(t.SAVE_EVENTS),
+    (t.COPIED_BLOCKS.name, "direction"): _names(t.COPY_EVENTS),
+    (t.DONOR_CHANGES.name, "event"): _names(t.DONOR_EVENTS),
+    (t.INFO.name, "generation"): "of the cache, as reports and donor events name it",
+    (t.INFO.name, "materialization"): _names(Materialization),
+    (t.INFO.name, "connector"): "version of the connector",
+    (t.FAULTS.name, "callback"): _names(t.CALLBACKS),
+    (t.ANOMALIES_TOTAL.name, "kind"): _names(t.ANOMALIES),
+    (t.CONNECTOR_SPANS.name, "state"): _names(t.SPAN_STATES),
 }
 
 

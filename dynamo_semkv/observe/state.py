@@ -87,6 +87,8 @@ class RouterState:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     dynamo: DynamoTokens | None = None
     """None: Dynamo's status server is off or did not answer, or nothing was routed yet."""
+    spans: Mapping[str, int] = field(default_factory=dict)
+    """`Tracing.counts`; empty when no spans are made."""
 
 
 def stream_states(catalog: Mapping[str, Any]) -> dict[str, int]:

@@ -70,6 +70,7 @@ class RouterView:
         replicas: Callable[[], Sequence[ReplicaStatus]],
         fallbacks: Callable[[], Mapping[str, int]],
         dynamo: Callable[[], DynamoTokens | None] = lambda: None,
+        spans: Callable[[], Mapping[str, int]] = dict,
         metrics: Metrics,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -89,6 +90,7 @@ class RouterView:
         self._replicas = replicas
         self._fallbacks = fallbacks
         self._dynamo = dynamo
+        self._spans = spans
         self._metrics = metrics
         self._wall = wall
         self._monotonic = monotonic
@@ -127,6 +129,7 @@ class RouterView:
             configuration=self._ask("configuration", self._configuration, {}),
             fallbacks=self._ask("fallbacks", self._fallbacks, {}),
             dynamo=self._ask("dynamo", self._dynamo, None),
+            spans=self._ask("spans", self._spans, {}),
         )
 
     def snapshot(self) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import Fallbacks
 from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import RankLoad
+from dynamo_semkv.router.traced import ClosedRoutes, TracedHistory
+from dynamo_semkv.telemetry.tracing import Tracing
 
 REPLAY_SECONDS = 2.0
 """How long the start waits for donors and announcements to be read back before the first request; the broker may be away."""
@@ -44,8 +46,9 @@ SWEEP = 1_000
 class Knowledge:
     """`start` and `close` in the event loop that serves. `router`: the name under which this process writes route events."""
 
-    def __init__(self, loaded: Loaded, router: str) -> None:
+    def __init__(self, loaded: Loaded, router: str, tracing: Tracing | None = None) -> None:
         config = loaded.config
+        self.tracing = tracing
         self.watch = ConfigWatch(loaded)
         fingerprint = config.evidence.fingerprint
         providers = [FingerprintProvider(fingerprint)] if fingerprint.enabled else []
@@ -70,7 +73,11 @@ class Knowledge:
         self.fallbacks = Fallbacks()
         self.metrics = Metrics()
         self.history = History(config.outcome.history_size)
-        measured = MeasuredHistory(self.history, self.metrics, router=router, is_live=lambda: self.intake.live)
+        measured: ClosedRoutes = MeasuredHistory(
+            self.history, self.metrics, router=router, is_live=lambda: self.intake.live
+        )
+        if tracing is not None:
+            measured = TracedHistory(measured, tracing, router=router, is_live=lambda: self.intake.live)
         self.calibration = Calibration(config.scoring)
 
         def closed(route: ClosedRoute) -> None:
@@ -110,6 +117,7 @@ class Knowledge:
             replicas=self.statuses,
             fallbacks=lambda: {reason.value: count for reason, count in self.fallbacks.counts.items()},
             dynamo=lambda: self.dynamo,
+            spans=lambda: dict(tracing.counts) if tracing is not None else {},
             metrics=self.metrics,
         )
 
@@ -180,3 +188,5 @@ class Knowledge:
         await self.subscriber.close()
         self.lookup.close(CLOSE_SECONDS)
         await asyncio.to_thread(self.publisher.close, CLOSE_SECONDS)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close, CLOSE_SECONDS)

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import math
+import os
 import secrets
 import signal
 from collections.abc import Coroutine
@@ -24,9 +25,22 @@ from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.hint_sender import HintSender
 from dynamo_semkv.router.knowledge import Knowledge
+from dynamo_semkv.router.logged import LoggedJournal
 from dynamo_semkv.router.reload import Reloader
 from dynamo_semkv.router.runtime import DynamoEdge, EdgeError, EdgeSettings
+from dynamo_semkv.router.runtime_types import Edge
 from dynamo_semkv.router.service import RouterService
+from dynamo_semkv.router.traced import (
+    TracedAdvisor,
+    TracedEdge,
+    TracedHandler,
+    TracedHints,
+    TracedJournal,
+    TracedLookup,
+    traced,
+)
+from dynamo_semkv.telemetry.target import otlp_target
+from dynamo_semkv.telemetry.tracing import start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +90,8 @@ async def serve(loaded: Loaded) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     router = f"{loaded.config.dynamo.router_component}-{secrets.token_hex(4)}"
     logger.info("router %s, configuration %s: %s", router, loaded.hash, loaded.source)
-    knowledge = Knowledge(loaded, router)
+    target = otlp_target(loaded.config.observe.otlp_endpoint, os.environ)
+    knowledge = Knowledge(loaded, router, start_tracing(target, "semkv-router", router))
     page = _page(loaded.config.dashboard, knowledge)
     await knowledge.start()
     try:
@@ -93,23 +108,25 @@ async def serve(loaded: Loaded) -> int:
 
 
 async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: DynamoEdge, stop: asyncio.Event) -> int:
-    config = loaded.config
+    config, tracing = loaded.config, knowledge.tracing
     knowledge.directory.serve_as(config.model.name or edge.card.model)
+    stages: Edge = traced(edge, TracedEdge, tracing)
     advisor = Advisor(
-        edge=edge,
+        edge=stages,
         directory=knowledge.directory,
-        lookup=MeasuredLookup(knowledge.lookup, knowledge.metrics),
+        lookup=traced(MeasuredLookup(knowledge.lookup, knowledge.metrics), TracedLookup, tracing),
         config=config,
         fallbacks=knowledge.fallbacks,
         salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),
         credit=knowledge.calibration,
     )
+    journal = RouteJournal(knowledge.publisher, knowledge.intake, router)
     service = RouterService(
-        edge=edge,
+        edge=stages,
         directory=knowledge.directory,
-        advisor=advisor,
-        journal=MeasuredJournal(RouteJournal(knowledge.publisher, knowledge.intake, router), knowledge.metrics),
-        hints=HintSender(knowledge.publisher),
+        advisor=traced(advisor, TracedAdvisor, tracing),
+        journal=traced(LoggedJournal(MeasuredJournal(journal, knowledge.metrics)), TracedJournal, tracing),
+        hints=traced(HintSender(knowledge.publisher), TracedHints, tracing),
         fallbacks=knowledge.fallbacks,
         attempts=knowledge.attempts,
         config=config,
@@ -133,7 +150,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
     counting = asyncio.ensure_future(_count(knowledge))
-    serving = asyncio.ensure_future(edge.serve(service.handle))
+    serving = asyncio.ensure_future(edge.serve(traced(service.handle, TracedHandler, tracing)))
     stopping = asyncio.ensure_future(stop.wait())
     logger.info("placement %s, %d replicas", config.placement.mode.value, len(knowledge.directory.live()))
     try:

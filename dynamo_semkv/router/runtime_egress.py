@@ -10,6 +10,7 @@ from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArg
 
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
+from dynamo_semkv.telemetry.traceparent import of_call
 
 OVERLOADED_STATUS = 529
 """The status Dynamo's own frontend gives when its router refuses a request for lack of capacity."""
@@ -99,10 +100,10 @@ async def _pump(handler: Handler, request: Request, call: CallContext, send: Cal
 def _call(context: Any) -> CallContext:
     if context is None:
         return CallContext(request_id="", metadata={}, traceparent=None, is_stopped=lambda: False)
-    headers = context.trace_headers() or {}
+    headers, metadata = context.trace_headers() or {}, dict(context.metadata.items())
     return CallContext(
         request_id=context.id(),
-        metadata=dict(context.metadata.items()),
-        traceparent=headers.get("traceparent"),
+        metadata=metadata,
+        traceparent=of_call(headers.get("traceparent"), metadata),
         is_stopped=context.is_stopped,
     )

@@ -25,7 +25,6 @@ from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica, new_route_id
 from dynamo_semkv.contracts.keys import PromptKey
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
-from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
 from dynamo_semkv.router.ingress import strip_client_hints, without_own_pin
@@ -33,6 +32,7 @@ from dynamo_semkv.router.pipeline import Advice, opened_event
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request
+from dynamo_semkv.telemetry import logs
 
 _ENDS = {
     FailureKind.WORKER_LOST: "worker_lost",
@@ -47,6 +47,12 @@ class Journal(Protocol):
     def opened(self, event: RouteOpened) -> None: ...
 
     def observed(self, event: RouteObserved) -> None: ...
+
+
+class Advising(Protocol):
+    """The part of Advisor that is used here."""
+
+    async def advise(self, request: Request, request_id: str) -> Advice | None: ...
 
 
 class Hints(Protocol):
@@ -76,7 +82,7 @@ class RouterService:
         *,
         edge: Edge,
         directory: ReplicaDirectory,
-        advisor: Advisor,
+        advisor: Advising,
         journal: Journal,
         hints: Hints,
         fallbacks: Fallbacks,
@@ -113,6 +119,7 @@ class RouterService:
         """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
         arrived = self._monotonic()
         self.counts["requests"] += 1
+        logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
         request, stripped = strip_client_hints(without_own_pin(request, self._instance_id))
         self.counts["hints_stripped"] += stripped
         config_hash = self._config_hash  # of the configuration that decides, whatever is reloaded meanwhile
@@ -156,6 +163,7 @@ class RouterService:
             self.counts["passed_through"] += 1
             return self._edge.dispatch(request, None), None
         route_id = new_route_id()
+        logs.bind(route_id=route_id)
         pinned = self._stable(advice.decision.placed)
         hinted, advice = self._hint(request, call, advice, route_id, pinned)
         decision = advice.decision

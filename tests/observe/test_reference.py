@@ -11,8 +11,8 @@ import pytest
 
 from dynamo_semkv.config.schema import Config, plain
 from dynamo_semkv.evidence import catalog as catalog_module
-from dynamo_semkv.observe.catalogue import CATALOG_NOTES, CATALOGUE, FALLBACK_REASONS, STANDINGS
-from dynamo_semkv.observe.reference import SECTIONS, label_values, markdown
+from dynamo_semkv.observe.catalogue import CATALOG_NOTES, FALLBACK_REASONS, STANDINGS
+from dynamo_semkv.observe.reference import EVERYTHING, SECTIONS, label_values, markdown
 from dynamo_semkv.router.fallback import FallbackReason
 from dynamo_semkv.router.replicas import Standing
 
@@ -29,10 +29,10 @@ def test_the_document_is_what_the_command_prints() -> None:
 
 def test_every_metric_has_one_place() -> None:
     placed = [spec.name for specs in SECTIONS.values() for spec in specs]
-    assert sorted(placed) == sorted(spec.name for spec in CATALOGUE)
+    assert sorted(placed) == sorted(spec.name for spec in EVERYTHING)
 
 
-@pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", EVERYTHING, ids=lambda spec: spec.name)
 def test_every_metric_says_what_it_is_and_what_to_do(spec) -> None:
     entry = markdown().partition(f"### `{spec.name}`\n")[2].partition("\n##")[0]
     assert spec.meaning in entry

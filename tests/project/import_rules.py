@@ -18,6 +18,7 @@ LAYERS = (
     "contracts",
     "config",
     "bus",
+    "telemetry",
     "evidence",
     "scoring",
     "advice",
@@ -33,14 +34,15 @@ TESTING = "testing"
 TESTING_BELOW = "router"
 TESTING_USERS = ("bench",)
 
-# What worker_connector may see of dynamo_semkv.
-SHARED_WITH_CONNECTOR = ("contracts", "bus", "config")
+# What worker_connector may see of dynamo_semkv. Telemetry: names of spans, metrics and log fields are the same on both sides.
+SHARED_WITH_CONNECTOR = ("contracts", "bus", "config", "telemetry")
 
 # Foreign packages that only the named modules may import (of those under OURS, tests excepted).
 EDGES = {
     "dynamo": ("dynamo_semkv.router.runtime*", "worker_connector.reference_engine.dynamo_worker*", "graphs.*"),
     "tensorrt_llm": ("worker_connector.engine",),
     "nats": ("dynamo_semkv.bus.*",),
+    "opentelemetry": ("dynamo_semkv.telemetry.tracing", "dynamo_semkv.router.traced"),
     "aiohttp": (
         "dynamo_semkv.dashboard.*",
         "dynamo_semkv.router.*",

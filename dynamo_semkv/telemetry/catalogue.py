@@ -1,0 +1,376 @@
+"""The metrics of both sides that the router's state does not hold: spans, and everything that a connector says about itself.
+
+Label values come from the closed sets here; a test keeps them equal to what the connector counts, and what is not in its set is
+`other`. Every series of a connector has `dp_rank`. Through a Dynamo worker's status server Dynamo adds its own labels (dynamo_namespace,
+dynamo_component, dynamo_endpoint, worker_id in hex, model).
+"""
+
+from __future__ import annotations
+
+from dynamo_semkv.telemetry.metric_spec import MetricSpec
+
+_RANK = ("dp_rank",)
+_FAST = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_COPY = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+SPAN_STATES = ("ended", "exported", "failed")
+TOKEN_STEPS = ("offered", "honoured", "copied", "confirmed")
+ATTEMPT_EVENTS = ("asked", "superseded", "replayed", "closed")
+BLOCK_STATES = ("free", "resident", "pending", "retired")
+SAVE_EVENTS = (
+    "ordered",
+    "already_there",
+    "no_slot",
+    "admitted",
+    "withdrawn",
+    "failed",
+    "overstated",
+    "no_page",
+    "chain_evicted",
+)
+COPY_EVENTS = ("loaded", "saved")
+CHECK_RESULTS = ("checked", "damaged")
+DONOR_EVENTS = (
+    "registered",
+    "repeated",
+    "superseded",
+    "too_short",
+    "shrunk",
+    "evicted",
+    "crowded_out",
+    "resets",
+    "unsent",
+    "invalid",
+)
+HINT_EVENTS = (
+    "received",
+    "taken",
+    "expired",
+    "crowded_out",
+    "misdirected",
+    "undecodable",
+    "donor",
+    "fetch_not_supported",
+    "unknown_action",
+    "unknown_version",
+    "bad_payload",
+    "bad_envelope",
+    "unsupported_envelope",
+)
+REPORT_RESULTS = ("sent", "refused", "dropped")
+ANOMALIES = (
+    "not_ready",
+    "unknown_request",
+    "unasked_replay",
+    "tokens_differ",
+    "position_unknown",
+    "vanished",
+    "rank_differs",
+    "unloadable",
+    "damaged_blocks",
+    "damaged_loaded",
+    "pool_changed",
+    "result_errors",
+    "donor_events_lost",
+    "restated",
+    "misread_reports",
+    "residency_errors",
+    "background_refused",
+    "background_failed",
+    "sealing_failed",
+    "load_errors",
+    "save_errors",
+    "moved_channel",
+    "foreign_channel",
+    "restarted",
+)
+CALLBACKS = (
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "request_finished",
+    "cancel_load",
+    "request_reset",
+)
+
+
+def _connector(name: str, kind: str, unit: str, labels: tuple[str, ...], meaning: str, usage: str) -> MetricSpec:
+    return MetricSpec(f"semkv_connector_{name}", kind, unit, (*_RANK, *labels), meaning, usage)
+
+
+def _seconds(name: str, meaning: str, usage: str, buckets: tuple[float, ...]) -> MetricSpec:
+    return MetricSpec(f"semkv_connector_{name}_seconds", "histogram", "seconds", _RANK, meaning, usage, buckets)
+
+
+SPANS = MetricSpec(
+    "semkv_spans_total",
+    "counter",
+    "spans",
+    ("state",),
+    "Spans made by this router, exported, or lost because the collector did not take them. No series when no spans are made.",
+    "`failed` rising: the collector is away, or the endpoint is wrong. `ended` far above the other two for long: the queue is full, raise "
+    "OTEL_BSP_MAX_QUEUE_SIZE or sample.",
+)
+
+INFO = _connector(
+    "info",
+    "gauge",
+    "",
+    ("generation", "materialization", "connector"),
+    "Always 1: the generation of the cache, what is materialized, and the connector's version.",
+    "The generation changes often: the engine is restarted, its cache reset, or donor events were lost (see "
+    "semkv_connector_anomalies_total).",
+)
+TOKENS = _connector(
+    "tokens_total",
+    "counter",
+    "tokens",
+    ("step",),
+    "Tokens of reported attempts by how far they came; only `confirmed` is reuse.",
+    "`honoured` below `offered`: the engine took less than it was offered. `copied` below `honoured`: copies fail. `confirmed` below "
+    "`copied`: requests are cancelled between the copy and their forward pass.",
+)
+OUTCOMES = _connector(
+    "outcome_total",
+    "counter",
+    "attempts",
+    ("outcome", "reason"),
+    "Reported attempts by outcome and reason, those without a route too.",
+    "As semkv_outcome_total, of one engine. `load_failed` above zero: read this worker's log.",
+)
+ATTEMPTS = _connector(
+    "attempts_total",
+    "counter",
+    "attempts",
+    ("event",),
+    "Questions of the engine, those put again before a batch, those put again after their pages were taken away, and ends.",
+    "`replayed` rising: the engine runs out of pages and takes them away from requests that run.",
+)
+OPEN_ATTEMPTS = _connector(
+    "open_attempts",
+    "gauge",
+    "attempts",
+    (),
+    "Attempts that have no end yet.",
+    "Far above the engine's batch size for long: ends are not reported (see `vanished`).",
+)
+TRACKED = _connector(
+    "tracked_requests",
+    "gauge",
+    "requests",
+    (),
+    "Running requests whose pages are known.",
+    "Zero while the engine serves: the connector is not attached.",
+)
+OPEN_SAVES = _connector(
+    "open_saves",
+    "gauge",
+    "orders",
+    (),
+    "Save orders that are not sealed yet.",
+    "Rising: the host cannot keep up with sealing; blocks become offerable late.",
+)
+LEASES = _connector(
+    "leases",
+    "gauge",
+    "attempts",
+    (),
+    "Attempts that hold a lease on blocks of the slab.",
+    "At connector.max_leases further offers are declined as `leases_exhausted`.",
+)
+ASK_SECONDS = _seconds(
+    "ask",
+    "How long the engine's scheduler waited for an offer.",
+    "The engine stands still for as long: above a few milliseconds, prompts are very long or the machine is short of cores.",
+    _FAST,
+)
+LOAD_SECONDS = _seconds(
+    "load",
+    "Time from the order to the ranks until the copies of a load have landed.",
+    "Rising: host memory bandwidth is short, or several loads share the copy stream.",
+    _COPY,
+)
+SAVE_SECONDS = _seconds(
+    "save",
+    "Time from a save order until its blocks have landed in host memory and are sealed.",
+    "Rising: as semkv_connector_open_saves.",
+    _COPY,
+)
+COPIED_BLOCKS = _connector(
+    "copied_blocks_total",
+    "counter",
+    "blocks",
+    ("direction",),
+    "Blocks copied from host memory to the engine's pages, and from there to host memory.",
+    "`saved` far above `loaded`: the workload seldom repeats what it left; semkv_connector_tokens_total says what reuse there is.",
+)
+SLAB_BLOCKS = _connector(
+    "slab_blocks",
+    "gauge",
+    "blocks",
+    ("state",),
+    "Slots of the host slab: free, resident (may be offered), pending (being saved), retired (removed, and still being read).",
+    "`free` at zero is normal; see semkv_connector_evicted_blocks_total for whether it is too small.",
+)
+LEASED_BLOCKS = _connector(
+    "leased_blocks",
+    "gauge",
+    "blocks",
+    (),
+    "Blocks of the slab that are promised or being read, and so cannot be evicted.",
+    "Near the number of slots: offers hold the slab; lower connector.max_leases or raise connector.slab_bytes.",
+)
+EVICTED = _connector(
+    "evicted_blocks_total",
+    "counter",
+    "blocks",
+    (),
+    "Blocks that left the slab for others.",
+    "As fast as semkv_connector_save_events_total{event=admitted}: the slab is smaller than the working set, raise connector.slab_bytes.",
+)
+REFUSED_BLOCKS = _connector(
+    "refused_blocks_total",
+    "counter",
+    "blocks",
+    (),
+    "Blocks that found no slot, because everything else was leased or pending.",
+    "Rising: as semkv_connector_leased_blocks.",
+)
+COLLISIONS = _connector(
+    "key_collisions_total",
+    "counter",
+    "blocks",
+    (),
+    "Blocks whose key was that of other tokens; they were told apart, and not shared.",
+    "Above zero: somebody makes colliding prompts, or a bug.",
+)
+SAVES = _connector(
+    "save_events_total",
+    "counter",
+    "events",
+    ("event",),
+    "Saving: blocks that were ordered, there already, without a slot, admitted, withdrawn, failed or reported too early; and requests of "
+    "which a page was missing or the chain was evicted.",
+    "`failed`: read this worker's log. `no_slot`, `chain_evicted`: raise connector.slab_bytes.",
+)
+CHECKS = _connector(
+    "checked_blocks_total",
+    "counter",
+    "blocks",
+    ("result",),
+    "Sealed blocks whose checksum was read again in the background, and those found damaged.",
+    "`damaged` above zero: memory of this host is not to be trusted. `checked` flat: the slab's thread stands still.",
+)
+SEALED = _connector(
+    "sealed_blocks",
+    "gauge",
+    "blocks",
+    (),
+    "Slots that have a seal; only these are offered.",
+    "Far below `resident` of semkv_connector_slab_blocks: sealing lags.",
+)
+DONORS = _connector(
+    "donors",
+    "gauge",
+    "donors",
+    (),
+    "Donors that this rank has registered.",
+    "Zero under traffic: prompts are shorter than connector.min_donor_tokens, or nothing is saved.",
+)
+DONOR_CHANGES = _connector(
+    "donor_events_total",
+    "counter",
+    "events",
+    ("event",),
+    "What happened to donors.",
+    "`unsent`: the bus did not take their events. `crowded_out`: raise connector.max_donors. `invalid`: a bug.",
+)
+HINTS = _connector(
+    "hints_total",
+    "counter",
+    "hints",
+    ("event",),
+    "Hints received over the bus, taken by a request, expired unused; and what was in them.",
+    "`expired` as fast as `received`: requests come later than connector.hint_ttl_seconds, or to another engine. `misdirected`, "
+    "`undecodable`, `bad_*`, `unknown_*`: a router of another version, or a foreign publisher.",
+)
+REPORTS = _connector(
+    "reports_total",
+    "counter",
+    "reports",
+    ("result",),
+    "Reports handed to the bus, refused by it (away, or full), and dropped before because too many waited.",
+    "`refused` or `dropped`: their routes close as `unconfirmed`. See semkv_connector_bus_connected, and connector.report_buffer.",
+)
+ANNOUNCEMENTS = _connector(
+    "announcements_total",
+    "counter",
+    "announcements",
+    (),
+    "How often this rank announced itself.",
+    "Flat for longer than connector.announce_interval_seconds: the background thread stands still.",
+)
+ANOMALIES_TOTAL = _connector(
+    "anomalies_total",
+    "counter",
+    "events",
+    ("kind",),
+    "What should be rare; `restated` is routine.",
+    "Anything else that rises: read this worker's log. `tokens_differ`, `misread_reports`: this version of the engine reports otherwise "
+    "than the connector expects.",
+)
+FAULTS = _connector(
+    "faults_total",
+    "counter",
+    "faults",
+    ("callback",),
+    "Exceptions that were caught in a callback of the engine.",
+    "A bug, of this connector or of its fit with this engine; requests went on without reuse. The log has the traceback.",
+)
+BUS_CONNECTED = _connector(
+    "bus_connected",
+    "gauge",
+    "",
+    (),
+    "1 while the connector is connected to the broker.",
+    "0: requests are served, their reports wait.",
+)
+BUS_BUFFERED = _connector(
+    "bus_buffered_messages",
+    "gauge",
+    "messages",
+    (),
+    "Messages that wait for the broker.",
+    "At bus.max_buffered_messages the next ones are dropped.",
+)
+BUS_DROPPED = _connector(
+    "bus_dropped_messages_total",
+    "counter",
+    "messages",
+    (),
+    "Messages that were dropped.",
+    "Above zero: donors were registered anew, reports are missing. The broker was away for longer than the buffer lasts.",
+)
+BUS_RECONNECTS = _connector(
+    "bus_reconnects_total",
+    "counter",
+    "",
+    (),
+    "Connections made again.",
+    "Rising: look at the broker and at the network to it.",
+)
+CONNECTOR_SPANS = _connector(
+    "spans_total",
+    "counter",
+    "spans",
+    ("state",),
+    "As semkv_spans_total, of this connector.",
+    "As there.",
+)
+
+CONNECTOR: tuple[MetricSpec, ...] = tuple(
+    value
+    for name, value in dict(globals()).items()
+    if isinstance(value, MetricSpec) and value.name.startswith("semkv_connector_")
+)
+CATALOGUE: tuple[MetricSpec, ...] = (SPANS, *CONNECTOR)
