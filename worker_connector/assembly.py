@@ -15,7 +15,7 @@ from dynamo_semkv.contracts.hints import DONOR_ACTION, DONOR_VERSION, HintDelive
 from dynamo_semkv.contracts.identity import StableReplica
 from worker_connector.background import Background, Job
 from worker_connector.channel import leader_channel, rank_channel
-from worker_connector.dialect import restarts_failed_loads
+from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
 from worker_connector.outlet import Identity, JobQueue, Outlet
@@ -103,6 +103,9 @@ def assemble_rank_with(
         settings.connector.slab_bytes if settings.exact else None,
         inline=inline,
         restarts_failed=restarts_failed_loads() if restarts_failed is None else restarts_failed,
+        restarts_failed_parked=restarts_failed_parked_loads() if restarts_failed is None else restarts_failed,
+        async_loads=settings.connector.async_load_min_tokens is not None,
+        async_deadline_seconds=settings.connector.async_load_deadline_seconds,
     )
 
 

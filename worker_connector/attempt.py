@@ -32,8 +32,16 @@ class Attempt:
     """Where the forward pass starts, as read after allocation."""
     cancelled_from: int | None = None
     """First token position that the engine said it will not take from the offer (`cancel_load`)."""
+    load_start: int | None = None
+    """First token position that an asynchronous load fills: what the engine held itself when it allocated."""
+    content: int = 0
+    """Which of the cache's contents was offered from; a reset of the cache makes the next one (`CacheLife.content`)."""
+    parked: bool = False
+    """Its asynchronous load went out, and the engine has not reported the request since."""
     scheduled: bool = False
     """It was in a batch: what happens to it now is this attempt's, not a repetition of the question."""
+    ended_well: bool = False
+    """The request ended by itself before the ranks had said that its copies landed."""
     leased: bool = False
     closed: bool = False
 

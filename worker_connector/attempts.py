@@ -15,7 +15,7 @@ from worker_connector.plan import PlanKey, PlanState
 from worker_connector.report import Ending, ending_of
 from worker_connector.verdict import Decline
 
-_BROKEN = (Reason.COPY_FAILED, Reason.CHECKSUM_MISMATCH)
+_BROKEN = (Reason.COPY_FAILED, Reason.CHECKSUM_MISMATCH, Reason.LOAD_TIMEOUT)
 _MAX_GIVEN_UP = 4096
 
 
@@ -93,14 +93,25 @@ class AttemptBook:
         if attempt.plan is not None and attempt.plan.copying:
             self._copying[attempt.key] = attempt
 
-    def copied(self, key: PlanKey, ok: bool, seconds: float | None) -> Attempt | None:
-        """A rank's answer; None for a plan that nobody sent."""
-        attempt = self._copying.pop(key, None)
-        if attempt is None or attempt.plan is None:
+    def copied(
+        self, key: PlanKey, iteration: int, ok: bool, seconds: float | None, reason: Reason | None = None
+    ) -> Attempt | None:
+        """The ranks' answer to what was sent in `iteration`; None where nothing was sent, or it was answered already."""
+        attempt = self._copying.get(key)
+        if attempt is None or attempt.plan is None or attempt.plan.iteration != iteration:
             return None
-        attempt.plan.copy_done(ok, seconds)
+        del self._copying[key]
+        attempt.plan.copy_done(ok, seconds, reason or Reason.COPY_FAILED)
+        if attempt.ended_well and attempt.plan.state is PlanState.COPIED:
+            self.confirm(attempt)
         self.settle(attempt)
         return attempt
+
+    def given_up(self, key: PlanKey, iteration: int, reason: Reason) -> None:
+        """A rank will not complete what was sent in `iteration`. The lease stays until its copies have landed."""
+        attempt = self._copying.get(key)
+        if attempt is not None and attempt.plan is not None and attempt.plan.iteration == iteration:
+            self.end(attempt, reason)
 
     def confirm(self, attempt: Attempt) -> None:
         assert attempt.plan is not None
@@ -136,6 +147,21 @@ class AttemptBook:
         if plan.ended:
             self._close(attempt, ending_of(plan))
 
+    def finish(self, request_id: int) -> None:
+        """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is only said later."""
+        attempt = self._newest.get(request_id)
+        plan = attempt.plan if attempt is not None else None
+        if attempt is None or plan is None or attempt.parked or plan.ended:
+            self.forget(request_id)
+            return
+        if plan.state is PlanState.COPIED:
+            self.confirm(attempt)
+        elif plan.copying and attempt.key in self._copying:
+            del self._newest[request_id]
+            attempt.ended_well = True
+            return
+        self.forget(request_id)
+
     def forget(self, request_id: int) -> None:
         """The request is gone. An attempt whose copy may still run keeps its lease until the ranks answer."""
         self._given_up.pop(request_id, None)
@@ -156,9 +182,16 @@ class AttemptBook:
     def was_given_up(self, request_id: int) -> bool:
         return request_id in self._given_up
 
+    def close(self) -> None:
+        """No rank will answer any more: what is not copied yet never will be, as far as anybody is told."""
+        for attempt in list(self._copying.values()):
+            self.end(attempt, Reason.CANCELLED)
+
     def awaiting_forward(self) -> list[Attempt]:
-        """Copied, not confirmed."""
-        return [a for a in self._newest.values() if a.plan is not None and a.plan.state is PlanState.COPIED]
+        """Copied, not confirmed, and not parked."""
+        return [
+            a for a in self._newest.values() if a.plan is not None and a.plan.state is PlanState.COPIED and not a.parked
+        ]
 
     def _close(self, attempt: Attempt, ending: Ending | Decline) -> None:
         if attempt.closed:

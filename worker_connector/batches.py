@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_semkv.contracts.identity import Generation
@@ -17,7 +16,8 @@ from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
-from worker_connector.metadata import LoadOrder, SaveOrder, Unloadable
+from worker_connector.metadata import Orders, Unloadable
+from worker_connector.parked import ParkedLoads
 from worker_connector.plan import PlanState
 from worker_connector.refusal import LoadFailed
 from worker_connector.running import RunningRequests
@@ -26,16 +26,6 @@ from worker_connector.sending import load_order
 from worker_connector.tracked import TrackedRequest, begin
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Orders:
-    """Of one iteration, to every rank."""
-
-    loads: list[LoadOrder] = field(default_factory=list)
-    saves: list[SaveOrder] = field(default_factory=list)
-    unloadable: list[Unloadable] = field(default_factory=list)
-    """What was promised and cannot be loaded."""
 
 
 class BatchReader:
@@ -47,6 +37,7 @@ class BatchReader:
         attempts: AttemptBook,
         running: RunningRequests,
         saves: SavePlanner | None,
+        parked: ParkedLoads,
         generation: Callable[[], Generation],
         counts: Counter[str],
     ) -> None:
@@ -54,14 +45,21 @@ class BatchReader:
         self._attempts = attempts
         self._running = running
         self._saves = saves
+        self._parked = parked
         self._generation = generation
         self._counts = counts
 
-    def read(self, output: Any, iteration: int) -> Orders:
+    def read(self, output: Any, iteration: int, content: int) -> Orders:
+        """`content`: number of the cache's content now (`Attempt.content`)."""
         orders = Orders()
+        for data in (*output.new_requests, *output.cached_requests):
+            try:
+                self._parked.seen(data)
+            except Exception as error:  # noqa: BLE001 - its own reader below says what follows from it
+                self._misread("whole", data, error)
         for data in output.new_requests:
             try:
-                self._first(data, iteration, orders)
+                self._first(data, iteration, content, orders)
             except Exception as error:  # noqa: BLE001 - one request's fault may not take the others' loads with it
                 self._misread("first", data, error)
                 if isinstance(error, LoadFailed) or self._owes(data):
@@ -71,6 +69,7 @@ class BatchReader:
                 self._later(data, iteration, orders)
             except Exception as error:  # noqa: BLE001 - as above; nothing was promised for what comes later
                 self._misread("later", data, error)
+        self._parked.order(iteration, orders)
         return orders
 
     def _misread(self, which: str, data: Any, error: Exception) -> None:
@@ -89,7 +88,7 @@ class BatchReader:
         attempt = self._attempts.get(int(getattr(data, "request_id", -1)))
         return attempt is not None and attempt.plan is not None and not attempt.plan.ended and not attempt.plan.copying
 
-    def _first(self, data: Any, iteration: int, orders: Orders) -> None:
+    def _first(self, data: Any, iteration: int, content: int, orders: Orders) -> None:
         """The first report since the request's pages were allocated."""
         request_id = int(data.request_id)
         self._running.retire(request_id)
@@ -105,7 +104,9 @@ class BatchReader:
             tracked.saving = tracked.donates = False
         self._running.add(tracked)
         start = tracked.computed
-        if attempt.scheduled:
+        if attempt.parked:
+            start = self._parked.resume(attempt, tracked, iteration, stale=attempt.content != content)
+        elif attempt.scheduled:
             self._counts["unasked_replay"] += 1  # its plan was consumed: nothing is loaded twice
         elif attempt.plan is not None:
             attempt.scheduled = True

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from dynamo_semkv.contracts.report import Reason
 from worker_connector.plan import PlanKey
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,18 @@ class LoadDone:
     key: PlanKey
     ok: bool
     seconds: float | None = None
+    reason: Reason | None = None
+    """Why not, where it is not simply that the copy failed."""
+
+
+@dataclass(frozen=True)
+class LoadGivenUp:
+    """The engine will not use what is being copied for this plan; its `LoadDone` follows when the copies have landed."""
+
+    rank: int
+    iteration: int
+    key: PlanKey
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class SlotsDamaged:
     """Found right after a load of them: pages got damaged bytes."""
 
 
-RankResult = RankReady | LoadDone | ForwardDone | SaveDone | SlotsDamaged
+RankResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged
 
 
 class LocalRank(Protocol):

@@ -31,6 +31,11 @@ def restarts_failed_loads(worker_base: type = KvCacheConnectorWorker) -> bool:
     return hasattr(worker_base, "take_failed_load_requests")
 
 
+def restarts_failed_parked_loads(worker_base: type = KvCacheConnectorWorker) -> bool:
+    """The same for requests that were parked for a load."""
+    return hasattr(worker_base, "take_failed_async_load_requests")
+
+
 def unmet_reservations(scheduler_output: Any) -> tuple[Unloadable, ...]:
     """Loads of reserved prefixes, which nobody here has promised. The runtime believes in them, so they may not pass in silence."""
     loads = getattr(scheduler_output, "prefix_loads", None) or ()

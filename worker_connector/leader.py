@@ -13,24 +13,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
-from worker_connector.batches import Orders
-from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone
+from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankChannel, RankReady, RankResult, SaveDone
 from worker_connector.dialect import unmet_reservations
 from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
-from worker_connector.life import CacheLife
-from worker_connector.metadata import ConnectorMetadata, Unloadable
+from worker_connector.life import CacheLife, Offer
+from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
 from worker_connector.outlet import Identity, Outlet
+from worker_connector.parked import Grouped
 from worker_connector.request_view import is_dummy
 from worker_connector.settings import Settings
 from worker_connector.sink import ResidencySink
 
 _log = logging.getLogger(__name__)
 
+NOTHING = Offer(0, False)
 IDLE_SECONDS = 30.0
 """Without any iteration for this long, an engine has no running request."""
 RESTATES_PER_MEMORY = 6
@@ -64,30 +65,31 @@ class Leader:
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
         `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`,
-        `batch_errors`, `upkeep_errors`, `donor_events_lost`;
+        `batch_errors`, `upkeep_errors`, `pages_reassigned`, `stale_resumed`, `donor_events_lost`;
         and `restated`, which is routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
 
     # the engine's callbacks
 
-    def ask(self, request: Any, computed: int) -> int:
-        """Tokens beyond `computed` that the slab will serve."""
+    def ask(self, request: Any, computed: int) -> Offer:
+        """Tokens beyond `computed` that the slab will serve, and whether the request is to be parked meanwhile."""
         if is_dummy(request):
-            return 0
+            return NOTHING
         with self._lock:
             if self._life is None:
                 self.counts["not_ready"] += 1
-                return 0
+                return NOTHING
             return self._life.ask(request, computed)
 
-    def allocated(self, request: Any) -> None:
-        """Pages are there. They are taken from the reports that follow; here only where the forward pass starts is read."""
+    def allocated(self, request: Any, flat: Iterable[int] = (), grouped: Grouped = None) -> None:
+        """Pages are there. They are taken from the reports that follow, and here where the request is to be parked, since no report
+        follows then; where the forward pass starts is read in any case."""
         if is_dummy(request):
             return
         with self._lock:
             if self._life is not None:
-                self._life.allocated(request)
+                self._life.allocated(request, flat, grouped)
 
     def batch(self, output: Any) -> ConnectorMetadata:
         """One iteration's instructions for the ranks."""
@@ -103,6 +105,9 @@ class Leader:
                 tuple(orders.loads),
                 tuple(orders.saves),
                 (*unmet, *orders.unloadable),
+                tuple(orders.parked_loads),
+                tuple(orders.nothing_to_load),
+                tuple(orders.abandoned),
             )
 
     def _orders(self, output: Any) -> Orders:
@@ -161,7 +166,9 @@ class Leader:
     @staticmethod
     def _book(life: CacheLife, result: RankResult) -> None:
         if isinstance(result, LoadDone):
-            life.copied(result.key, result.ok, result.seconds)
+            life.copied(result)
+        elif isinstance(result, LoadGivenUp):
+            life.attempts.given_up(result.key, result.iteration, result.reason)
         elif isinstance(result, ForwardDone):
             life.forwarded(result.iteration)
         elif isinstance(result, SaveDone):
@@ -317,6 +324,7 @@ class Leader:
             }
             if life is not None:
                 numbers |= {
+                    "parked": len(life.parked),
                     "tracked": len(life.running),
                     "finishing": life.running.finishing,
                     "attempts": len(life.attempts),

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt, ClosedAttempt
 from worker_connector.attempts import AttemptBook
-from worker_connector.batches import BatchReader, Orders
-from worker_connector.channel import RankReady
+from worker_connector.batches import BatchReader
+from worker_connector.channel import LoadDone, RankReady
 from worker_connector.engine_namespace import RequestNamespaces
 from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.metadata import Orders
 from worker_connector.offering import Offering, Verify
 from worker_connector.outlet import Outlet
-from worker_connector.plan import PlanKey, PlanState
+from worker_connector.parked import Grouped, ParkedLoads
+from worker_connector.plan import PlanState
 from worker_connector.report import Ending
-from worker_connector.request_view import is_cancelled, served_position
+from worker_connector.request_view import is_cancelled, matched_tokens, served_position
 from worker_connector.running import RunningRequests
 from worker_connector.saves import SavePlanner
 from worker_connector.settings import Settings
@@ -37,6 +39,13 @@ FORGET_AFTER = 256
 OFFER_PATIENCE = 16 * FORGET_AFTER
 """... and how many more an allocated offer is kept: the engine counts on it, and its request may wait that long for a place in a batch."""
 _FORWARDS = 64
+
+
+class Offer(NamedTuple):
+    """What `get_num_new_matched_tokens` answers. Never asynchronous without tokens."""
+
+    tokens: int
+    is_async: bool
 
 
 class CacheLife:
@@ -57,11 +66,14 @@ class CacheLife:
         self.saves = SavePlanner(self.ledger) if self.ledger is not None else None
         self.attempts = AttemptBook(self.ledger, self._closed)
         self.running = RunningRequests(self.ledger, self.saves, outlet, namespaces.open_digest)
+        self.parked = ParkedLoads(pool, self.attempts, generation, counts)
         self.counts = counts
         self.iteration = 0
+        self.content = 0
+        """Raised when what the blocks hold was declared worthless: older offers are not fulfilled from what comes after."""
         self._outlet = outlet
         self._generation = generation
-        self._reader = BatchReader(pool, self.attempts, self.running, self.saves, generation, counts)
+        self._reader = BatchReader(pool, self.attempts, self.running, self.saves, self.parked, generation, counts)
         self._forwards: deque[int] = deque(maxlen=_FORWARDS)
         self._offering = Offering(
             self.ledger,
@@ -69,6 +81,7 @@ class CacheLife:
             outlet.hints,
             tokens_per_block=pool.tokens_per_block,
             min_offer_tokens=settings.connector.min_offer_tokens,
+            async_load_min_tokens=settings.connector.async_load_min_tokens,
             max_leases=settings.connector.max_leases,
             verify=verify,
             on_damaged=self._damaged_entry,
@@ -76,22 +89,32 @@ class CacheLife:
 
     # the engine's callbacks
 
-    def ask(self, request: Any, computed: int) -> int:
+    def ask(self, request: Any, computed: int) -> Offer:
         request_id = int(request.request_id)
         self.running.retire(request_id)
+        self.parked.left(request_id)
         refused = Reason.COPY_FAILED if self.attempts.load_failed(request_id) else None
         epoch = self.attempts.next_epoch(request_id)
         attempt = self._offering.attempt(request, computed, epoch, self.iteration, self.attempts.leases, refused)
+        attempt.content = self.content
         self.attempts.add(attempt)
-        return attempt.plan.offered if attempt.plan is not None else 0
+        plan = attempt.plan
+        return Offer(plan.offered, plan.is_async) if plan is not None else Offer(0, False)
 
-    def allocated(self, request: Any) -> None:
+    def allocated(self, request: Any, flat: Iterable[int], grouped: Grouped) -> None:
         attempt = self.attempts.get(int(request.request_id))
         if attempt is None or attempt.scheduled:
             return
         attempt.position = served_position(request)
-        if attempt.plan is not None and attempt.plan.state is PlanState.OFFERED:
-            attempt.plan.bind(attempt.position)
+        plan = attempt.plan
+        if plan is None or plan.state is not PlanState.OFFERED:
+            return
+        plan.bind(attempt.position)
+        if plan.is_async:
+            matched = matched_tokens(request)
+            if matched is not None and attempt.position is not None:
+                attempt.load_start = max(attempt.position - matched, 0)
+            self.parked.allocated(attempt, flat, grouped)
 
     def cancelled(self, request_id: int, start: int, end: int) -> None:
         """The engine will not take the tokens [start, end) of its offer (optional hook). A cut tail counts where a version does not say
@@ -106,11 +129,12 @@ class CacheLife:
     def reset(self, request_id: int) -> None:
         """The request's allocation was destroyed, says the engine (optional hook; others report the request as new)."""
         self.running.retire(request_id)
+        self.parked.left(request_id)
         self.attempts.reset(request_id)
 
     def batch(self, output: Any, iteration: int) -> Orders:
         self.iteration = iteration
-        orders = self._reader.read(output, iteration)
+        orders = self._reader.read(output, iteration, self.content)
         try:
             self._keep_house(iteration)
         except Exception:  # noqa: BLE001 - the orders are made: lost here, the engine would run on pages that nobody wrote
@@ -135,17 +159,24 @@ class CacheLife:
 
     def finished(self, request: Any) -> None:
         request_id = int(request.request_id)
-        attempt = self.attempts.get(request_id)
-        if attempt is not None:
-            self._confirm(attempt)  # it could not have ended without its forward pass
-        self.attempts.forget(request_id)
-        self.running.finish(request_id, cancelled=is_cancelled(request))
+        cancelled = is_cancelled(request)
+        self.parked.left(request_id)
+        if cancelled:
+            self.attempts.forget(request_id)
+        else:
+            self.attempts.finish(request_id)
+        self.running.finish(request_id, cancelled=cancelled)
 
     # what ranks did
 
-    def copied(self, key: PlanKey, ok: bool, seconds: float | None) -> None:
-        attempt = self.attempts.copied(key, ok, seconds)
-        if attempt is not None and attempt.plan is not None and attempt.plan.iteration in self._forwards:
+    def copied(self, done: LoadDone) -> None:
+        self.parked.answered(done.key)
+        attempt = self.attempts.copied(done.key, done.iteration, done.ok, done.seconds, done.reason)
+        if attempt is None or attempt.plan is None:
+            return
+        if attempt.parked:
+            attempt.asked = self.iteration  # from now on the engine may take its time
+        elif attempt.plan.iteration in self._forwards:
             self._confirm(attempt)
 
     def forwarded(self, iteration: int) -> None:
@@ -209,6 +240,8 @@ class CacheLife:
         for attempt in self.attempts:
             if attempt.asked > seen_before or attempt.key.request_id in self.running:
                 continue
+            if attempt.parked and attempt.plan is not None and attempt.plan.copying:
+                continue  # its ranks answer within a deadline of their own
             if not attempt.unanswered:
                 self.attempts.forget(attempt.key.request_id)
             elif not keep_offers and (not attempt.relied_on or attempt.asked <= seen_before - OFFER_PATIENCE):
@@ -218,6 +251,7 @@ class CacheLife:
     def close(self) -> None:
         """The pool is gone: every open attempt ends, and nothing of it is told any more but its report."""
         self.running.close()
+        self.attempts.close()
         for attempt in self.attempts:
             self.attempts.forget(attempt.key.request_id)
 
@@ -227,4 +261,5 @@ class CacheLife:
         for attempt in self.attempts:
             if attempt.unanswered:
                 self.attempts.end(attempt, Reason.GENERATION_STALE)
+        self.content += 1
         self.running.forget_blocks()

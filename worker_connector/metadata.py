@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dynamo_semkv.contracts.load_plan import SemanticTrtLoadPlan
@@ -33,6 +33,20 @@ class Unloadable(NamedTuple):
 
     request_id: int | None
     why: str
+    parked: bool = False
+    """The engine has the request parked for a load of ours: it is not in this batch, and its load must be answered."""
+
+
+@dataclass
+class Orders:
+    """One iteration's instructions, as the leader's books collect them."""
+
+    loads: list[LoadOrder] = field(default_factory=list)
+    saves: list[SaveOrder] = field(default_factory=list)
+    unloadable: list[Unloadable] = field(default_factory=list)
+    parked_loads: list[LoadOrder] = field(default_factory=list)
+    nothing_to_load: list[int] = field(default_factory=list)
+    abandoned: list[PlanKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -44,3 +58,9 @@ class ConnectorMetadata:
     saves: tuple[SaveOrder, ...] = ()
     unloadable: tuple[Unloadable, ...] = ()
     """Ranks must fail the forward pass, or have these requests taken out of it, rather than run it on unwritten pages."""
+    parked_loads: tuple[LoadOrder, ...] = ()
+    """Loads of requests that the engine has just parked: started now, waited for by `get_finished`."""
+    nothing_to_load: tuple[int, ...] = ()
+    """Requests that the engine parked although it honours nothing of their offers: they are released at once."""
+    abandoned: tuple[PlanKey, ...] = ()
+    """Parked loads whose pages the engine has given to somebody else: no byte may be written for them from this forward pass on."""

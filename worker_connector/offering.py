@@ -31,6 +31,7 @@ class Offering:
         *,
         tokens_per_block: int,
         min_offer_tokens: int,
+        async_load_min_tokens: int | None,
         max_leases: int,
         verify: Verify,
         on_damaged: Callable[[BlockEntry], None],
@@ -41,6 +42,7 @@ class Offering:
         self._hints = hints
         self._tokens_per_block = tokens_per_block
         self._min_offer_tokens = min_offer_tokens
+        self._async_load_min_tokens = async_load_min_tokens
         self._max_leases = max_leases
         self._verify = verify
         self._on_damaged = on_damaged
@@ -98,7 +100,11 @@ class Offering:
             sound = self._sound(path, question.local_blocks)
             if sound == len(path):
                 self._ledger.touch(path)
-                return LoadPlan(attempt.key, path, question.local_tokens, self._tokens_per_block)
+                size, least = self._tokens_per_block, self._async_load_min_tokens
+                offered = len(path) * size - question.local_tokens
+                return LoadPlan(
+                    attempt.key, path, question.local_tokens, size, is_async=least is not None and offered >= least
+                )
             path, end, damaged = path[:sound], MatchEnd.NOT_RESIDENT, True
 
     def _sound(self, path: list[BlockEntry], first: int) -> int:

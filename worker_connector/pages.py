@@ -76,3 +76,18 @@ def _by_group(grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | N
     pairs = grouped.items() if isinstance(grouped, Mapping) else enumerate(grouped)
     found = {int(group): list(slots) for group, slots in pairs}
     return found if any(found.values()) else {}
+
+
+def page_slots(
+    group_ids: Sequence[int],
+    flat: Iterable[int],
+    grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None,
+) -> list[tuple[int, int]]:
+    """(index of the layer group, page slot) of every page that one report names, in whichever form."""
+    deltas = _by_group(grouped)
+    if not deltas:
+        deltas = {group_ids[0]: list(flat)} if len(group_ids) == 1 else {}
+    index_of = {group: index for index, group in enumerate(group_ids)}
+    return [
+        (index_of[group], slot) for group, slots in deltas.items() if group in index_of for slot in slots if slot >= 0
+    ]

@@ -56,6 +56,7 @@ class LoadPlan:
         "copied",
         "copying",
         "honoured",
+        "is_async",
         "iteration",
         "key",
         "load_seconds",
@@ -68,8 +69,18 @@ class LoadPlan:
         "tokens_per_block",
     )
 
-    def __init__(self, key: PlanKey, path: Sequence[BlockEntry], local_tokens: int, tokens_per_block: int) -> None:
+    def __init__(
+        self,
+        key: PlanKey,
+        path: Sequence[BlockEntry],
+        local_tokens: int,
+        tokens_per_block: int,
+        *,
+        is_async: bool = False,
+    ) -> None:
         self.key = key
+        self.is_async = is_async
+        """Loaded while the engine has the request parked, and not in front of its forward pass."""
         self.path = tuple(path)
         self.tokens_per_block = tokens_per_block
         self.local_tokens = local_tokens
@@ -82,6 +93,7 @@ class LoadPlan:
         self.state = PlanState.OFFERED
         self.reason: Reason | None = None
         self.iteration: int | None = None
+        """Of the forward pass that confirms it."""
         self.copying = False
         self.load_seconds: float | None = None
         if self.offered <= 0 or local_tokens % tokens_per_block:
@@ -130,24 +142,33 @@ class LoadPlan:
         self.copying = True
         return range(start // self.tokens_per_block, -(-position // self.tokens_per_block))
 
-    def copy_done(self, ok: bool, seconds: float | None = None) -> None:
-        """The copy's end on every rank. Once; also for a plan that was dropped meanwhile, whose lease it frees."""
+    def copy_done(self, ok: bool, seconds: float | None = None, reason: Reason = Reason.COPY_FAILED) -> None:
+        """The copy's end on every rank. Once; also for a plan that was dropped meanwhile, whose lease it frees. `reason`: why it failed."""
         if not self.copying:
             raise PlanError(f"plan {self.key}: no copy is running")
         self.copying = False
         if self.ended:
             return
         if not ok:
-            self.drop(Reason.COPY_FAILED)
+            self.drop(reason)
             return
         self._to(PlanState.COPIED)
         self.copied = self.honoured
         self.load_seconds = seconds
 
+    def resume(self, position: int, iteration: int) -> None:
+        """A parked request is back, and its forward pass of `iteration` starts at `position`: where that is less than was honoured, the
+        engine has thrown a part of the served prefix away (NVIDIA/TensorRT-LLM#18762), which then is no reuse."""
+        if self.state is not PlanState.COPIED:
+            raise PlanError(f"plan {self.key}: resumed while {self.state.value}")
+        self.position = min(position, self.position if self.position is not None else position)
+        self.iteration = iteration
+
     def confirm(self) -> None:
         """The forward pass ran from `position`, behind the copy."""
         self._to(PlanState.CONFIRMED)
-        self.confirmed = self.copied
+        used = self.copied if self.position is None else self.position - self.local_tokens
+        self.confirmed = min(max(used, 0), self.copied)
         self.reason = Reason.OK
 
     def drop(self, reason: Reason) -> None:

@@ -19,9 +19,10 @@ from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankRea
 from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
+from worker_connector.load_thread import LoadThread
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
-from worker_connector.refusal import LoadFailed
-from worker_connector.slab import OFFER_BUDGET, HostSlab, available_memory, slots_for
+from worker_connector.refusal import LoadFailed, Refused
+from worker_connector.slab import NO_READING, OFFER_BUDGET, HostSlab, available_memory, slots_for
 from worker_connector.transfer import check_moves, copy_stream_for, copy_to_pages, copy_to_slab
 
 _log = logging.getLogger(__name__)
@@ -39,15 +40,23 @@ class Rank:
         memory: Callable[[], int | None] = available_memory,
         inline: bool = False,
         restarts_failed: bool = False,
+        restarts_failed_parked: bool = False,
+        async_loads: bool = False,
+        async_deadline_seconds: float = 2.0,
     ) -> None:
         """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed` before the
-        forward pass, and takes those requests out of the batch."""
+        forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
+        `take_failed_parked` after `get_finished`, and does the same with those that it had parked."""
         self._channel = channel
         self._number = number
         self._slab_bytes = slab_bytes
         self._memory = memory
         self._inline = inline
         self._restarts_failed = restarts_failed
+        self._restarts_failed_parked = restarts_failed_parked
+        self._async_loads = async_loads
+        self._async_deadline = async_deadline_seconds
+        self._loads: LoadThread | None = None
         self._untaken: set[int] = set()
         self._without_pages: set[int] = set()
         self._geometry: PoolGeometry | None = None
@@ -62,13 +71,23 @@ class Rank:
         self._landing: deque[tuple[Ticket, list[LoadDone]]] = deque()
         self.counts: Counter[str] = Counter()
         """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`,
-        `restarted`."""
+        `restarted`; of parked loads `late_loads`, `repeated_loads`."""
         channel.rank = self
 
     # bring-up
 
-    def register(self, geometry: PoolGeometry) -> None:
-        """Takes the pool and makes the slab. Raises Refused when the slab does not fit."""
+    def register(self, geometry: PoolGeometry, *, keeps_pages: bool = True) -> None:
+        """Takes the pool and makes the slab. Raises Refused when the slab does not fit.
+
+        `keeps_pages` False: the engine may free a parked request's pages while they are being filled.
+        """
+        if self._async_loads and not keeps_pages:
+            raise Refused(
+                "connector.async_load_min_tokens",
+                "a number",
+                "this KV cache manager frees the pages of a cancelled request while a load may still write them",
+                "set it to null, or kv_cache_config.use_kv_cache_manager_v2: true",
+            )
         self.close()
         self._geometry = geometry
         self._stream = copy_stream_for(geometry.device)
@@ -79,6 +98,19 @@ class Rank:
             self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
             self._scrubber = Scrubber(self._slab, self._on_damaged)
             self._keeper = SlabKeeper(str(self._number), self._scrubber, inline=self._inline)
+            self._loads = LoadThread(
+                self._number,
+                geometry,
+                self._slab,
+                copy_stream_for(geometry.device),
+                self._stream,
+                lambda done: self._channel.post(done),
+                self._on_damaged,
+                self.counts,
+                deadline_seconds=self._async_deadline,
+                restarts_failed=self._restarts_failed_parked,
+                run=(lambda job: job()) if self._inline else None,
+            )
         self._ready = RankReady(
             rank=self._number,
             tokens_per_block=geometry.tokens_per_block,
@@ -108,10 +140,13 @@ class Rank:
             channel.post(self._ready)
 
     def close(self) -> None:
+        if self._loads is not None:
+            self._loads.close()
         if self._keeper is not None:
             self._keeper.close()
         for stream in (self._stream, self._save_stream):
             stream.ticket().wait()  # before the slab's memory goes
+        self._loads = None
         self._keeper = self._scrubber = self._slab = None
 
     @property
@@ -132,12 +167,15 @@ class Rank:
         """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
         self._save_stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
         self.poll()
+        self._start_parked(metadata, engine_stream)
         if metadata is None or metadata.iteration == self._loaded:
             return
         self._loaded = metadata.iteration
         self._untaken.clear()
         self._without_pages.clear()
-        for request_id, why in metadata.unloadable:
+        for request_id, why, parked in metadata.unloadable:
+            if parked:
+                continue  # not in this batch: `finished_loads` answers for it
             if request_id is None or not self._restarts_failed:
                 self._fail_all(metadata)
                 raise LoadFailed(why)
@@ -193,6 +231,20 @@ class Rank:
                 _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
                 self._channel.post(SaveDone(self._number, order.save_id, False))
 
+    def finished_loads(self, parked: Collection[int]) -> list[int]:
+        """`get_finished`, in every iteration: requests whose parked loads have ended, each once. `parked`: ids that it names for the first
+        time. Raises LoadFailed if one cannot be loaded and the engine cannot be told (see load_thread.py)."""
+        self.poll()
+        if self._loads is not None:
+            return self._loads.finished(parked)
+        if parked:
+            raise LoadFailed(f"the engine parked {sorted(parked)}, and there is no slab on this rank")
+        return []
+
+    def take_failed_parked(self) -> set[int]:
+        """Of the requests that `finished_loads` has named: those whose pages were not filled. Once."""
+        return self._loads.take_failed() if self._loads is not None else set()
+
     def take_failed(self) -> set[int]:
         """Requests of the last `start_load` whose pages were not all written. Once: the caller keeps them out of the forward pass."""
         failed, self._untaken = self._untaken, set()
@@ -219,12 +271,31 @@ class Rank:
 
     # inside
 
+    def _start_parked(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
+        """Before anything else of an iteration: what is stopped may not write into pages that its forward pass uses."""
+        loads = self._loads
+        if loads is None:
+            return
+        if metadata is not None and metadata.iteration != self._loaded:
+            loads.stop(metadata.abandoned)
+        loads.fence(engine_stream)
+        if metadata is None or metadata.iteration == self._loaded:
+            return
+        loads.nothing_to_load(metadata.nothing_to_load)
+        for request_id, why, parked in metadata.unloadable:
+            if parked and request_id is not None:
+                loads.cannot_load(request_id, why)
+        loads.begin(metadata.parked_loads, metadata.iteration, engine_stream)
+
     def _load(self, order: LoadOrder, metadata: ConnectorMetadata) -> None:
         if self._slab is None or self._geometry is None:
             raise LoadFailed("there is no slab on this rank")
         if order.plan.provider_generation != metadata.generation:
             raise LoadFailed(f"plan {tuple(order.key)} is of another life of the cache")
         check_moves(self._geometry, self._slab, order.moves)
+        unsealed = self._slab.verify([move.slot for move in order.moves], NO_READING)
+        if unsealed:
+            raise LoadFailed(f"host slots {unsealed[:4]} are being written")
         copy_to_pages(self._stream, self._geometry, self._slab, order.moves)
         self.counts["loaded_blocks"] += len(order.moves)
         if self._scrubber is not None:

@@ -89,6 +89,12 @@ def served_position(request: Any) -> int | None:
     return None
 
 
+def matched_tokens(request: Any) -> int | None:
+    """How many tokens of the connector's offer the runtime says it honours, where its request object says it."""
+    value = getattr(request, "py_num_connector_matched_tokens", None)
+    return value if isinstance(value, int) and value >= 0 else None
+
+
 def scope_of(request: Any) -> RequestScope:
     salt = getattr(request, "cache_salt", None)
     # Older builds bind only a 64-bit digest of the salt: that there is one is known, which one is not.

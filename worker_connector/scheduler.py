@@ -1,7 +1,7 @@
 """SemkvConnectorScheduler: TensorRT-LLM's scheduler callbacks, each of which delegates to the leader.
 
 Both complete sets of callbacks are there, flat and by layer group (KV Cache Connector doc): a cache with one flat list calls the first,
-every other one the second. Offers are synchronous. No callback raises: an exception in most of them ends the executor.
+every other one the second. No callback raises: an exception in most of them ends the executor.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from worker_connector.assembly import LeaderParts, assemble_leader
 from worker_connector.engine import KvCacheConnectorScheduler, SchedulerOutput
 from worker_connector.leader import Leader
 from worker_connector.metadata import ConnectorMetadata
+from worker_connector.parked import Grouped
 from worker_connector.sink import ResidencySink
 
 _log = logging.getLogger(__name__)
@@ -40,16 +42,17 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         try:
-            return self.leader.ask(request, num_computed_tokens), False
+            offer = self.leader.ask(request, num_computed_tokens)
+            return offer.tokens, offer.is_async
         except Exception:  # noqa: BLE001 - see module: nothing is offered instead
             self._fault("get_num_new_matched_tokens")
             return 0, False
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
-        self._allocated(request)
+        self._allocated(request, block_ids, None)
 
     def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
-        self._allocated(request)
+        self._allocated(request, (), block_ids_by_layer_group)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ConnectorMetadata | None:
         try:
@@ -91,10 +94,11 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         """Optional hook of the engine; also good for tests. Idempotent."""
         self._parts.close()
 
-    def _allocated(self, request: Any) -> None:
+    def _allocated(self, request: Any, flat: Sequence[int], grouped: Grouped) -> None:
         try:
-            self.leader.allocated(request)
-        except Exception:  # noqa: BLE001 - see module: where the pass starts is then taken from the first report
+            self.leader.allocated(request, flat, grouped)
+        except Exception:  # noqa: BLE001 - see module: where the pass starts is then taken from the first report, and a load that was
+            # promised asynchronously is missed by the rank
             self._fault("update_state_after_alloc")
 
     def _finished(self, request: Any) -> bool:

@@ -48,6 +48,8 @@ class Budget(NamedTuple):
 
 
 OFFER_BUDGET = Budget(rows=64, size=2 * _MIB)
+NO_READING = Budget(rows=0, size=0)
+"""Only whether the slots are sealed."""
 
 
 def available_memory() -> int | None:

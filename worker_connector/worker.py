@@ -1,7 +1,7 @@
 """SemkvConnectorWorker: TensorRT-LLM's worker callbacks, each of which delegates to the rank.
 
 All work is done in `start_load_kv` and `wait_for_save`; the layer hooks do nothing, since CUDA graphs skip them and nothing may depend on
-them (ai-dynamo/dynamo#3297). Nothing is asynchronous to the engine, so `get_finished` names nobody.
+them (ai-dynamo/dynamo#3297). Saves are not the engine's business: `get_finished` names only requests that were parked for a load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         return self._rank
 
     def register_kv_caches(self, kv_cache_tensor: torch.Tensor) -> None:
-        self._rank.register(PoolGeometry.from_tensor(kv_cache_tensor, configured_tokens_per_block(self._llm_args)))
+        geometry = PoolGeometry.from_tensor(kv_cache_tensor, configured_tokens_per_block(self._llm_args))
+        self._rank.register(geometry, keeps_pages=False)
 
     def register_kv_cache_layout(self, layout: KvCacheLayout) -> None:
         check_tokens_per_block(self._llm_args, layout.tokens_per_block)
@@ -63,13 +64,17 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
-        self._rank.poll()
-        return [], []
+        """Raises LoadFailed for a parked load that cannot be done, where `take_failed_async_load_requests` is not called."""
+        return [], self._rank.finished_loads(started_loading_req_ids)
 
     def take_failed_load_requests(self) -> set[int]:
         """Optional hook: requests of the last `start_load_kv` that must leave the batch. Always empty where the runtime does not call it;
         there `start_load_kv` raises."""
         return self._rank.take_failed()
+
+    def take_failed_async_load_requests(self) -> set[int]:
+        """Optional hook: requests that `get_finished` named as loaded and that are not. Always empty where the runtime does not call it."""
+        return self._rank.take_failed_parked()
 
     def drop_bound_saves(self, request_ids: Collection[int]) -> None:
         """Optional hook: these requests leave the coming forward pass."""

@@ -263,6 +263,10 @@ class ConnectorConfig(Section, frozen=True):
     min_offer_tokens: Count = 32
     """Offers below this are declined: the copy would cost more than it saves."""
     max_leases: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_096
+    async_load_min_tokens: Count | None = None
+    """Offers of at least this many tokens are loaded while the engine has their request parked; null: all in front of the forward pass."""
+    async_load_deadline_seconds: Seconds = 2.0
+    """After this a parked load is finished in front of the forward pass, or its request computed, where the engine can do that."""
     hint_ttl_seconds: Seconds = 10.0
     max_hints: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     announce_interval_seconds: Seconds = 10.0

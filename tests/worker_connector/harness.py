@@ -112,6 +112,8 @@ class Bench:
 
     settings: Settings
     clock: Callable[[], float] = time.monotonic
+    inline: bool = True
+    """False: the rank's own threads seal, scrub and load."""
     sinks: list[RecordingSink] = field(default_factory=list)
     schedulers: list[SemkvConnectorScheduler] = field(default_factory=list)
     workers: list[SemkvConnectorWorker] = field(default_factory=list)
@@ -134,7 +136,7 @@ class Bench:
         class Worker(worker):  # type: ignore[misc, valid-type]
             def _assemble(self, llm_args: Any) -> Rank:
                 bench.workers.append(self)
-                return assemble_rank_with(llm_args, bench.settings, inline=True)
+                return assemble_rank_with(llm_args, bench.settings, inline=bench.inline)
 
         return ConnectorSpec(Scheduler, Worker)
 

@@ -120,6 +120,13 @@ class ScriptedEngine:
         self.next_id = 1
         self.output = SchedulerOutput(attention_dp_rank=dp_rank)
         self.metadata: Any = None
+        self.newly_parked: list[int] = []
+        self.parked_now: list[int] = []
+        self.parked: list[int] = []
+        """Ids that the engine waits for."""
+        self.named: list[int] = []
+        """Ids that `get_finished` has named, in order."""
+        self.failed: set[int] = set()
 
     def layout(self) -> KvCacheLayout:
         groups = []
@@ -185,7 +192,7 @@ class ScriptedEngine:
     # what the engine does
 
     def ask(self, request: Request, computed: int = 0) -> int:
-        return self.leader.ask(request, computed)
+        return self.leader.ask(request, computed).tokens
 
     def allocate(self, request: Request, computed: int, honoured: int, chunk_end: int) -> None:
         """Pages up to `chunk_end` (-1 for blocks that a window has passed), and where the forward pass starts."""
@@ -194,7 +201,10 @@ class ScriptedEngine:
         if not request.pages:
             request.pages = [[] for _ in self.pools]
         self.grow(request, chunk_end)
-        self.leader.allocated(request)
+        by_group: Any = (
+            dict(zip(self.group_ids, request.pages, strict=True)) if self.by_dict else [list(p) for p in request.pages]
+        )
+        self.leader.allocated(request, *((list(request.pages[0]), None) if self.flat else ((), by_group)))
 
     def grow(self, request: Request, end: int) -> None:
         history = request.context_current_position
@@ -245,6 +255,7 @@ class ScriptedEngine:
         for request, scheduled in batch:
             self.schedule(request, scheduled)
         metadata = self.build()
+        self.parked_now, self.newly_parked = [*self.parked_now, *self.newly_parked], []
         self.rank.start_load(metadata, None)
         if self.restarts_failed:
             failed = self.rank.take_failed()
@@ -260,8 +271,36 @@ class ScriptedEngine:
                 self.write(request, start, start + done)
                 request.context_current_position += done
             self.rank.forward_done(metadata, None)
-        self.rank.poll()
+        self.poll()
         return metadata
+
+    def poll(self) -> list[int]:
+        """`get_finished`: each id once, and only one that is parked."""
+        parked, self.parked_now = self.parked_now, []
+        self.parked.extend(parked)
+        named = self.rank.finished_loads(parked)
+        for request_id in named:
+            self.parked.remove(request_id)
+        self.named.extend(named)
+        self.failed.update(self.rank.take_failed_parked())
+        return named
+
+    def park(self, request: Request, *, honoured: int | None = None, computed: int = 0, chunk: int = 64) -> int:
+        """Ask for an asynchronous load and allocate; the next iteration sends it. Returns what was offered."""
+        tokens, is_async = self.leader.ask(request, computed)
+        assert is_async, "the offer is synchronous"
+        assert tokens > 0
+        honoured = tokens if honoured is None else honoured
+        self.newly_parked.append(request.request_id)
+        self.allocate(request, computed, honoured, min(computed + honoured + chunk, request.prompt_len))
+        request.external = 0  # said in the parking iteration, which reports nothing of this request
+        return tokens
+
+    def resume(self, request: Request, *, at: int | None = None) -> None:
+        """The parked request is back in a batch, and its forward pass starts at `at`, else where it was served to."""
+        if at is not None:
+            request.context_current_position = at
+        self.iterate((request, request.prompt_len - request.context_current_position))
 
     def prefill(
         self, request: Request, *, computed: int = 0, honoured: int | None = None, chunk: int | None = None

@@ -116,7 +116,7 @@ def test_fault_of_the_books_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPa
 def test_before_the_pool_is_known_nothing_is_offered_and_nothing_breaks() -> None:
     parts = assemble_leader_with(llm_args(4), settings(MIB), RecordingSink())
     request = SimpleNamespace(request_id=1, get_tokens=lambda beam: list(range(41)))
-    assert parts.leader.ask(request, 0) == 0
+    assert parts.leader.ask(request, 0).tokens == 0
     parts.leader.allocated(request)
     output = SimpleNamespace(new_requests=[SimpleNamespace(request_id=1)], cached_requests=[], attention_dp_rank=None)
     assert parts.leader.batch(output).loads == ()

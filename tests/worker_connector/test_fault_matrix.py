@@ -7,7 +7,7 @@ the request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,9 @@ import worker_connector.slab
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome
 from tests.worker_connector.scripted import Request
 from tests.worker_connector.through_callbacks import CallbackEngine
+from worker_connector.copy_stream import CpuStream, Run
 from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
 from worker_connector.refusal import LoadFailed
-from worker_connector.transfer import CpuStream, Ticket
 
 BLOCKS = 10
 SERVED = list(range(41))
@@ -60,23 +60,27 @@ class Once:
 
 
 class FaultyStream(CpuStream):
-    """One of the coming copies fails. `into_pages`: only those of loads count, else only those of saves."""
+    """The copy of one of the coming blocks fails."""
 
-    def __init__(self, at: int, pool: torch.Tensor, *, into_pages: bool) -> None:
+    def __init__(self, at: int) -> None:
         self._at = at
-        self._low, self._high = pool.data_ptr(), pool.data_ptr() + pool.numel() * pool.element_size()
-        self._into_pages = into_pages
         self.calls = 0
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if (self._low <= target.data_ptr() < self._high) is self._into_pages:
-            self.calls += 1
-            if self.calls == self._at + 1:
-                raise InjectedError("the copy failed")
-        super().copy(target, source)
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
+        for run in self._single(runs):
+            super().to_pages(pages, rows, [run])
 
-    def ticket(self) -> Ticket:
-        return super().ticket()
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
+        for run in self._single(runs):
+            super().to_rows(rows, pages, [run])
+
+    def _single(self, runs: Sequence[Run]) -> Iterator[Run]:
+        for run in runs:
+            for block in range(run.blocks):
+                self.calls += 1
+                if self.calls == self._at + 1:
+                    raise InjectedError("the copy failed")
+                yield Run(run.slot + block, run.page + block, 1)
 
 
 Inject = Callable[[CallbackEngine, pytest.MonkeyPatch], Any]
@@ -94,8 +98,8 @@ def calling(where: Any, name: str, at: int = 0) -> Inject:
 
 def copying(at: int, *, into_pages: bool) -> Inject:
     def inject(engine: CallbackEngine, patch: pytest.MonkeyPatch) -> FaultyStream:
-        stream = FaultyStream(at, engine.pools[0], into_pages=into_pages)
-        patch.setattr(engine.worker.rank, "_stream", stream)
+        stream = FaultyStream(at)
+        patch.setattr(engine.worker.rank, "_stream" if into_pages else "_save_stream", stream)
         return stream
 
     return inject

@@ -21,7 +21,7 @@ class _Leader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler.leader, name)
 
-    def allocated(self, request: Request) -> None:
+    def allocated(self, request: Request, flat: Any, grouped: Any) -> None:
         self._scheduler.update_state_after_alloc_by_layer_group(request, [list(slots) for slots in request.pages])
 
     def batch(self, output: Any) -> Any:
@@ -54,8 +54,13 @@ class _Rank:
         assert self._worker.get_connector_meta() is metadata
         self._worker.wait_for_save(stream)
 
-    def poll(self) -> None:
-        assert self._worker.get_finished([], []) == ([], [])
+    def finished_loads(self, parked: list[int]) -> list[int]:
+        saved, loaded = self._worker.get_finished([], parked)
+        assert saved == []
+        return loaded
+
+    def take_failed_parked(self) -> set[int]:
+        return self._worker.take_failed_async_load_requests()
 
 
 class CallbackEngine(ScriptedEngine):

@@ -84,7 +84,7 @@ def test_stale_completion_cannot_finish_a_replayed_allocation() -> None:
     life = engine.leader._life
     assert life is not None
     for key in (first, first, first._replace(request_id=10_000)):
-        life.copied(key, True, None)
+        life.copied(LoadDone(0, engine.metadata.iteration, key, True))
     assert engine.leader.snapshot()["leases"] == 1
     engine.rank.start_load(metadata, None)
     engine.check(request, 40)
