@@ -7,6 +7,7 @@ from __future__ import annotations
 from tests.worker_connector.scripted import SIZE, Request, ScriptedEngine, make
 
 PROMPT = list(range(41))
+from worker_connector.channel import LoadDone
 
 
 def small() -> ScriptedEngine:
