@@ -5,9 +5,9 @@ README.md."""
 from __future__ import annotations
 
 from tests.worker_connector.scripted import SIZE, Request, ScriptedEngine, make
+from worker_connector.channel import LoadDone
 
 PROMPT = list(range(41))
-from worker_connector.channel import LoadDone
 
 
 def small() -> ScriptedEngine:
