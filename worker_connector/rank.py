@@ -68,6 +68,7 @@ class Rank:
         self._keeper: SlabKeeper | None = None
         self._loaded = 0
         self._forwarded = 0
+        self._awaiting_forward: ConnectorMetadata | None = None
         self._landing: deque[tuple[Ticket, list[LoadDone]]] = deque()
         self.counts: Counter[str] = Counter()
         """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`,
@@ -170,7 +171,9 @@ class Rank:
         self._start_parked(metadata, engine_stream)
         if metadata is None or metadata.iteration == self._loaded:
             return
+        self.iteration_over()
         self._loaded = metadata.iteration
+        self._awaiting_forward = metadata
         self._untaken.clear()
         self._without_pages.clear()
         for request_id, why, parked in metadata.unloadable:
@@ -214,6 +217,7 @@ class Rank:
         if metadata is None or metadata.iteration == self._forwarded:
             return
         self._forwarded = metadata.iteration
+        self._awaiting_forward = None
         if self._untaken:
             self._drop_saves(metadata)
             raise LoadFailed(
@@ -244,6 +248,13 @@ class Rank:
     def take_failed_parked(self) -> set[int]:
         """Of the requests that `finished_loads` has named: those whose pages were not filled. Once."""
         return self._loads.take_failed() if self._loads is not None else set()
+
+    def iteration_over(self) -> None:
+        """No forward pass comes behind the last `start_load` any more: the batch was dropped or emptied, or the pass failed. Its saves are
+        answered as not done; without an answer their slots would stay pending for ever."""
+        metadata, self._awaiting_forward = self._awaiting_forward, None
+        if metadata is not None and metadata.iteration != self._forwarded:
+            self._drop_saves(metadata)
 
     def take_failed(self) -> set[int]:
         """Requests of the last `start_load` whose pages were not all written. Once: the caller keeps them out of the forward pass."""

@@ -65,6 +65,7 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
         """Raises LoadFailed for a parked load that cannot be done, where `take_failed_async_load_requests` is not called."""
+        self._rank.iteration_over()
         return [], self._rank.finished_loads(started_loading_req_ids)
 
     def take_failed_load_requests(self) -> set[int]:

@@ -1,9 +1,11 @@
 """A CPU engine with TensorRT-LLM's connector lifecycle: real attention over real paged KV, without a GPU.
 
 Import the public names from here. `Engine` runs a real model with a thread per rank. `SteppedEngine` is one rank that a
-caller steps, with a `ShadowModel` that computes nothing and checks every page: `stepped.py` says how it is used.
+caller steps, with a `ShadowModel` that computes nothing and checks every page: `stepped.py` says how it is used. Both
+take TensorRT-LLM's less common paths as `EngineConfig.behaviours` says (`behaviours.py` lists them, each with its source).
 """
 
+from worker_connector.reference_engine.behaviours import Behaviours, Dice, SeededDice
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, ReferenceLlmArgs
 from worker_connector.reference_engine.engine import Engine, EngineDeadError, Generation, RequestHandle
 from worker_connector.reference_engine.model_config import TINY, LlamaConfig
@@ -19,7 +21,9 @@ __all__ = [
     "SMOLLM2_NAME",
     "TINY",
     "TINY_NAME",
+    "Behaviours",
     "ConnectorSpec",
+    "Dice",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
@@ -33,6 +37,7 @@ __all__ = [
     "RequestHandle",
     "RequestStats",
     "SamplingParams",
+    "SeededDice",
     "ShadowModel",
     "SteppedEngine",
     "write_model_directory",

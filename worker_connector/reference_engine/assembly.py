@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from worker_connector.reference_engine.behaviours import Dice
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, build_llm_args
 from worker_connector.reference_engine.connector_manager import ConnectorManager, bring_up
 from worker_connector.reference_engine.events import KvEventBuffer
 from worker_connector.reference_engine.executor import Executor, Probe
 from worker_connector.reference_engine.fair_lock import FairLock
+from worker_connector.reference_engine.forward_pass import warm_up
 from worker_connector.reference_engine.kv_pool import KvPool
 from worker_connector.reference_engine.models import LoadedModel
 
@@ -29,6 +31,7 @@ def assemble_rank(
     connector: ConnectorSpec | None,
     forward_lock: FairLock,
     probe: Probe | None = None,
+    dice: Dice | None = None,
 ) -> RankParts:
     """Pool, connector and executor of one rank. What a connector refuses at bring-up passes through."""
     pool = KvPool(
@@ -39,8 +42,10 @@ def assemble_rank(
         device=torch.device(config.device),
     )
     events = KvEventBuffer(rank, config.resolved_max_seq_len(model.config), config.event_buffer_max_size)
+    for _ in range(config.behaviours.warmup_forwards):
+        warm_up(model.model, pool, min(config.max_num_tokens, config.resolved_max_seq_len(model.config)))
     manager = None
     if connector is not None:
         manager = bring_up(connector, build_llm_args(config, model, connector, rank), pool, config)
-    executor = Executor(rank, config, model.model, pool, events, manager, forward_lock, probe)
+    executor = Executor(rank, config, model.model, pool, events, manager, forward_lock, probe, dice)
     return RankParts(pool, events, manager, executor)

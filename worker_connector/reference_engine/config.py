@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from worker_connector.engine import KvCacheConnectorScheduler, KvCacheConnectorWorker
+from worker_connector.reference_engine.behaviours import Behaviours
 from worker_connector.reference_engine.model_config import LlamaConfig
 from worker_connector.reference_engine.models import LoadedModel, ModelSource
 
@@ -53,6 +54,8 @@ class EngineConfig:
     poison_pages: bool = False
     #: Where weights and pages are: "cpu", "cuda" or "cuda:N". Sampling is on the host.
     device: str = "cpu"
+    #: Less common paths of TensorRT-LLM; all off.
+    behaviours: Behaviours = field(default_factory=Behaviours)
     #: Adapters by `lora_task_id`: the seed of each one's random weights.
     lora_seeds: Mapping[int, int] = field(default_factory=dict)
 
@@ -209,5 +212,6 @@ def build_llm_args(config: EngineConfig, model: LoadedModel, spec: ConnectorSpec
         enable_attention_dp=config.data_parallel_size > 1,
         tensor_parallel_size=config.data_parallel_size,
         attention_dp_rank=rank,
+        disable_overlap_scheduler=not config.behaviours.overlap_scheduling,
         lora_revisions={task: f"seed-{seed}" for task, seed in config.lora_seeds.items()},
     )

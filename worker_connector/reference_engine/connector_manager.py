@@ -37,6 +37,9 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(self.context or self.generation)
 
+    def clear(self) -> None:
+        self.context, self.generation = [], []
+
 
 @dataclass
 class _Transfers:
@@ -93,6 +96,7 @@ class ConnectorManager:
         self._reported: dict[int, _Reported] = {}
         #: Served tokens of requests whose query was answered in this iteration.
         self._external: dict[int, int] = {}
+        self._output: SchedulerOutput | None = None
         #: Begun in this iteration, not yet named to `get_finished`.
         self._new = _Transfers()
         #: Named to `get_finished`, not yet named by it.
@@ -129,8 +133,13 @@ class ConnectorManager:
         else:
             self.scheduler.update_state_after_alloc(request, list(slots))
 
-    def report(self, batch: Batch) -> None:
-        """Build the scheduler output, have the metadata made from it and bind it to the worker."""
+    def is_loading(self, request: LlmRequest) -> bool:
+        """Its async load was begun in this iteration."""
+        return request.request_id in self._new.loading
+
+    def build_scheduler_output(self, batch: Batch) -> None:
+        """What `handle_metadata` gives to the connector. Served tokens count for this iteration's reports only: a request
+        that has left the batch since it was asked about is reported, next time, as starting behind them."""
         output = SchedulerOutput(attention_dp_rank=self._dp_rank)
         for request in batch.context:
             if request.request_id in self._new.loading:
@@ -141,6 +150,12 @@ class ConnectorManager:
             (output.new_requests if is_new else output.cached_requests).append(data)
         output.cached_requests.extend(self._request_data(request) for request in batch.generation)
         self._external.clear()
+        self._output = output
+
+    def handle_metadata(self) -> None:
+        """Have the metadata made from the scheduler output and bind it to the worker."""
+        output, self._output = self._output, None
+        assert output is not None
         self.worker.bind_connector_meta(self.scheduler.build_connector_meta(output))
 
     def park_loading(self, batch: Batch) -> None:
@@ -185,6 +200,12 @@ class ConnectorManager:
         if request is None:
             return any(stages)
         return any(request.request_id in stage for stage in stages)
+
+    def reset_request(self, request: LlmRequest) -> None:
+        """The request's pages are destroyed: the deltas start over, so its replay is reported as a new request. A finished
+        async load is not forgotten, as in TensorRT-LLM's `reset_request_state`: such a replay is not asked about."""
+        self._reported.pop(request.request_id, None)
+        self._external.pop(request.request_id, None)
 
     def forget(self, request: LlmRequest) -> None:
         """The request is terminated and its pages are gone. The connector is not told; its transfers may go on."""

@@ -1,8 +1,11 @@
-"""One iteration of one rank, in the order of TensorRT-LLM's non-overlapped executor loop.
+"""One iteration of one rank, in the order of TensorRT-LLM's executor loops.
 
-    schedule -> pages and connector queries -> scheduler output -> metadata -> park async loads -> start_load_kv ->
-    forward (layer hooks, wait_for_save) -> sample -> request_finished -> cancellations -> responses -> commit to the
-    reuse tree, KV events -> get_finished -> terminate
+    schedule -> pages and connector queries -> token-budget trim -> scheduler output -> park async loads -> metadata ->
+    start_load_kv -> forward (layer hooks, wait_for_save) -> sample -> request_finished -> cancellations -> responses ->
+    commit to the reuse tree, KV events -> get_finished -> terminate
+
+With overlap scheduling everything from request_finished to the commit is about the batch before: the pass that has just
+been started was put together without its tokens. `behaviours.py` lists what else can be switched on.
 
 An exception in a layer hook, in the model or in wait_for_save fails every request of the rank and the rank goes on. One
 in any other connector callback leaves `iterate` and ends the rank, as it ends TensorRT-LLM's executor. Cancelled and
@@ -12,35 +15,29 @@ failed requests never see request_finished.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from worker_connector.reference_engine.behaviours import Dice, SeededDice
 from worker_connector.reference_engine.block_manager import BlockManager
+from worker_connector.reference_engine.clients import Clients
 from worker_connector.reference_engine.config import EngineConfig
 from worker_connector.reference_engine.connector_manager import Batch, ConnectorManager
 from worker_connector.reference_engine.events import KvEventBuffer
 from worker_connector.reference_engine.fair_lock import FairLock
+from worker_connector.reference_engine.forward_pass import Computed, ForwardPass
 from worker_connector.reference_engine.kv_pool import KvPool
-from worker_connector.reference_engine.model import ForwardModel, RowGroup, Segment
-from worker_connector.reference_engine.outcome import (
-    CANCELLED,
-    ERROR,
-    LENGTH,
-    STOP,
-    OnOutput,
-    RankStats,
-    RequestStats,
-)
-from worker_connector.reference_engine.prefix import prepare_pages
+from worker_connector.reference_engine.model import ForwardModel
+from worker_connector.reference_engine.outcome import CANCELLED, ERROR, LENGTH, STOP, OnOutput, RankStats
+from worker_connector.reference_engine.prefix import PagePreparation
 from worker_connector.reference_engine.request import LlmRequest, RequestState
 from worker_connector.reference_engine.scheduler import BatchScheduler
 
 _log = logging.getLogger(__name__)
-
 
 #: `probe(stage, batch)`, called on the executor's thread between the steps of an iteration: "scheduled" (the batch as
 #: planned), "allocated" (asked, honoured and given pages), "loaded" (behind start_load_kv), "computed" (behind
@@ -48,19 +45,11 @@ _log = logging.getLogger(__name__)
 #: between or put faults there.
 Probe = Callable[[str, Batch], None]
 
+_REPLAYABLE = (RequestState.CONTEXT_INIT, RequestState.GENERATION_IN_PROGRESS)
+
 
 def _no_probe(stage: str, batch: Batch) -> None:
     return None
-
-
-@dataclass
-class _Client:
-    """The submitter's side of a request that has not ended for it."""
-
-    request: LlmRequest
-    on_output: OnOutput
-    on_end: Callable[[], None]
-    logits: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -68,7 +57,6 @@ class _Counters:
     iterations: int = 0
     computed_prompt_tokens: int = 0
     generated_tokens: int = 0
-    output_errors: int = 0
 
 
 class Executor:
@@ -84,107 +72,38 @@ class Executor:
         connector: ConnectorManager | None,
         forward_lock: FairLock,
         probe: Probe | None = None,
+        dice: Dice | None = None,
     ) -> None:
         self._rank = rank
         self._config = config
-        self._model = model
+        self._behaviours = config.behaviours
+        self._dice: Dice = dice or SeededDice(config.behaviours.seed + rank)
         self._pool = pool
         self._events = events
         self._connector = connector
-        self._forward_lock = forward_lock
         self._probe: Probe = probe or _no_probe
         self._blocks = BlockManager(pool, events, enable_block_reuse=config.enable_block_reuse)
         self._scheduler = BatchScheduler(config, self._blocks)
-        self._clients: dict[int, _Client] = {}
-        self._ended: list[Callable[[], None]] = []
-        #: Requests without a client whose pages a transfer still uses.
+        self._pages = PagePreparation(self._blocks, connector, config, self._dice)
+        self._clients = Clients(rank)
+        #: Requests that have ended for their submitters, whose pages a transfer still uses.
         self._held: dict[int, LlmRequest] = {}
+        #: What the last pass computed and the host does not know yet; always empty without overlap scheduling.
+        self._unknown: list[Computed] = []
+        self._cancelled: set[int] = set()
         self._counters = _Counters()
         self._stream = _engine_stream(pool.device)
-        after_forward = connector.worker.register_forward_pass_callable() if connector else None
-        self._after_forward = after_forward
+        self._forward = ForwardPass(config, model, pool, connector, forward_lock, self._stream)
 
     @property
     def has_runnable(self) -> bool:
         """False when every request, if any, waits for a transfer."""
         parked = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
-        return any(request.state is not parked for request in self._scheduler.requests)
+        return bool(self._unknown) or any(request.state is not parked for request in self._scheduler.requests)
 
     @property
     def has_transfers(self) -> bool:
         return self._connector is not None and self._connector.has_pending_transfers()
-
-    def add(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
-        self._clients[request.request_id] = _Client(request, on_output, on_end)
-        self._scheduler.add(request)
-
-    def take_ended(self) -> list[Callable[[], None]]:
-        """`on_end` of the requests that ended since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def drop_cached(self) -> None:
-        """Forget all KV that no request holds."""
-        self._blocks.drop_cached()
-        self._events.flush()
-
-    def iterate(self, cancelled: set[int]) -> bool:
-        """Run one iteration; `cancelled` are ids to end in it. Returns whether a forward pass ran."""
-        with _current(self._stream):
-            return self._iterate(cancelled)
-
-    def _iterate(self, cancelled: set[int]) -> bool:
-        self._counters.iterations += 1
-        batch = self._scheduler.schedule()
-        responses: list[tuple[LlmRequest, int]] = []
-        finished: list[LlmRequest] = []
-        ran = False
-        self._probe("scheduled", batch)
-        if batch:
-            prepare_pages(batch, self._blocks, self._connector, self._config)
-            self._probe("allocated", batch)
-            if self._connector is not None:
-                self._connector.report(batch)
-                self._connector.park_loading(batch)
-                self._connector.worker.start_load_kv(self._stream)
-            self._probe("loaded", batch)
-            if batch:
-                try:
-                    logits = self._forward(batch)
-                except Exception as error:  # noqa: BLE001 - hooks and model: the rank outlives it, its requests do not
-                    _log.exception("rank %d: forward pass failed; failing its requests", self._rank)
-                    self._probe("failed", batch)
-                    self.fail_all(f"{type(error).__name__}: {error}")
-                    batch = Batch()
-                else:
-                    ran = True
-                    self._probe("computed", batch)
-                    responses, finished = self._update(batch, logits)
-        to_terminate = [request for request in finished if not self._finish(request)]
-        self._end_cancelled(cancelled, {request.request_id for request in finished})
-        for request, token in responses:
-            self._respond(request, token)
-        for request in batch.requests:
-            self._commit(request)
-        for request in to_terminate:
-            self._terminate(request)
-        self._events.flush()
-        self._probe("updated", batch)
-        if self._connector is not None:
-            for request in (held for done in self._connector.get_finished() for held in done):
-                if request.request_id in self._held:
-                    self._terminate(request)
-        self._probe("polled", batch)
-        return ran
-
-    def fail_all(self, error: str, reason: str = ERROR) -> None:
-        """End every request; pages that a transfer may use are kept."""
-        message = error if reason == ERROR else None
-        for request in self._scheduler.requests:
-            self._end_early(request, reason, message)
-        # A connector callback that raised may have come between a request's last token and its response.
-        for client in list(self._clients.values()):
-            self._deliver(client.request, [], reason, message)
 
     @property
     def requests(self) -> list[LlmRequest]:
@@ -194,6 +113,57 @@ class Executor:
     @property
     def blocks(self) -> BlockManager:
         return self._blocks
+
+    def add(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
+        self._clients.add(request, on_output, on_end)
+        self._scheduler.add(request)
+
+    def take_ended(self) -> list[Callable[[], None]]:
+        """`on_end` of the requests that ended since the last call."""
+        return self._clients.take_ended()
+
+    def drop_cached(self) -> None:
+        """Forget all KV that no request holds."""
+        self._blocks.drop_cached()
+        self._events.flush()
+
+    def iterate(self, cancelled: set[int]) -> bool:
+        """Run one iteration; `cancelled` are ids to end in it, with overlap scheduling in the next one if a forward pass
+        is all that this one has to start. Returns whether a forward pass ran."""
+        with _current(self._stream):
+            return self._iterate(cancelled)
+
+    def _iterate(self, cancelled: set[int]) -> bool:
+        self._counters.iterations += 1
+        self._cancelled |= cancelled
+        self._destroy_some()
+        batch = self._scheduler.schedule()
+        self._probe("scheduled", batch)
+        if batch:
+            self._prepare(batch)
+        launched = self._launch(batch) if batch else []
+        due = launched
+        if self._behaviours.overlap_scheduling:
+            due, self._unknown = self._unknown, launched
+        self._take_over([part for part in due if part.is_current], launched)
+        self._events.flush()
+        self._probe("updated", batch)
+        if self._connector is not None:
+            for request in (held for done in self._connector.get_finished() for held in done):
+                if request.request_id in self._held:
+                    self._terminate(request)
+        self._probe("polled", batch)
+        return bool(launched)
+
+    def fail_all(self, error: str, reason: str = ERROR) -> None:
+        """End every request; pages that a transfer may use are kept."""
+        self._unknown = []
+        message = error if reason == ERROR else None
+        for request in self._scheduler.requests:
+            self._end_early(request, reason, message)
+        # A connector callback that raised may have come between a request's last token and its response.
+        for request in self._clients.open:
+            self._clients.deliver(request, [], reason, message)
 
     def stats(self) -> RankStats:
         running = self._scheduler.running
@@ -209,111 +179,135 @@ class Executor:
             iterations=self._counters.iterations,
             computed_prompt_tokens=self._counters.computed_prompt_tokens,
             generated_tokens=self._counters.generated_tokens,
-            output_errors=self._counters.output_errors,
+            output_errors=self._clients.errors,
             dropped_events=self._events.dropped_event_count,
         )
 
-    def _forward(self, batch: Batch) -> list[torch.Tensor | None]:
-        """Logits per request of `batch.requests`; None for a chunk that is not the last."""
-        groups = [RowGroup((_context_segment(request),)) for request in batch.context]
-        decodes = [_decode_segment(request) for request in batch.generation]
-        if self._config.batch_invariant_decode:
-            groups.extend(RowGroup((segment,)) for segment in decodes)
-        elif decodes:
-            groups.append(RowGroup(tuple(decodes)))
-        worker = self._connector.worker if self._connector is not None else None
-        hooked = worker if batch.context or self._config.layer_hooks_in_decode else None
-        # Layer hooks run inside, as in TensorRT-LLM; the connector's other callbacks get ordinary tensors to work with.
-        with self._forward_lock, torch.inference_mode():
-            logits = self._model.forward(
-                self._pool,
-                groups,
-                before_layer=(lambda layer: hooked.wait_for_layer_load(layer, self._stream)) if hooked else None,
-                after_layer=(lambda layer: hooked.save_kv_layer(layer, self._stream)) if hooked else None,
-            )
-        if self._after_forward is not None:
-            self._after_forward()
-        if worker is not None:
-            worker.wait_for_save(self._stream)
-        return [row for group in logits for row in group]
+    # up to the forward pass
 
-    def _update(
-        self, batch: Batch, logits: list[torch.Tensor | None]
-    ) -> tuple[list[tuple[LlmRequest, int]], list[LlmRequest]]:
-        """Advance the batch by what was computed: `((request, new token) ..., finished requests)`."""
+    def _destroy_some(self) -> None:
+        """Take the pages of some running requests, which start over."""
+        for request in list(self._scheduler.running):
+            if request.state in _REPLAYABLE and self._dice.hits(
+                "destroyed_allocation", self._behaviours.destroyed_allocation_rate
+            ):
+                self._destroy(request)
+
+    def _destroy(self, request: LlmRequest) -> None:
+        assert request.blocks is not None
+        if self._connector is not None:
+            self._connector.reset_request(request)
+        self._blocks.close(request.blocks)
+        request.restart()
+        self._scheduler.put_back(request)
+
+    def _prepare(self, batch: Batch) -> None:
+        """Pages, queries, trim, report and loads; the batch may be empty afterwards."""
+        self._pages.prepare(batch)
+        self._probe("allocated", batch)
+        if self._behaviours.report_before_trim and self._connector is not None:
+            self._connector.build_scheduler_output(batch)
+            self._pages.trim(batch)
+        else:
+            self._pages.trim(batch)
+            if self._connector is not None:
+                self._connector.build_scheduler_output(batch)
+        if self._connector is not None:
+            self._connector.park_loading(batch)
+            self._connector.handle_metadata()
+            self._connector.worker.start_load_kv(self._stream)
+        self._probe("loaded", batch)
+        if batch and self._dice.hits("dropped_batch", self._behaviours.dropped_batch_rate):
+            batch.clear()
+
+    def _launch(self, batch: Batch) -> list[Computed]:
+        """Run the forward pass and advance the batch's requests by it, tokens excepted; [] if it failed."""
+        try:
+            launched = self._forward.run(batch)
+        except Exception as error:  # noqa: BLE001 - hooks and model: the rank outlives it, its requests do not
+            _log.exception("rank %d: forward pass failed; failing its requests", self._rank)
+            self._probe("failed", batch)
+            self.fail_all(f"{type(error).__name__}: {error}")
+            batch.clear()
+            return []
+        self._probe("computed", batch)
         for request in batch.context:
+            request.note_cached()
             request.context_current_position += request.context_chunk_size
             self._counters.computed_prompt_tokens += request.context_chunk_size
-        responses, finished = [], []
-        for request, row in zip(batch.requests, logits, strict=True):
-            if row is None:
-                continue
-            token = request.sampler.choose(row)
-            if request.options.sampling.return_generation_logits:
-                self._clients[request.request_id].logits.append(row.to("cpu", copy=True))
-            request.append(token)
-            self._counters.generated_tokens += 1
-            done = _finish_reason(request) is not None
-            request.state = RequestState.GENERATION_COMPLETE if done else RequestState.GENERATION_IN_PROGRESS
-            responses.append((request, token))
-            if done:
-                finished.append(request)
-        return responses, finished
+            if request.context_remaining_length == 0:
+                request.state = RequestState.GENERATION_IN_PROGRESS
+        return launched
+
+    # behind it
+
+    def _take_over(self, due: Sequence[Computed], launched: Sequence[Computed]) -> None:
+        """What `due` has computed becomes known: tokens, ends, reusable blocks. `launched` is what runs."""
+        finished = [part.request for part in due if self._append(part)]
+        to_terminate = [request for request in finished if not self._finish(request)]
+        if due or not launched:
+            self._end_cancelled()
+        for part in due:
+            if part.token is not None and not self._clients.deliver(
+                part.request, [part.token], _finish_reason(part.request)
+            ):
+                self._end_early(part.request, CANCELLED)
+        for part in due:
+            if part.request.blocks is not None:
+                self._blocks.commit(part.request.blocks, part.request.tokens, part.end)
+        for request in to_terminate:
+            self._terminate(request)
+        for part in launched if self._behaviours.overlap_scheduling else ():
+            if part.is_current and part.token is not None:
+                part.request.inflight_token = part.token
+                self._expect_end(part.request)
+
+    def _append(self, part: Computed) -> bool:
+        """The host learns a token; True if it ends its request."""
+        request = part.request
+        if part.token is None:
+            return False
+        if part.logits is not None:
+            self._clients.keep_logits(request, part.logits)
+        request.inflight_token = None
+        request.append(part.token)
+        self._counters.generated_tokens += 1
+        return _finish_reason(request) is not None
+
+    @staticmethod
+    def _expect_end(request: LlmRequest) -> None:
+        """A request that runs out of tokens with the one under way is not scheduled again; an end token is a surprise."""
+        if request.num_generated_tokens + 1 >= request.max_new_tokens:
+            request.state = RequestState.GENERATION_TO_COMPLETE
 
     def _finish(self, request: LlmRequest) -> bool:
         """Report a finished request to the connector; True if its pages stay for a save."""
         self._scheduler.remove(request)
+        request.state = RequestState.GENERATION_COMPLETE
+        request.allocation += 1  # a pass that is under way computes for nobody
         assert request.blocks is not None
-        if self._connector is None or not self._connector.request_finished(request, request.blocks.slots):
+        if self._connector is None or self._dice.hits("lost_finish", self._behaviours.lost_finish_rate):
+            return False
+        if not self._connector.request_finished(request, request.blocks.slots):
             return False
         self._held[request.request_id] = request
         return True
 
-    def _end_cancelled(self, cancelled: set[int], finished: set[int]) -> None:
+    def _end_cancelled(self) -> None:
+        cancelled, self._cancelled = self._cancelled, set()
         for request in self._scheduler.requests:
-            if request.request_id in cancelled and request.request_id not in finished:
+            if request.request_id in cancelled:
                 self._end_early(request, CANCELLED)
 
     def _end_early(self, request: LlmRequest, reason: str, error: str | None = None) -> None:
         self._scheduler.remove(request)
-        self._deliver(request, [], reason, error)
+        request.allocation += 1
+        self._clients.deliver(request, [], reason, error)
         transferring = self._connector is not None and self._connector.has_pending_transfers(request)
         if transferring and self._config.hold_pages_during_transfers:
             self._held[request.request_id] = request
         else:
             self._terminate(request)
-
-    def _respond(self, request: LlmRequest, token: int) -> None:
-        self._deliver(request, [token], _finish_reason(request))
-
-    def _deliver(self, request: LlmRequest, tokens: list[int], reason: str | None, error: str | None = None) -> None:
-        client = self._clients.get(request.request_id)
-        if client is None:  # ended in this iteration, before its token was handed out
-            return
-        if reason is not None:
-            self._ended.append(self._clients.pop(request.request_id).on_end)
-        stats = RequestStats(
-            prompt_tokens=request.prompt_len,
-            cached_tokens=request.cached_tokens,
-            device_reused_tokens=request.device_reused_tokens,
-            connector_served_tokens=request.cached_tokens - request.device_reused_tokens,
-            generated_tokens=request.num_generated_tokens,
-            error=error,
-            generation_logits=tuple(client.logits) if reason is not None else (),
-        )
-        try:
-            client.on_output(tokens, reason, stats)
-        except Exception:  # noqa: BLE001 - the submitter's code: its fault ends its own request only
-            self._counters.output_errors += 1
-            _log.exception("rank %d: output callback of request %d failed", self._rank, request.request_id)
-            if reason is None:
-                self._end_early(request, CANCELLED)
-
-    def _commit(self, request: LlmRequest) -> None:
-        """Make what the request computed (or was served) reusable. The newest token is not in the pages yet."""
-        if request.blocks is not None:
-            computed = len(request.tokens) - 1 if request.num_generated_tokens else request.context_current_position
-            self._blocks.commit(request.blocks, request.tokens, computed)
 
     def _terminate(self, request: LlmRequest) -> None:
         self._held.pop(request.request_id, None)
@@ -322,6 +316,12 @@ class Executor:
         if request.blocks is not None:
             self._blocks.close(request.blocks)
             request.blocks = None
+
+
+def _finish_reason(request: LlmRequest) -> str | None:
+    if request.tokens[-1] in request.options.eos_token_ids:
+        return STOP
+    return LENGTH if request.num_generated_tokens >= request.max_new_tokens else None
 
 
 def _engine_stream(device: torch.device) -> Any:
@@ -336,37 +336,3 @@ def _engine_stream(device: torch.device) -> Any:
 
 def _current(stream: Any) -> AbstractContextManager[Any]:
     return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else nullcontext()
-
-
-def _context_segment(request: LlmRequest) -> Segment:
-    assert request.blocks is not None
-    start = request.context_current_position
-    return Segment(
-        tokens=request.tokens[start : start + request.context_chunk_size],
-        start=start,
-        slots=request.blocks.slots,
-        wants_logits=request.is_last_context_chunk,
-        lora=request.lora,
-        owner=request.request_id,
-        scope=request.blocks.scope,
-        history=request.tokens[: start + request.context_chunk_size],
-    )
-
-
-def _decode_segment(request: LlmRequest) -> Segment:
-    assert request.blocks is not None
-    return Segment(
-        tokens=request.tokens[-1:],
-        start=len(request.tokens) - 1,
-        slots=request.blocks.slots,
-        lora=request.lora,
-        owner=request.request_id,
-        scope=request.blocks.scope,
-        history=request.tokens,
-    )
-
-
-def _finish_reason(request: LlmRequest) -> str | None:
-    if request.tokens[-1] in request.options.eos_token_ids:
-        return STOP
-    return LENGTH if request.num_generated_tokens >= request.max_new_tokens else None

@@ -22,6 +22,8 @@ class RequestState(enum.Enum):
 
     CONTEXT_INIT = "context_init"
     GENERATION_IN_PROGRESS = "generation_in_progress"
+    #: The token under way is the last one.
+    GENERATION_TO_COMPLETE = "generation_to_complete"
     GENERATION_COMPLETE = "generation_complete"
     DISAGG_GENERATION_TRANS_IN_PROGRESS = "loading"
     DISAGG_CONTEXT_TRANS_IN_PROGRESS = "saving"
@@ -78,6 +80,14 @@ class LlmRequest:
         self.prepopulated_prompt_len = 0
         #: Of that, tokens reused on the device.
         self.device_reused_tokens = 0
+        #: Counts its KV allocations: grows when one is destroyed and when the request ends.
+        self.allocation = 0
+        #: A sampled token that the host does not know yet (overlap scheduling).
+        self.inflight_token: int | None = None
+        #: Both of the first forward pass; a replay does not change them.
+        self.cached_tokens = 0
+        self.cached_on_device = 0
+        self._cached_noted = False
 
         self.py_num_connector_matched_tokens = 0
         self.py_connector_served_position = 0
@@ -106,12 +116,17 @@ class LlmRequest:
         return self._tokens
 
     @property
+    def device_tokens(self) -> list[int]:
+        """All tokens that have been sampled, known to the host or not."""
+        return self._tokens if self.inflight_token is None else [*self._tokens, self.inflight_token]
+
+    @property
     def max_beam_num_tokens(self) -> int:
         return len(self._tokens)
 
     @property
     def num_generated_tokens(self) -> int:
-        return len(self._tokens) - self.prompt_len
+        return len(self._tokens) - self.orig_prompt_len
 
     @property
     def context_remaining_length(self) -> int:
@@ -126,11 +141,6 @@ class LlmRequest:
         return self.context_current_position + self.context_chunk_size >= self.prompt_len
 
     @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed: the number a response carries."""
-        return self.prepopulated_prompt_len
-
-    @property
     def is_finished(self) -> bool:
         return self.state is RequestState.GENERATION_COMPLETE
 
@@ -143,6 +153,24 @@ class LlmRequest:
 
     def append(self, token: int) -> None:
         self._tokens.append(token)
+
+    def note_cached(self) -> None:
+        """`cached_tokens` becomes the prompt tokens that were not computed: the number a response carries. Once."""
+        if not self._cached_noted:
+            self._cached_noted = True
+            self.cached_tokens, self.cached_on_device = self.prepopulated_prompt_len, self.device_reused_tokens
+
+    def restart(self) -> None:
+        """Its pages are gone: everything that it knows becomes its prompt, as after TensorRT-LLM's `pause`."""
+        self.allocation += 1
+        self.blocks = None
+        self.inflight_token = None
+        self.state = RequestState.CONTEXT_INIT
+        self.prompt_len = len(self._tokens)
+        self.context_current_position = self.context_chunk_size = self.prepopulated_prompt_len = 0
+        self.device_reused_tokens = 0
+        self.py_num_connector_matched_tokens = self.py_connector_served_position = 0
+        self.py_connector_allocation_reported = False
 
     @staticmethod
     def _check_beam(beam: int) -> None:

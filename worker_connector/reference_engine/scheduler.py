@@ -41,6 +41,11 @@ class BatchScheduler:
     def add(self, request: LlmRequest) -> None:
         self._waiting.append(request)
 
+    def put_back(self, request: LlmRequest) -> None:
+        """A running request waits again, before all others; it has no pages."""
+        self.running.remove(request)
+        self._waiting.appendleft(request)
+
     def remove(self, request: LlmRequest) -> None:
         """Forget a request, wherever it is; its pages are the caller's matter."""
         if request in self.running:
@@ -83,7 +88,7 @@ class BatchScheduler:
         request.blocks = self._blocks.open(
             request.tokens,
             reuse_scope(request),
-            request.prompt_len + options.max_new_tokens,
+            request.orig_prompt_len + options.max_new_tokens,
             options.retention_priority,
         )
         if request.blocks is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from worker_connector.engine import KvCacheConnectorScheduler, KvCacheConnectorWorker
 from worker_connector.reference_engine.assembly import assemble_rank
+from worker_connector.reference_engine.behaviours import Dice
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.connector_manager import Batch
 from worker_connector.reference_engine.executor import Executor, Probe
@@ -46,18 +47,25 @@ class Ended:
 class SteppedEngine:
     """Single-threaded. The model is `config.model.config` (None: `SHADOW_TINY`) as a `ShadowModel` of `config.model.seed`.
 
-    `probe` is called as the executor's own, after the page guard had its look. Several ranks of attention data
+    `probe` is called as the executor's own, after the page guard had its look; `dice` decides about `config.behaviours` in
+    place of the seeded ones. Several ranks of attention data
     parallelism are several of these, with `rank` from 0 to `config.data_parallel_size - 1`.
     """
 
     def __init__(
-        self, config: EngineConfig, connector: ConnectorSpec | None = None, *, probe: Probe | None = None, rank: int = 0
+        self,
+        config: EngineConfig,
+        connector: ConnectorSpec | None = None,
+        *,
+        probe: Probe | None = None,
+        dice: Dice | None = None,
+        rank: int = 0,
     ) -> None:
         self.config = config
         self.model = ShadowModel(config.model.config or SHADOW_TINY, config.model.seed)
         loaded = LoadedModel("shadow", f"seed-{config.model.seed}", self.model)
         self.pool, self._events, self._manager, self._executor = assemble_rank(
-            rank, config, loaded, connector, FairLock(), self._look
+            rank, config, loaded, connector, FairLock(), self._look, dice
         )
         self._guard = PageGuard(self.pool, self.model, lambda: self._executor.requests)
         self._probe = probe

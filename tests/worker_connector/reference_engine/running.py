@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from worker_connector.reference_engine import (
+    Behaviours,
     ConnectorSpec,
+    Dice,
     Engine,
     EngineConfig,
     LlamaConfig,
@@ -20,6 +23,7 @@ from worker_connector.reference_engine.executor import Probe
 
 WITH_LOGITS = SamplingParams(return_generation_logits=True)
 PATIENCE_S = 60.0
+_BEHAVIOURS = {field.name for field in fields(Behaviours)}
 
 
 def start(
@@ -40,17 +44,40 @@ def start(
 
 
 def stepped(
-    connector: ConnectorSpec | None, *, probe: Probe | None = None, config: LlamaConfig | None = None, **changes: Any
+    connector: ConnectorSpec | None,
+    *,
+    probe: Probe | None = None,
+    dice: Dice | None = None,
+    config: LlamaConfig | None = None,
+    **changes: Any,
 ) -> SteppedEngine:
-    """A stepped rank with 8-token blocks; `changes` are EngineConfig fields."""
+    """A stepped rank with 8-token blocks; `changes` are fields of EngineConfig or of its `behaviours`."""
+    behaviours = {name: changes.pop(name) for name in list(changes) if name in _BEHAVIOURS}
     settings: dict[str, Any] = {
         "model": ModelSource(config=config),
         "tokens_per_block": 8,
         "num_blocks": 64,
         "max_num_tokens": 64,
         "poison_pages": True,
+        "behaviours": Behaviours(**behaviours),
     }
-    return SteppedEngine(EngineConfig(**settings | changes), connector, probe=probe)
+    return SteppedEngine(EngineConfig(**settings | changes), connector, probe=probe, dice=dice)
+
+
+class Script:
+    """Dice that a test loads: `on` says per switch how it falls the next times (afterwards never).
+    `below` answers every draw of a number."""
+
+    def __init__(self, below: int = 0, **on: list[bool]) -> None:
+        self.on = on
+        self.result = below
+
+    def hits(self, what: str, rate: float) -> bool:
+        falls = self.on.get(what)
+        return bool(falls) and falls.pop(0)
+
+    def below(self, what: str, bound: int) -> int:
+        return min(self.result, bound - 1)
 
 
 def prompt(length: int, seed: int = 0, vocabulary: int = 512) -> list[int]:

@@ -1,0 +1,406 @@
+"""TensorRT-LLM's less common paths, each switched on alone: what the connector sees then, and that the pages stay right.
+
+Each test says which public text the order of calls is taken from.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.worker_connector.reference_engine.connectors import (
+    ByteStore,
+    Recorder,
+    flat,
+    recording_connector,
+    storing_connector,
+)
+from tests.worker_connector.reference_engine.running import Script, prompt, stepped
+from worker_connector.engine import RequestData
+from worker_connector.reference_engine import SHADOW_TINY, Behaviours, SeededDice
+
+LAYERS = SHADOW_TINY.num_layers
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    return prompt(length, seed, SHADOW_TINY.vocab_size)
+
+
+def data_of(recorder: Recorder, request_id: int) -> list[RequestData]:
+    """Every report of one request, in order."""
+    reports = [data for output in recorder.outputs for data in output.new_requests + output.cached_requests]
+    return [data for data in reports if data.request_id == request_id]
+
+
+def new_in(recorder: Recorder) -> list[list[int]]:
+    """Ids in `new_requests`, by iteration."""
+    return [[data.request_id for data in output.new_requests] for output in recorder.outputs]
+
+
+# overlap scheduling: py_executor.py, `_executor_loop_overlap`
+
+
+def test_connector_simple_with_overlap() -> None:
+    """TensorRT-LLM's test_llm_api_connector.py, connector_simple: one get_finished more, and iteration 1 has no new tokens."""
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(20), max_new_tokens=8)
+    assert engine.run() == 9
+    assert recorder.count("get_finished") == 9
+    for name in ("meta", "start_load", "wait_for_save"):
+        assert recorder.count(name) == 8, name
+    for name in ("query", "alloc", "request_finished"):
+        assert recorder.count(name) == 1, name
+    assert recorder.names()[-2:] == ["request_finished", "get_finished"]
+    reports = data_of(recorder, request)
+    assert [len(data.new_tokens) for data in reports] == [20, 0, 1, 1, 1, 1, 1, 1]
+    assert [data.computed_position for data in reports] == [0, 19, 20, 21, 22, 23, 24, 25]
+    expected_layers = [(hook, layer) for layer in range(LAYERS) for hook in ("wait_layer", "save_layer")] * 8
+    assert flat(recorder.calls, "wait_layer", "save_layer") == expected_layers
+
+
+def test_overlap_gives_the_tokens_and_pages_of_the_plain_loop() -> None:
+    outcomes = []
+    for overlap in (False, True):
+        engine = stepped(storing_connector(ByteStore()), overlap_scheduling=overlap, max_num_tokens=24, num_blocks=24)
+        ids = [engine.submit(tokens(9 * seed, seed % 3), max_new_tokens=seed) for seed in range(1, 8)]
+        engine.run()
+        assert engine.faults == []
+        outcomes.append([engine.ended[request_id].token_ids for request_id in ids])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_an_end_token_is_learnt_one_pass_too_late() -> None:
+    """The pass that runs when the end token becomes known is for nobody: its report is made, its token dropped."""
+    plain = stepped(None)
+    plain.submit(tokens(20), max_new_tokens=5)
+    plain.run()
+    end = plain.ended[1].token_ids[2]
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(20), max_new_tokens=5, eos_token_ids=[end])
+    engine.run()
+    generated = engine.ended[request].token_ids
+    assert generated == plain.ended[1].token_ids[: len(generated)]
+    assert engine.ended[request].finish_reason == "stop"
+    assert recorder.count("wait_for_save") == len(generated) + 1
+    assert recorder.names()[-3:] == ["wait_for_save", "request_finished", "get_finished"]
+    assert engine.stats().active_blocks == 0
+
+
+def test_a_cancellation_takes_effect_one_iteration_late() -> None:
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(40), max_new_tokens=50)
+    engine.cancel(request)
+    engine.step()
+    assert request in engine.running
+    engine.step()
+    assert engine.ended[request].finish_reason == "cancelled"
+    assert recorder.count("request_finished") == 0
+    engine.run()
+    assert engine.stats().active_blocks == 0
+
+
+def test_blocks_become_reusable_one_iteration_late() -> None:
+    engine = stepped(None, overlap_scheduling=True)
+    engine.submit(tokens(17), max_new_tokens=4)
+    engine.step()
+    assert len(engine.executor.blocks.tree) == 0
+    engine.step()
+    assert len(engine.executor.blocks.tree) == 2
+
+
+def test_a_failed_pass_under_overlap_fails_what_is_not_known_yet() -> None:
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(20), max_new_tokens=4)
+    engine.step()
+    recorder.failures["wait_for_save"] = OSError("copy failed")
+    engine.step()
+    assert engine.ended[request].finish_reason == "error"
+    assert engine.ended[request].token_ids == []
+    recorder.failures.clear()
+    assert engine.ended[request].stats is not None
+    again = engine.submit(tokens(20), max_new_tokens=2)
+    engine.run()
+    assert engine.ended[again].finish_reason == "length"
+
+
+# token-budget trim: NVIDIA/TensorRT-LLM#13318; resource_manager.py, `fit_token_budget`
+
+
+@pytest.mark.parametrize(("before", "told"), [(False, 16), (True, 40)])
+def test_a_shrunk_chunk_is_told_after_the_trim_or_overstated(before: bool, told: int) -> None:
+    recorder = Recorder()
+    engine = stepped(
+        recording_connector(recorder),
+        dice=Script(below=16, trim=[True]),
+        token_budget_trim="shrink",
+        report_before_trim=before,
+    )
+    request = engine.submit(tokens(40), max_new_tokens=1)
+    engine.run()
+    assert [(data.computed_position, data.num_scheduled_tokens) for data in data_of(recorder, request)] == [
+        (0, told),
+        (16, 24),
+    ]
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_deferred_request_is_asked_once_and_reported_behind_what_it_was_served(before: bool) -> None:
+    """It has left the batch after its allocation. Served tokens are subtracted in one iteration's reports only
+    (kv_cache_connector.py, `build_scheduler_output`), so a first report that comes later starts at the served end."""
+    recorder = Recorder(offer=lambda request, computed: (8 if request.prompt_len == 20 else 0, False))
+    script = Script()
+    engine = stepped(recording_connector(recorder), dice=script, token_budget_trim="defer", report_before_trim=before)
+    engine.submit(tokens(10, 1), max_new_tokens=8)
+    engine.step()
+    deferred = engine.submit(tokens(20), max_new_tokens=1)
+    script.on["trim"] = [True]
+    engine.step()
+    (request,) = [request for request in engine.executor.requests if request.request_id == deferred]
+    assert (request.context_current_position, request.py_connector_allocation_reported) == (8, True)
+    engine.step()
+    assert recorder.count("query") == recorder.count("alloc") == 2
+    assert deferred in engine.ended
+    reports = data_of(recorder, deferred)
+    if before:
+        assert new_in(recorder)[1:] == [[deferred], []]
+        assert [(data.computed_position, data.num_scheduled_tokens) for data in reports] == [(0, 12), (8, 12)]
+    else:
+        assert new_in(recorder)[1:] == [[], [deferred]]
+        assert [(data.computed_position, data.num_scheduled_tokens) for data in reports] == [(8, 12)]
+
+
+# the second `_can_queue` in py_executor.py
+
+
+def test_a_dropped_batch_is_reported_again_but_not_as_new() -> None:
+    recorder = Recorder(offer=lambda request, computed: (8, False))
+    engine = stepped(recording_connector(recorder), dice=Script(dropped_batch=[True]), dropped_batch_rate=1.0)
+    request = engine.submit(tokens(20), max_new_tokens=1)
+    assert not engine.step()
+    assert recorder.names()[-2:] == ["start_load", "get_finished"]
+    engine.step()
+    assert recorder.count("query") == recorder.count("alloc") == 1
+    assert new_in(recorder) == [[request], []]
+    reports = data_of(recorder, request)
+    assert [(data.computed_position, len(data.new_tokens), len(data.new_block_ids)) for data in reports] == [
+        (0, 20, 3),
+        (8, 0, 0),
+    ]
+
+
+# kv_cache_manager_v2.py, `_apply_connector_matched_prefix`; TensorRT-LLM's test_kv_connector_v2_prefix.py
+
+
+@pytest.mark.parametrize(
+    ("offer", "honoured", "scheduled"),
+    [
+        (8, 8, 8),  # inside the chunk: nothing has to grow
+        (32, 8, 8),  # whole blocks in the chunk's pages that leave it something to compute
+        (16, 8, 8),  # reaches the chunk's end exactly
+    ],
+)
+def test_a_failed_grow_falls_back_to_the_pages_that_exist(offer: int, honoured: int, scheduled: int) -> None:
+    recorder = Recorder(offer=lambda request, computed: (offer, False))
+    engine = stepped(
+        recording_connector(recorder), dice=Script(failed_grow=[True]), failed_grow_rate=1.0, max_num_tokens=16
+    )
+    engine.submit(tokens(72))
+    engine.step()
+    (request,) = engine.executor.requests
+    assert request.py_num_connector_matched_tokens == honoured
+    (data,) = recorder.outputs[0].new_requests
+    assert (data.computed_position, data.num_scheduled_tokens, len(data.new_block_ids)) == (0, scheduled, 2)
+
+
+def test_a_grow_moves_the_chunk_behind_the_offer_and_ends_at_a_block() -> None:
+    """An offer of 100 with a chunk of 48 ends at 128 with blocks of 32; here 25, 16 and 40 with blocks of 8."""
+    recorder = Recorder(offer=lambda request, computed: (25, False))
+    engine = stepped(recording_connector(recorder), max_num_tokens=16)
+    engine.submit(tokens(72))
+    engine.step()
+    (data,) = recorder.outputs[0].new_requests
+    assert (data.computed_position, data.num_scheduled_tokens, len(data.new_block_ids)) == (0, 15, 5)
+
+
+def test_an_async_load_of_which_nothing_is_honoured_is_awaited_and_discarded() -> None:
+    """The flag survives an honour of 0: the request is parked, then computes from its local end (`commit_new_matched_tokens`)."""
+    recorder = Recorder(offer=lambda request, computed: (32, True), release=set())
+    engine = stepped(
+        recording_connector(recorder), dice=Script(failed_grow=[True]), failed_grow_rate=1.0, max_num_tokens=8
+    )
+    request = engine.submit(tokens(36))
+    engine.step()
+    assert engine.stats().parked_requests == 1
+    assert recorder.count("alloc") == 1
+    assert recorder.count("wait_for_save") == 0
+    recorder.release = None
+    engine.run()
+    assert [data.computed_position for data in data_of(recorder, request)] == [0, 8, 16, 24, 32]
+    assert recorder.count("query") == recorder.count("alloc") == 1
+    assert engine.faults == []
+
+
+# destroyed allocations: kv_cache_connector.py, `reset_request_state`; KV Cache Connector doc, "at most once per KV allocation"
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_destroyed_allocation_is_asked_about_and_reported_as_new_again(steps: int, overlap: bool) -> None:
+    recorder, script = Recorder(), Script()
+    engine = stepped(
+        recording_connector(recorder), dice=script, destroyed_allocation_rate=1.0, overlap_scheduling=overlap
+    )
+    request = engine.submit(tokens(20), max_new_tokens=5)
+    plain = stepped(None)
+    plain.submit(tokens(20), max_new_tokens=5)
+    plain.run()
+    for _ in range(steps):
+        engine.step()
+    known = 20 + steps - overlap
+    engine.reset_prefix_cache()
+    script.on["destroyed_allocation"] = [True]
+    engine.step()
+    assert recorder.count("query") == recorder.count("alloc") == 2
+    assert recorder.count("request_finished") == 0
+    (data,) = recorder.outputs[-1].new_requests
+    assert (len(data.new_tokens), len(data.new_block_ids), data.num_scheduled_tokens) == (
+        known,
+        3,
+        known - data.computed_position,
+    )
+    engine.run()
+    assert engine.ended[request].token_ids == plain.ended[1].token_ids
+    assert engine.ended[request].stats == plain.ended[1].stats
+    assert recorder.count("request_finished") == 1
+
+
+def test_a_replay_between_question_and_report() -> None:
+    recorder = Recorder(offer=lambda request, computed: (8, False) if request.prompt_len == 20 else (0, False))
+    script = Script()
+    engine = stepped(
+        recording_connector(recorder), dice=script, token_budget_trim="defer", destroyed_allocation_rate=1.0
+    )
+    engine.submit(tokens(10, 1), max_new_tokens=8)
+    engine.step()
+    replayed = engine.submit(tokens(20))
+    script.on["trim"] = [True]
+    engine.step()
+    script.on["destroyed_allocation"] = [False, True]
+    engine.step()
+    assert [call[1] for call in flat(recorder.calls, "query")] == [1, replayed, replayed]
+    assert [(data.computed_position, data.num_scheduled_tokens) for data in data_of(recorder, replayed)] == [(0, 12)]
+
+
+def test_a_replay_of_a_finished_async_load_is_reported_but_not_asked_about() -> None:
+    """`reset_request_state` drops the deltas and leaves the list of finished loads, which `should_add_sequence` reads."""
+    recorder, script = Recorder(offer=lambda request, computed: (8, True)), Script()
+    engine = stepped(recording_connector(recorder), dice=script, destroyed_allocation_rate=1.0)
+    request = engine.submit(tokens(20))
+    engine.step()
+    script.on["destroyed_allocation"] = [True]
+    engine.step()
+    assert recorder.count("query") == recorder.count("alloc") == 1
+    (data,) = recorder.outputs[-1].new_requests
+    assert (data.request_id, data.computed_position, data.num_scheduled_tokens) == (request, 0, 20)
+
+
+# py_executor.py, `_save_kv_to_connector_async`
+
+
+def test_request_finished_is_not_called_when_the_block_ids_cannot_be_read() -> None:
+    recorder = Recorder(saves_async=True)
+    engine = stepped(recording_connector(recorder), dice=Script(lost_finish=[True]), lost_finish_rate=1.0)
+    request = engine.submit(tokens(20))
+    engine.run()
+    assert engine.ended[request].finish_reason == "length"
+    assert recorder.count("request_finished") == 0
+    assert engine.stats().active_blocks == 0
+
+
+# bring-up: py_executor.py, `_maybe_init_kv_connector_manager`
+
+
+def test_warm_up_passes_come_before_the_connector() -> None:
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), warmup_forwards=2)
+    assert recorder.names() == ["register", "wait_for_initialization"]
+    assert not engine.pool.tensor[0].isnan().any()
+    engine.submit(tokens(20))
+    engine.run()
+    assert engine.faults == []
+
+
+# the dice
+
+
+def test_a_schedule_is_repeated_by_its_seed() -> None:
+    def calls(seed: int) -> list[tuple[object, ...]]:
+        recorder = Recorder()
+        engine = stepped(
+            recording_connector(recorder),
+            seed=seed,
+            destroyed_allocation_rate=0.2,
+            dropped_batch_rate=0.3,
+            max_num_tokens=16,
+        )
+        for length in (20, 30, 40):
+            engine.submit(tokens(length), max_new_tokens=4)
+        engine.run()
+        return recorder.calls
+
+    assert calls(1) == calls(1)
+    assert calls(1) != calls(2)
+
+
+def test_dice_fall_at_their_rate_and_not_at_all_at_zero() -> None:
+    dice = SeededDice(3)
+    assert 250 < sum(dice.hits("anything", 0.3) for _ in range(1000)) < 350
+    assert not any(dice.hits("anything", 0.0) for _ in range(100))
+    assert {dice.below("anything", 3) for _ in range(100)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("token_budget_trim", "often", "token_budget_trim is 'often'.*shrink"),
+        ("trim_rate", 1.5, r"trim_rate is 1.5.*\[0, 1\]"),
+        ("warmup_forwards", -1, "warmup_forwards is -1"),
+    ],
+)
+def test_bad_behaviours_name_the_field(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Behaviours(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("manager", ["v1", "v2"])
+def test_everything_at_once_reads_only_right_pages(manager: str) -> None:
+    """With a connector that reads its requests' positions and nothing else; the property test on the real one is elsewhere."""
+    for seed in range(20):
+        engine = stepped(
+            None,
+            kv_cache_manager=manager,
+            seed=seed,
+            overlap_scheduling=seed % 2 == 1,
+            token_budget_trim="defer",
+            trim_rate=0.3,
+            dropped_batch_rate=0.2,
+            destroyed_allocation_rate=0.1,
+            lost_finish_rate=0.5,
+            warmup_forwards=1,
+            max_num_tokens=16,
+            num_blocks=20,
+        )
+        source = random.Random(seed)
+        for _ in range(10):
+            engine.submit(tokens(source.randrange(1, 60), source.randrange(3)), max_new_tokens=source.randrange(1, 9))
+            engine.step()
+        engine.run()
+        assert engine.faults == []
+        assert engine.stats().active_blocks == 0
+        assert len(engine.ended) == 10
