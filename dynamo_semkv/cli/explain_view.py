@@ -50,7 +50,8 @@ def _evidence(route: Mapping[str, Any]) -> Iterator[str]:
     opened = route["opened"]
     yield f"Lookup: {t.clean(opened['lookup'])} in {t.seconds(opened['lookup_seconds'])}."
     if opened["donor_id"] is None:
-        yield "No donor."
+        found = "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent."
+        yield found if opened["lookup"] == "hit" else "No donor."
         return
     yield (
         f"Donor {t.clean(opened['donor_id'])} ({t.clean(opened['match_type'])}, overlap {t.clean(opened['overlap'])}, "

@@ -48,7 +48,7 @@ DECISIONS = {
     "adapter_unknown": "Adapter's revision is not known",
     "multimodal_unhashed": "Media without a content hash",
     "exact_covers": "Dynamo's exact overlap suffices",
-    "no_evidence": "No donor found",
+    "no_evidence": "Nothing found that saves tokens",
     "lookup_skipped": "No provider could be asked",
     "lookup_timeout": "Lookup was late",
     "lookup_error": "Lookup failed",

@@ -26,6 +26,7 @@ from aiohttp import web
 from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import check_route_id
+from dynamo_semkv.dashboard import http_log
 from dynamo_semkv.dashboard.access import Access
 from dynamo_semkv.dashboard.broadcast import Broadcast, Full
 from dynamo_semkv.dashboard.files import page_files
@@ -101,7 +102,7 @@ class DashboardServer:
         app.router.add_get("/api/requests/{request_id}", self._api_request)
         app.router.add_get("/{path:.*}", self._page)
         app.on_shutdown.append(self._end_streams)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, logger=http_log.logger)
         await self._runner.setup()
         try:
             site = web.TCPSite(self._runner, self._config.host, self._config.port)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +19,7 @@ from dynamo_semkv.outcome.history import History
 from tests.observe.fake_state import fake_history, fake_state
 
 CHROMIUM = "/usr/bin/chromium"
+DEADLINE = 20.0
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -120,3 +123,33 @@ async def text_of(page: Page, selector: str) -> str:
 
 
 Change = Callable[[RouterState], RouterState]
+
+
+async def until(what: str, condition: Callable[[], Awaitable[object]]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not await condition():
+        assert time.monotonic() < end, f"not reached in {DEADLINE:.0f} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+def quiet(watched: Watched, url: str) -> None:
+    """No complaint in the console, no request to anybody else."""
+    assert watched.complaints == []
+    assert watched.requests
+    assert [target for target in watched.requests if not target.startswith(url)] == []
+
+
+async def overflows(page: Page) -> list[str]:
+    """Empty when the page does not scroll sideways; else what sticks out."""
+    return await page.evaluate(
+        """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+        [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
+          .map((e) => `${e.tagName}.${e.className}`).concat("the page")"""
+    )
+
+
+async def cells(page: Page, body: str) -> list[list[str]]:
+    """Text of each cell of a table's rows."""
+    return await page.evaluate(
+        "(id) => [...document.querySelectorAll(`#${id} tr`)].map((r) => [...r.cells].map((c) => c.innerText))", body
+    )

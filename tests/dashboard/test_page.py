@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser
 
 from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.dashboard.server import DashboardServer
@@ -19,51 +14,11 @@ from dynamo_semkv.observe.snapshot import build_snapshot
 from dynamo_semkv.observe.state import ReplicaStatus
 from dynamo_semkv.outcome.closed import JoinedBy, close_route
 from dynamo_semkv.outcome.history import History
-from tests.dashboard.serving import CHROMIUM, DESKTOP, PHONE, Watched, browser, opened_page, served, text_of
+from tests.dashboard.serving import DESKTOP, PHONE, cells, opened_page, overflows, quiet, served, text_of, until
 from tests.observe.fake_state import empty_state, fake_history, fake_state
 from tests.outcome.build import observed, opened, report
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
-
-DEADLINE = 20.0
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Browser]:
-    if not os.access(CHROMIUM, os.X_OK):
-        pytest.skip(f"{CHROMIUM} is not installed (Debian package chromium)")
-    async with browser() as launched:
-        yield launched
-
-
-async def until(what: str, condition: Callable[[], Awaitable[object]]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not await condition():
-        assert time.monotonic() < end, f"not reached in {DEADLINE:.0f} s: {what}"
-        await asyncio.sleep(0.02)
-
-
-def quiet(watched: Watched, url: str) -> None:
-    """No complaint in the console, no request to anybody else."""
-    assert watched.complaints == []
-    assert watched.requests
-    assert [target for target in watched.requests if not target.startswith(url)] == []
-
-
-async def overflows(page: Page) -> list[str]:
-    """Empty when the page does not scroll sideways; else what sticks out."""
-    return await page.evaluate(
-        """() => document.documentElement.scrollWidth <= innerWidth ? [] :
-        [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
-          .map((e) => `${e.tagName}.${e.className}`).concat("the page")"""
-    )
-
-
-async def cells(page: Page, body: str) -> list[list[str]]:
-    """Text of each cell of a table's rows."""
-    return await page.evaluate(
-        "(id) => [...document.querySelectorAll(`#${id} tr`)].map((r) => [...r.cells].map((c) => c.innerText))", body
-    )
 
 
 async def test_it_shows_what_the_snapshot_says(chromium: Browser) -> None:
@@ -106,7 +61,7 @@ async def test_before_the_first_request(chromium: Browser) -> None:
         page = watched.page
         assert "no worker has registered" in await text_of(page, "#notice")
         assert "still served" not in await text_of(page, "#notice")
-        for empty in ("outcomes", "decisions", "lookups", "replicas", "routes"):
+        for empty in ("outcomes", "decisions", "lookups", "replicas", "calibration", "routes", "streams"):
             assert await page.locator(f"#{empty}-empty").is_visible()
         shown = await page.locator("body").inner_text()
         assert "NaN" not in shown
@@ -157,7 +112,38 @@ async def test_hostile_names_are_text(chromium: Browser) -> None:
             )
             for n, name in enumerate(HOSTILE)
         ],
-        catalog={"donors": 1, "streams": [], "counts": {}},
+        catalog={
+            "donors": 1,
+            "streams": [
+                {
+                    "worker_id": name,
+                    "dp_rank": 0,
+                    "generation": name,
+                    "next_event_id": 1,
+                    "donors": 1,
+                    "quarantined": n % 2,
+                    "absent": 0,
+                }
+                for n, name in enumerate(HOSTILE)
+            ],
+            "counts": {},
+        },
+        calibration={
+            "match_types": {name: {"share": 0.5, "trials": 1.0} for name in HOSTILE},
+            "cells": [
+                {
+                    "replica": name,
+                    "match_type": name,
+                    "overlap": name,
+                    "tier": name,
+                    "share": 0.5,
+                    "prior": 0.5,
+                    "trials": 1,
+                    "routes": 1,
+                }
+                for name in HOSTILE
+            ],
+        },
         providers={name: {"breaker": name, "last_error": name} for name in HOSTILE},
         fallbacks=dict.fromkeys(HOSTILE, 1),
     )

@@ -256,6 +256,30 @@ class TestToken:
             assert await answer.json() == {"ready": True}
 
 
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET /api/requests/" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"b" * 20_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+    ],
+    ids=["url", "id", "header", "tls"],
+)
+async def test_what_is_no_http_is_refused_without_a_traceback(
+    site: Served, request_text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(site.server.url.rpartition(":")[2]))
+    writer.write(request_text)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+    assert len(answer) < 1_000
+    assert [record.levelname for record in caplog.records if record.exc_info or record.levelname == "ERROR"] == []
+    assert sum("no HTTP was refused" in record.getMessage() for record in caplog.records) == 1
+
+
 async def test_refuses_to_start_open_to_others() -> None:
     with pytest.raises(ContractError, match=r"dashboard\.host"):
         Served(history=History(1), host="0.0.0.0")

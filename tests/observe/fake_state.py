@@ -13,6 +13,7 @@ from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import stable_worker_id
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, OrphanReason, OrphanReport, close_route
@@ -162,6 +163,41 @@ def fake_catalog(donors: int = 412) -> dict[str, Any]:
     }
 
 
+def fake_calibration() -> dict[str, Any]:
+    cells = [
+        {
+            "replica": f"{worker}/{rank}",
+            "match_type": match_type,
+            "overlap": overlap,
+            "tier": "host_pinned",
+            "share": share - 0.07 * rank,
+            "prior": prior,
+            "trials": trials,
+            "routes": int(trials * 2),
+        }
+        for worker in WORKERS
+        for rank in range(2)
+        for match_type, overlap, share, prior, trials in (
+            ("exact_equivalent", "high", 0.97, 0.9, 61.5),
+            ("exact_equivalent", "medium", 0.71, 0.9, 12.25),
+            ("semantic_candidate", "medium", 0.08, 0.1, 4.0),
+        )
+    ]
+    return {
+        "enabled": True,
+        "half_life_routes": 200.0,
+        "strength": 4.0,
+        "routes": 260,
+        "replicas": 4,
+        "forgotten": 0,
+        "match_types": {
+            "exact_equivalent": {"share": 0.82, "trials": 211.5},
+            "semantic_candidate": {"share": 0.03, "trials": 9.25},
+        },
+        "cells": cells,
+    }
+
+
 def fake_state(history: History | None = None, **changes: Any) -> RouterState:
     """Everything is well, unless `changes` says otherwise."""
     history = history if history is not None else fake_history()
@@ -188,17 +224,12 @@ def fake_state(history: History | None = None, **changes: Any) -> RouterState:
             for name, messages in (("donors", 632), ("announcements", 188), ("routes", 1_195), ("reports", 580))
         ],
         catalog=fake_catalog(),
-        calibration={
-            "match_types": {
-                "exact_equivalent": {"share": 0.82, "trials": 211.5},
-                "semantic_candidate": {"share": 0.03, "trials": 9.25},
-            },
-            "cells": [],
-        },
+        calibration=fake_calibration(),
         providers={
             "fingerprint": {"lookups": {"hit": 430, "miss": 150, "timeout": 4}, "stuck": False, "breaker": "closed"}
         },
         fallbacks={"lookup_timeout": 4},
+        dynamo=DynamoTokens(1_284_000, 402_500, 371_200, 655_360),
     )
     return replace(state, **changes)
 
@@ -217,6 +248,8 @@ def empty_state(**changes: Any) -> RouterState:
             "catalog": {"donors": 0, "streams": [], "counts": {}},
             "providers": {"fingerprint": {"lookups": {}, "stuck": False, "breaker": "closed"}},
             "fallbacks": {},
+            "dynamo": None,
+            "calibration": {**fake_calibration(), "match_types": {}, "cells": []},
             **changes,
         },
     )

@@ -12,12 +12,17 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A bar of `share` (0 to 1) of its box. Its number stands beside it, so readers skip it. */
-export function bar(share, colour) {
+/** A bar of `share` (0 to 1) of its box, with a mark at `mark` where one is given. Its number stands beside it, so readers skip it. */
+export function bar(share, colour, mark = null) {
   const fill = h("i");
   fill.style.setProperty("--w", `${Math.min(100, Math.max(0, (share ?? 0) * 100)).toFixed(2)}%`);
   if (colour) fill.style.setProperty("--c", `var(--${colour})`);
-  return h("span", { class: "bar", "aria-hidden": "true" }, fill);
+  let at = null;
+  if (mark !== null) {
+    at = h("b");
+    at.style.setProperty("--at", `${Math.min(100, Math.max(0, mark * 100)).toFixed(2)}%`);
+  }
+  return h("span", { class: "bar", "aria-hidden": "true" }, fill, at);
 }
 
 const SIGNS = { good: "✓", warn: "!", bad: "✕", calm: "·" };
@@ -66,6 +71,9 @@ function rewrite(known, fresh) {
   }
   known.childNodes.forEach((child, i) => rewrite(child, fresh.childNodes[i]));
 }
+
+/** A cell of a table that becomes cards on a phone: there `label` stands before it. */
+export const cell = (label, attributes, ...children) => h("td", { ...attributes, "data-label": label }, ...children);
 
 export const keyed = (key, element) => {
   element.dataset.key = key;

@@ -10,6 +10,9 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 export const count = (value) => (isNumber(value) ? whole.format(value) : DASH);
 export const compact = (value) => (isNumber(value) ? short.format(value) : DASH);
 
+const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+export const decimal = (value) => (isNumber(value) ? tenths.format(value) : DASH);
+
 export function percent(share) {
   if (!isNumber(share)) return DASH;
   const value = share * 100;

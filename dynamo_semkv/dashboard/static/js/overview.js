@@ -2,7 +2,7 @@
 
 import { badge, bar, byId, h, keyed, reconcile, show } from "./dom.js";
 import * as f from "./format.js";
-import { MODES, STEPS, TTFT, word } from "./words.js";
+import { DYNAMO, MODES, STEPS, TTFT, word } from "./words.js";
 
 const READY = { ready: ["Ready", "good"], degraded: ["Degraded", "warn"], not_ready: ["Not ready", "bad"] };
 
@@ -10,6 +10,7 @@ export function overview(s) {
   header(s);
   tiles(s);
   funnel(s);
+  dynamo(s);
   ttft(s);
 }
 
@@ -46,12 +47,13 @@ function tiles(s) {
   const [cold, loaded] = [median(s, "cold"), median(s, "loaded")];
   const unconfirmed = outcome(s, "unconfirmed");
   const unhinted = s.beside.unhinted_tokens;
+  const acts = s.mode === "enforce" || s.mode === "canary";
   const confirmed = `${f.count(materialized.tokens)} hinted tokens confirmed by the backend` + (unhinted ? `; ${f.count(unhinted)} more without a hint` : "");
   const tile = (name, big, unit, text) =>
     keyed(name, h("article", { class: "tile" }, h("h2", {}, name), h("p", { class: "big" }, big, unit ? h("small", {}, ` ${unit}`) : null), h("p", {}, text)));
   reconcile(byId("tiles"), [
     tile("Materialized", f.percent(materialized.share), "of input", confirmed),
-    tile("Placed, not materialized", f.percent(f.share(lost, placed.tokens)), "of placed", `${f.count(lost)} tokens: a placement is not reuse`),
+    acts || !s.would_have.routes ? tile("Placed, not materialized", f.percent(f.share(lost, placed.tokens)), "of placed", `${f.count(lost)} tokens: a placement is not reuse`) : tile("Would have been placed", f.percent(s.would_have.share), "of input", `${f.count(s.would_have.tokens)} tokens; Dynamo chose the same replica in ${f.percent(f.share(s.would_have.agreed, s.would_have.routes))} of the routes`),
     tile(
       "Loaded against cold",
       cold && loaded ? `${(cold / loaded).toFixed(1)}×` : f.DASH,
@@ -80,6 +82,18 @@ function funnel(s) {
     before = row;
     return keyed(row.step, element);
   });
+  const { would_have: would } = s;
+  if (would.routes) {
+    const element = h(
+      "li",
+      { class: "step would", "data-step": "would_have" },
+      h("span", { class: "name" }, "Would have placed"),
+      bar(would.share, "placed"),
+      h("span", { class: "numbers" }, h("b", {}, f.count(would.tokens)), " ", h("span", { class: "pct" }, f.percent(would.share))),
+      h("span", { class: "why" }, `Chosen and not acted on, in ${f.plural(would.routes, "request", "requests")}; Dynamo sent ${f.count(would.agreed)} of them to the same replica`),
+    );
+    rows.splice(2, 0, keyed("would_have", element));
+  }
   reconcile(byId("funnel"), rows);
   const beside = [
     ["Confirmed without a hint", s.beside.unhinted_tokens, "Host-tier blocks that Dynamo’s own placement met; real reuse, no success of a hint"],
@@ -89,6 +103,27 @@ function funnel(s) {
   ];
   if (s.beside.orphan_confirmed_tokens) beside.push(["Confirmed for unknown routes", s.beside.orphan_confirmed_tokens, "Reports that belong to no route"]);
   reconcile(byId("beside"), beside.map(([name, tokens, title]) => keyed(name, h("div", { title }, h("dt", {}, name), h("dd", {}, f.count(tokens))))));
+}
+
+function dynamo(s) {
+  const found = s.dynamo;
+  const rows = (found?.steps ?? []).map((row) => {
+    const [name, meaning] = word(DYNAMO, row.step);
+    return keyed(
+      row.step,
+      h(
+        "li",
+        { "data-dynamo": row.step },
+        h("div", { class: "line" }, h("span", { class: "name" }, name), h("span", { class: "numbers" }, f.count(row.tokens), " ", h("b", {}, f.percent(row.share)))),
+        bar(row.share, "input"),
+        h("p", { class: "muted small" }, meaning),
+      ),
+    );
+  });
+  reconcile(byId("dynamo"), rows);
+  byId("dynamo-note").textContent = found
+    ? `Of ${f.count(found.input_tokens)} prompt tokens that this router sent since its start. The funnel is of all routers, since the oldest record; over its routes engines count ${f.count(s.beside.engine_cached_tokens)} cached tokens (${f.percent(f.share(s.beside.engine_cached_tokens, s.funnel[0].tokens))}).`
+    : "Not known: Dynamo’s status server is off (DYN_SYSTEM_PORT), or nothing was routed yet.";
 }
 
 function ttft(s) {

@@ -6,25 +6,45 @@ import { outcomeBadge } from "./tables.js";
 import { DECISIONS, LOOKUPS, MODES, REASONS, word } from "./words.js";
 
 export function startRoute() {
+  byId("find").onsubmit = (event) => {
+    event.preventDefault();
+    const id = byId("find-id").value.trim();
+    if (id) openFound(id);
+  };
   byId("route-close").onclick = () => byId("route").close();
   byId("route").onclick = (event) => {
     if (event.target === byId("route")) byId("route").close();
   };
 }
 
-export async function openRoute(id) {
+export const openRoute = (id) => open(`Route ${id}`, `/api/routes/${encodeURIComponent(id)}`, (route) => story(route));
+
+/** By a route id, or by the id of a request as a user has it: then every attempt of it. */
+export function openFound(id) {
+  // A path that ends in dots alone is another path, and no id is made of dots.
+  const asked = /^\.+$/.test(id) ? `${id}?` : id;
+  return open(`Found for ${id}`, `/api/requests/${encodeURIComponent(asked)}`, ({ routes }) => attempts(id, routes));
+}
+
+async function open(title, path, render) {
   const dialog = byId("route");
-  byId("route-title").textContent = `Route ${id}`;
+  byId("route-title").textContent = title;
   const body = byId("route-body");
   body.replaceChildren(h("p", { class: "muted" }, "Reading…"));
   dialog.showModal();
   try {
-    const answer = await fetch(`/api/routes/${encodeURIComponent(id)}`);
-    const route = await answer.json();
-    body.replaceChildren(...(answer.ok ? story(route) : [h("p", {}, route.error ?? `The router answered ${answer.status}.`)]));
+    const answer = await fetch(path);
+    const found = await answer.json();
+    body.replaceChildren(...(answer.ok ? render(found) : [h("p", {}, found.error ?? `The router answered ${answer.status}.`)]));
   } catch (error) {
     body.replaceChildren(h("p", {}, `Not read: ${error.message}`));
   }
+}
+
+function attempts(id, routes) {
+  if (routes.length === 0) return [h("p", {}, `No closed route of ${id}. A route closes when its report has come, or when the time for it is over; the record keeps the last ones only.`)];
+  if (routes.length === 1) byId("route-title").textContent = `Route ${routes[0].route_id}`;
+  return routes.flatMap((route) => [...(routes.length > 1 ? [h("h3", {}, `Attempt ${route.attempt + 1}: route ${route.route_id}`)] : []), ...story(route)]);
 }
 
 function story(route) {
@@ -32,7 +52,7 @@ function story(route) {
   const line = (name, ...text) => h("li", {}, h("b", {}, name), h("div", {}, ...text.map((part) => (part instanceof Node ? part : h("p", {}, part)))));
   const items = [
     line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt + 1}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
-    line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : "No donor."),
+    line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : opened.lookup === "hit" ? "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent." : "No donor."),
     line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
     line("Backend", ...backend(route, report)),
     line("Stream", ...stream(route, observed)),

@@ -1,18 +1,22 @@
 // Outcomes, decisions, replicas, recent routes, health.
 
-import { badge, bar, byId, h, keyed, pairs, reconcile, show } from "./dom.js";
+import { calibration } from "./calibration.js";
+import { badge, bar, byId, cell, h, keyed, pairs, reconcile, show } from "./dom.js";
 import * as f from "./format.js";
+import { heat } from "./heat.js";
+import { donorStreams } from "./streams.js";
 import { CHECKS, DECISIONS, LOOKUPS, OUTCOMES, REASONS, STANDINGS, word } from "./words.js";
 
 export function tables(s, openRoute) {
   outcomes(s);
   decisions(s);
+  heat(s);
   replicas(s);
+  calibration(s);
   routes(s, openRoute);
   health(s);
+  donorStreams(s);
 }
-
-const cell = (label, attributes, ...children) => h("td", { ...attributes, "data-label": label }, ...children);
 
 export function outcomeBadge(outcome) {
   const found = word(OUTCOMES, outcome);
@@ -135,11 +139,12 @@ function health(s) {
     ["Dropped", f.count(publisher?.dropped)],
     ...s.streams.map((stream) => [`Read: ${stream.name}`, `${f.compact(stream.messages)}${stream.caught_up ? "" : " (catching up)"}${stream.malformed + stream.unsupported_version ? `, ${f.count(stream.malformed + stream.unsupported_version)} refused` : ""}`]),
   ]);
-  const streams = catalog.streams ?? [];
+  const streams = catalog.stream_states ?? {};
   pairs(byId("catalog"), [
     ["Donors", f.count(catalog.donors)],
-    ["Streams", f.count(streams.length)],
-    ["Quarantined", f.count(streams.filter((row) => row.quarantined).length)],
+    ["Streams in order", f.count(streams.ok)],
+    ["Quarantined", f.count(streams.quarantined)],
+    ["Worker gone", f.count(streams.absent)],
   ]);
   const faults = Object.entries(s.fallbacks);
   pairs(byId("book"), [

@@ -69,7 +69,7 @@ export const DECISIONS = {
   adapter_unknown: "Adapter’s revision is not known",
   multimodal_unhashed: "Media without a content hash",
   exact_covers: "Dynamo’s exact overlap suffices",
-  no_evidence: "No donor found",
+  no_evidence: "Nothing found that saves tokens",
   lookup_skipped: "No provider could be asked",
   lookup_timeout: "Lookup was late",
   lookup_error: "Lookup failed",
@@ -79,6 +79,22 @@ export const DECISIONS = {
   below_minimum: "Too few tokens to gain",
   below_margin: "Not better by enough",
   fault: "A fault of ours",
+};
+
+export const DYNAMO = {
+  best_eligible: ["Best eligible", "Cached on the worker that has most of the prompt"],
+  selected: ["Selected", "Cached where the request was sent"],
+  worker_reused: ["Worker reused", "What workers said in their streams, loaded blocks included where the engine counts them"],
+};
+
+export const MATCHES = { exact_equivalent: "Exact prefix", semantic_candidate: "Similar" };
+
+export const TIERS = { device: "Device", host_pinned: "Host", disk: "Disk", external: "External" };
+
+export const STREAMS = {
+  ok: ["In order", "good"],
+  quarantined: ["Quarantined", "bad"],
+  absent: ["Worker gone", "calm"],
 };
 
 export const LOOKUPS = { hit: "Hit", miss: "Miss", timeout: "Timeout", error: "Error", skipped: "Skipped" };
@@ -104,6 +120,7 @@ export const CHECKS = {
   donor_events: "Donor events",
   catalog: "Catalog",
   providers: "Providers",
+  configuration: "Configuration",
 };
 
 export const STANDINGS = {
