@@ -39,9 +39,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     parser.add_argument(
-        "--url", required=True, metavar="URL", help="the router's page; its log says `dashboard: http://127.0.0.1:PORT`"
+        "--url",
+        required=required,
+        metavar="URL",
+        help="the router's page; its log says `dashboard: http://127.0.0.1:PORT`",
     )
     parser.add_argument(
         "--token-file",

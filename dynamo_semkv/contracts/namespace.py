@@ -143,6 +143,13 @@ def first_difference(left: CacheNamespace, right: CacheNamespace) -> str | None:
     return None
 
 
+def differing_field(left: CacheNamespace, right: CacheNamespace) -> str | None:
+    """First field in which two announced namespaces are not the same value. Unlike `first_difference`, unknown equals unknown: tenant,
+    adapter and media are unknown in every announcement, and an unknown field already keeps the engine from materializing."""
+    names: dict[str, object] = {name: getattr(left, name) for name in left.__struct_fields__}
+    return next((name for name, value in names.items() if value != getattr(right, name)), None)
+
+
 def tenant_scope(salt: str | None, key: bytes = DEFAULT_SALT_KEY) -> str:
     """Keyed digest of a cache salt; `""` for a request without one.
 

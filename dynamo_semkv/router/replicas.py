@@ -17,7 +17,7 @@ from typing import Any
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, check_stable_routing_id, stable_worker_id
-from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.namespace import CacheNamespace, differing_field
 from dynamo_semkv.router.runtime_types import ReplicaCard
 
 logger = logging.getLogger(__name__)
@@ -288,10 +288,3 @@ def wire_id(stable_routing_id: str) -> int | None:
         return stable_worker_id(check_stable_routing_id(stable_routing_id))
     except ContractError:
         return None
-
-
-def differing_field(left: CacheNamespace, right: CacheNamespace) -> str | None:
-    """First field in which two announced namespaces are not the same value. Unlike `first_difference`, unknown equals unknown: tenant,
-    adapter and media are unknown in every announcement, and an unknown field already keeps the engine from materializing."""
-    names: Mapping[str, object] = {name: getattr(left, name) for name in left.__struct_fields__}
-    return next((name for name, value in names.items() if value != getattr(right, name)), None)

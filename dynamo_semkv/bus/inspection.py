@@ -1,0 +1,132 @@
+"""What a broker holds of ours, looked at once from outside: for `doctor`. It reads and changes nothing.
+
+await inspect(settings) -> BusInspection
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from dataclasses import dataclass, field
+
+import msgspec.structs
+import nats.errors
+from nats.aio.client import Client
+
+from dynamo_semkv.bus.connection import connect_once
+from dynamo_semkv.bus.streams import STREAMS
+from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.config.schema import BusConfig
+from dynamo_semkv.contracts import subjects
+
+_API_SECONDS = 3.0
+_REPLAY_SECONDS = 10.0
+_NO_STREAM = 10059
+
+
+@dataclass(frozen=True)
+class StreamSeen:
+    messages: int
+    max_age_seconds: float
+    max_bytes: int
+    replicas: int
+
+
+@dataclass
+class BusInspection:
+    address: str
+    """Without user and password."""
+    error: str | None = None
+    """Why there is no connection; everything below is then empty."""
+    jetstream_error: str | None = None
+    streams: dict[str, StreamSeen | None] = field(default_factory=dict)
+    """None: it does not exist. Absent: this user may not ask."""
+    clock_offset_seconds: float | None = None
+    """The broker's clock minus ours; None where the server does not tell its time."""
+    announcements: list[Message] = field(default_factory=list)
+    """The last of every replica."""
+
+
+async def inspect(settings: BusConfig) -> BusInspection:
+    """Never raises for a broker that is away, refuses, or lacks JetStream: that is what is looked for."""
+    found = BusInspection(",".join(url.strip().rpartition("@")[2] for url in settings.url.split(",")))
+    client = Client()
+    try:
+        await connect_once(client, settings, "semkv-doctor")
+    except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+        found.error = f"{type(error).__name__}: {error}"
+        return found
+    try:
+        for stream in STREAMS:
+            await _ask(client, stream, found)
+            if found.jetstream_error is not None:
+                return found
+    finally:
+        await client.close()
+    if found.streams.get(subjects.ANNOUNCEMENT_STREAM) is not None:
+        found.announcements = await _announcements(settings)
+    return found
+
+
+async def _ask(client: Client, stream: str, found: BusInspection) -> None:
+    try:
+        answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_API_SECONDS)
+    except nats.errors.NoRespondersError:
+        found.jetstream_error = "JetStream is off"
+        return
+    except (nats.errors.Error, asyncio.TimeoutError) as error:
+        found.jetstream_error = f"no answer ({type(error).__name__}); may this user ask `$JS.API.STREAM.INFO.*`?"
+        return
+    try:
+        said = json.loads(answer.data)
+        if "error" in said:
+            if said["error"].get("err_code") == _NO_STREAM:
+                found.streams[stream] = None
+            else:
+                found.jetstream_error = str(said["error"].get("description"))
+            return
+        config, state = said["config"], said["state"]
+        found.streams[stream] = StreamSeen(
+            int(state["messages"]), config["max_age"] / 1e9, int(config["max_bytes"]), int(config["num_replicas"])
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found.jetstream_error = f"an answer that is none of JetStream's ({type(error).__name__})"
+        return
+    if found.clock_offset_seconds is None and isinstance(said.get("ts"), str):
+        found.clock_offset_seconds = _offset(said["ts"])
+
+
+def _offset(text: str) -> float | None:
+    """RFC 3339 with up to nanoseconds, which Python 3.10 reads only in part."""
+    head, _, fraction = text.rstrip("Z").partition(".")
+    try:
+        at = datetime.datetime.fromisoformat(f"{head}.{fraction[:6].ljust(6, '0')}+00:00")
+    except ValueError:
+        return None
+    return at.timestamp() - datetime.datetime.now(datetime.timezone.utc).timestamp()
+
+
+async def _announcements(settings: BusConfig) -> list[Message]:
+    kept: dict[str, Message] = {}
+    caught_up = asyncio.Event()
+
+    def keep(message: Message) -> None:
+        kept[message.subject] = message
+
+    subscriber = BusSubscriber(msgspec.structs.replace(settings, manage_streams=False), "semkv-doctor")
+    subscriber.subscribe_stream(
+        subjects.ANNOUNCEMENT_STREAM,
+        f"{subjects.ANNOUNCEMENTS}.>",
+        keep,
+        start="last_per_subject",
+        on_caught_up=caught_up.set,
+    )
+    await subscriber.start()
+    try:
+        await asyncio.wait_for(caught_up.wait(), _REPLAY_SECONDS)
+    except asyncio.TimeoutError:
+        pass  # what came so far is what there is to say; the streams are listed beside it
+    finally:
+        await subscriber.close()
+    return [kept[subject] for subject in sorted(kept)]

@@ -1,0 +1,259 @@
+"""What a live graph is missing, told from outside: findings of `doctor`. Pure.
+
+    diagnose(config, bus, snapshot, now) -> list[Finding]
+
+`bus` is what the broker holds (bus/inspection.py), `snapshot` what a router's page shows, or None where no page was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_semkv import __version__
+from dynamo_semkv.bus.inspection import BusInspection
+from dynamo_semkv.config.schema import Config, Materialization
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.codec import decode_announcement
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.namespace import differing_field
+from dynamo_semkv.observe.health import Level
+
+MAX_CLOCK_OFFSET_SECONDS = 2.0
+SILENT_BEATS = 3.0
+ENOUGH_REQUESTS = 20
+"""Fewer say nothing about reuse."""
+UNCONFIRMED_SHARE = 0.5
+_OF_A_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
+
+_STANDINGS = {
+    "no_stable_id": "set DYN_STABLE_ROUTING_ID for the worker, e.g. the pod's name",
+    "unannounced": "is the connector attached (kv_connector_config), and does it reach bus.url? Its log says what it refused at start",
+    "block_size_mismatch": "the model card and the connector count different tokens per block: set kv_cache_config.tokens_per_block "
+    "explicitly, and look whether the attention backend changes it",
+    "model_differs": "the worker serves another model than the one this router offers: one router component a model",
+    "namespace_differs": "the workers of one model must be equal in every field of the namespace (weights, dtype, layout, versions)",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    level: Level
+    detail: str
+    remedy: str = ""
+
+
+def diagnose(config: Config, bus: BusInspection, snapshot: Mapping[str, Any] | None, now: float) -> list[Finding]:
+    found = list(_broker(config, bus))
+    if bus.error is None and bus.jetstream_error is None:
+        found += _announced(config, bus, now)
+    if snapshot is not None:
+        found += _page(snapshot, now)
+    return found
+
+
+def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
+    if bus.error is not None:
+        yield Finding(
+            "bus", Level.FAIL, f"no connection to {bus.address} ({bus.error})", "bus.url, credentials, network policy"
+        )
+        return
+    yield Finding("bus", Level.OK, f"connected to {bus.address}")
+    if bus.jetstream_error is not None:
+        yield Finding(
+            "jetstream",
+            Level.FAIL,
+            bus.jetstream_error,
+            "switch it on (`jetstream {}`) and let this user ask; see docs/security.md",
+        )
+        return
+    missing = [name for name, seen in bus.streams.items() if seen is None]
+    if missing:
+        remedy = "they are made by the first router or worker that starts, or by `dynamo_semkv setup-bus`"
+        yield Finding("streams", Level.FAIL, f"not there: {', '.join(missing)}", remedy)
+    else:
+        yield from _stream_limits(config, bus)
+    offset = bus.clock_offset_seconds
+    if offset is not None and abs(offset) > MAX_CLOCK_OFFSET_SECONDS:
+        yield Finding(
+            "clock",
+            Level.WARN,
+            f"the broker's clock and this machine's differ by {abs(offset):.1f} s",
+            "synchronize clocks (NTP): ages and times on the page are off by that much; joins do not depend on it",
+        )
+
+
+def _stream_limits(config: Config, bus: BusInspection) -> Iterator[Finding]:
+    wanted = (config.bus.stream_max_age_seconds, config.bus.stream_max_bytes, config.bus.replicas)
+    differing = [
+        name
+        for name, seen in bus.streams.items()
+        if seen is not None and (seen.max_age_seconds, seen.max_bytes, seen.replicas) != wanted
+    ]
+    if differing:
+        yield Finding(
+            "streams",
+            Level.WARN,
+            f"other limits than bus.stream_* and bus.replicas say: {', '.join(differing)}",
+            "one file for all processes, then `dynamo_semkv setup-bus`",
+        )
+    else:
+        yield Finding("streams", Level.OK, f"{len(bus.streams)} streams")
+
+
+def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Finding]:
+    said: dict[str, ReplicaAnnouncement] = {}
+    silent: list[str] = []
+    limit = SILENT_BEATS * config.connector.announce_interval_seconds
+    for message in bus.announcements:
+        speaker = subjects.speaker(message.subject)
+        try:
+            announcement = decode_announcement(message.payload)
+        except ContractError as error:
+            yield Finding(
+                "announcements",
+                Level.WARN,
+                f"{message.subject}: {error}",
+                "a connector of another version: upgrade it, or this",
+            )
+            continue
+        if speaker != (announcement.stable_routing_id, announcement.dp_rank):
+            yield Finding(
+                "announcements",
+                Level.WARN,
+                f"{message.subject} speaks for {announcement.stable_routing_id}; routers drop it",
+                "two workers with one DYN_STABLE_ROUTING_ID, or a forger: see docs/security.md",
+            )
+            continue
+        name = f"{announcement.stable_routing_id}/{announcement.dp_rank}"
+        if now + (bus.clock_offset_seconds or 0.0) - message.timestamp > limit:
+            silent.append(name)
+        else:
+            said[name] = announcement
+    if silent:
+        yield Finding(
+            "announcements",
+            Level.WARN,
+            f"silent for more than {limit:.0f} s: {_listed(silent)}",
+            "gone, hung, or cut off from the broker; what was announced is forgotten after bus.stream_max_age_seconds",
+        )
+    if not said:
+        remedy = "are workers up, with kv_connector_config, DYN_STABLE_ROUTING_ID and SEMKV_CONFIG? Their logs say what was refused"
+        yield Finding("connectors", Level.FAIL, "no worker's connector has announced itself", remedy)
+        return
+    yield Finding("connectors", Level.OK, f"{len(said)} replicas announced: {_listed(list(said))}")
+    yield from _namespaces(said)
+    yield from _materialization(config, said)
+    versions = {announcement.connector_version for announcement in said.values()} - {""}
+    if versions - {__version__}:
+        remedy = "neighbouring minor versions work together; upgrade routers before workers"
+        yield Finding(
+            "versions", Level.WARN, f"connectors {', '.join(sorted(versions))}, this is {__version__}", remedy
+        )
+
+
+def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
+    by_model: dict[str, dict[str, ReplicaAnnouncement]] = {}
+    for name, announcement in said.items():
+        by_model.setdefault(announcement.model, {})[name] = announcement
+    for model, replicas in sorted(by_model.items()):
+        unknown = sorted({f for a in replicas.values() for f in set(a.namespace.unknown_fields()) - _OF_A_REQUEST})
+        if unknown:
+            yield Finding(
+                "namespace",
+                Level.WARN,
+                f"{model}: not known to the engine: {', '.join(unknown)}",
+                "nothing is materialized until every field is known: the engine's settings or the model directory must say it",
+            )
+        first_name, first = next(iter(replicas.items()))
+        for name, announcement in replicas.items():
+            field = differing_field(first.namespace, announcement.namespace)
+            if field is not None:
+                yield Finding(
+                    "namespace",
+                    Level.FAIL,
+                    f"{model}: {first_name} and {name} differ in {field}",
+                    _STANDINGS["namespace_differs"],
+                )
+                break
+
+
+def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
+    wanted = config.connector.materialization
+    other = [name for name, announcement in said.items() if announcement.materialization != wanted.value]
+    if other:
+        yield Finding(
+            "materialization",
+            Level.WARN,
+            f"this file says {wanted.value}, {_listed(other)} run with another",
+            "SEMKV_CONFIG of the workers, and a restart: connectors read it once",
+        )
+    if wanted is Materialization.EXACT:
+        without = [name for name, a in said.items() if a.materialization == "exact" and not a.slab_blocks]
+        if without:
+            yield Finding("slab", Level.FAIL, f"no host memory: {_listed(without)}", "connector.slab_bytes")
+
+
+def _page(snapshot: Mapping[str, Any], now: float) -> Iterator[Finding]:
+    for check in snapshot.get("readiness", {}).get("checks", ()):
+        if check["level"] != Level.OK.value:
+            yield Finding(f"router: {check['name']}", Level(check["level"]), check["detail"])
+    offset = snapshot.get("now", now) - now
+    if abs(offset) > MAX_CLOCK_OFFSET_SECONDS:
+        yield Finding(
+            "clock",
+            Level.WARN,
+            f"the router's clock and this machine's differ by {abs(offset):.1f} s",
+            "synchronize clocks (NTP)",
+        )
+    live = [row for row in snapshot.get("replicas", ()) if row.get("live")]
+    for standing, remedy in _STANDINGS.items():
+        kept_out = [row["name"] for row in live if row.get("standing") == standing]
+        if kept_out:
+            yield Finding("replicas", Level.WARN, f"{standing}: {_listed(kept_out)}", remedy)
+    if live and all(row.get("standing") == "ok" for row in live):
+        yield Finding("replicas", Level.OK, f"{len(live)} live replicas, each announced")
+    yield from _traffic(snapshot)
+
+
+def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
+    requests = snapshot.get("requests", 0)
+    if requests < ENOUGH_REQUESTS:
+        yield Finding("traffic", Level.OK, f"{requests} requests so far: too few to judge reuse")
+        return
+    beside = snapshot.get("beside", {})
+    reused, seen = beside.get("engine_cached_tokens", 0), beside.get("exact_device_tokens", 0)
+    if reused and not seen:
+        yield Finding(
+            "kv_events",
+            Level.FAIL,
+            f"engines reused {reused} tokens of their own, and Dynamo's index saw none coming",
+            "workers must publish KV events (--publish-kv-events) on the event plane that the routers use (DYN_EVENT_PLANE)",
+        )
+    elif not reused and not seen:
+        yield Finding(
+            "block_reuse",
+            Level.WARN,
+            f"no engine reused anything in {requests} requests",
+            "kv_cache_config.enable_block_reuse, or prompts that share no beginning",
+        )
+    else:
+        yield Finding("kv_events", Level.OK, f"Dynamo's index foresaw {seen} of {reused} tokens that engines reused")
+    unconfirmed = sum(row["routes"] for row in snapshot.get("outcomes", ()) if row["outcome"] == "unconfirmed")
+    if unconfirmed > UNCONFIRMED_SHARE * requests:
+        yield Finding(
+            "feedback",
+            Level.FAIL,
+            f"{unconfirmed} of {requests} routes closed without a report",
+            "the connectors' reports do not arrive: broker permissions, DYN_STABLE_ROUTING_ID, outcome.report_ttl_seconds",
+        )
+    else:
+        yield Finding("feedback", Level.OK, f"{requests - unconfirmed} of {requests} routes were reported on")
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(sorted(names)[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

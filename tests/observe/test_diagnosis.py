@@ -1,0 +1,168 @@
+"""Each thing that a graph can lack is named, with its remedy; a healthy one is called healthy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo_semkv import __version__
+from dynamo_semkv.bus.inspection import BusInspection, StreamSeen
+from dynamo_semkv.bus.streams import STREAMS
+from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.config.load import build
+from dynamo_semkv.contracts import subjects
+from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.codec import encode_announcement
+from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.observe.diagnosis import Finding, diagnose
+from dynamo_semkv.observe.health import Level
+
+NOW = 1e9
+CONFIG = build({})
+KNOWN = {
+    name: "x"
+    for name in CacheNamespace.__struct_fields__
+    if name not in ("tenant", "lora", "lora_revision", "multimodal")
+} | {"tokens_per_block": 32}
+
+
+def announcement(name: str = "w-a", *, age: float = 1.0, subject: str | None = None, **changes: Any) -> Message:
+    said = ReplicaAnnouncement(
+        version="1.0",
+        stable_routing_id=name,
+        dp_rank=0,
+        generation="g",
+        model="tiny",
+        namespace=CacheNamespace(**KNOWN),
+        materialization="exact",
+        slab_blocks=10,
+        connector_version=__version__,
+    )
+    payload = encode_announcement(msgspec.structs.replace(said, **changes))
+    return Message(subject or subjects.announcements(StableReplica(name, 0)), payload, None, 1, NOW - age, False)
+
+
+def bus(*announcements: Message, **changes: Any) -> BusInspection:
+    limits = StreamSeen(5, CONFIG.bus.stream_max_age_seconds, CONFIG.bus.stream_max_bytes, CONFIG.bus.replicas)
+    values: dict[str, Any] = {
+        "address": "h:4222",
+        "streams": dict.fromkeys(STREAMS, limits),
+        "clock_offset_seconds": 0.0,
+    }
+    return BusInspection(**{**values, "announcements": list(announcements), **changes})
+
+
+def snapshot(**changes: Any) -> dict[str, Any]:
+    return {
+        "now": NOW,
+        "readiness": {"checks": [{"name": "workers", "level": "ok", "detail": "2 replicas"}]},
+        "replicas": [{"name": "w-a/0", "live": True, "standing": "ok"}],
+        "requests": 100,
+        "beside": {"engine_cached_tokens": 5_000, "exact_device_tokens": 4_800},
+        "outcomes": [{"outcome": "materialized_exact", "routes": 60}, {"outcome": "unconfirmed", "routes": 3}],
+        **changes,
+    }
+
+
+def bad(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level is not Level.OK]
+
+
+def test_a_healthy_graph_has_nothing_bad_and_every_check_speaks() -> None:
+    findings = diagnose(CONFIG, bus(announcement("w-a"), announcement("w-b")), snapshot(), NOW)
+    assert bad(findings) == []
+    assert {"bus", "streams", "connectors", "replicas", "kv_events", "feedback"} <= {
+        finding.check for finding in findings
+    }
+
+
+WRONG = CacheNamespace(**{**KNOWN, "kv_dtype": "fp8"})
+UNKNOWN = CacheNamespace(**{**KNOWN, "tokenizer": None})
+CASES: list[tuple[BusInspection, dict[str, Any] | None, str, Level, str]] = [
+    (bus(error="refused"), None, "bus", Level.FAIL, "h:4222"),
+    (bus(jetstream_error="JetStream is off"), None, "jetstream", Level.FAIL, "off"),
+    (bus(announcement(), streams=dict.fromkeys(STREAMS)), None, "streams", Level.FAIL, "SEMKV_DONORS"),
+    (bus(announcement(), streams={STREAMS[0]: StreamSeen(1, 60.0, 9, 1)}), None, "streams", Level.WARN, "other limits"),
+    (bus(announcement(), clock_offset_seconds=30.0), None, "clock", Level.WARN, "30.0 s"),
+    (bus(), None, "connectors", Level.FAIL, "no worker"),
+    (bus(announcement(age=300.0)), None, "announcements", Level.WARN, "w-a/0"),
+    (
+        bus(announcement(), announcement(subject="semkv.announcements.w-b.0")),
+        None,
+        "announcements",
+        Level.WARN,
+        "speaks for w-a",
+    ),
+    (bus(announcement(version="9.0"), announcement("w-b")), None, "announcements", Level.WARN, "9.0"),
+    (bus(announcement(), announcement("w-b", namespace=WRONG)), None, "namespace", Level.FAIL, "kv_dtype"),
+    (bus(announcement(namespace=UNKNOWN)), None, "namespace", Level.WARN, "tokenizer"),
+    (bus(announcement(materialization="off")), None, "materialization", Level.WARN, "w-a/0"),
+    (bus(announcement(slab_blocks=0)), None, "slab", Level.FAIL, "w-a/0"),
+    (bus(announcement(connector_version="0.0.1")), None, "versions", Level.WARN, "0.0.1"),
+    (bus(announcement()), snapshot(now=NOW + 60), "clock", Level.WARN, "60.0 s"),
+    (
+        bus(announcement()),
+        snapshot(beside={"engine_cached_tokens": 99, "exact_device_tokens": 0}),
+        "kv_events",
+        Level.FAIL,
+        "99",
+    ),
+    (
+        bus(announcement()),
+        snapshot(beside={"engine_cached_tokens": 0, "exact_device_tokens": 0}),
+        "block_reuse",
+        Level.WARN,
+        "100",
+    ),
+    (
+        bus(announcement()),
+        snapshot(outcomes=[{"outcome": "unconfirmed", "routes": 80}]),
+        "feedback",
+        Level.FAIL,
+        "80 of 100",
+    ),
+    *(
+        (
+            bus(announcement()),
+            snapshot(replicas=[{"name": "w", "live": True, "standing": name}]),
+            "replicas",
+            Level.WARN,
+            name,
+        )
+        for name in ("no_stable_id", "unannounced", "block_size_mismatch", "model_differs", "namespace_differs")
+    ),
+    (
+        bus(announcement()),
+        snapshot(readiness={"checks": [{"name": "catalog", "level": "warn", "detail": "events are missing"}]}),
+        "router: catalog",
+        Level.WARN,
+        "missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("seen", "page", "check", "level", "says"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_is_missing_is_named(
+    seen: BusInspection, page: dict[str, Any] | None, check: str, level: Level, says: str
+) -> None:
+    found = [finding for finding in bad(diagnose(CONFIG, seen, page, NOW)) if finding.check == check]
+    assert [finding.level for finding in found] == [level]
+    assert says in found[0].detail
+    assert found[0].remedy or check.startswith("router: ")
+
+
+def test_every_standing_of_the_router_has_a_remedy() -> None:
+    from dynamo_semkv.observe.diagnosis import _STANDINGS
+    from dynamo_semkv.router.replicas import Standing
+
+    assert set(_STANDINGS) == {standing.value for standing in Standing} - {"ok"}
+
+
+def test_few_requests_are_not_judged() -> None:
+    findings = diagnose(CONFIG, bus(announcement()), snapshot(requests=3, beside={}, outcomes=[]), NOW)
+    assert bad(findings) == []
