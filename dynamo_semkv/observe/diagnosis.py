@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_semkv import __version__
 from dynamo_semkv.bus.inspection import BusInspection
 from dynamo_semkv.config.schema import Config, Materialization
 from dynamo_semkv.contracts import subjects
@@ -148,11 +147,9 @@ def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Findi
     yield from _namespaces(said)
     yield from _materialization(config, said)
     versions = {announcement.connector_version for announcement in said.values()} - {""}
-    if versions - {__version__}:
-        remedy = "neighbouring minor versions work together; upgrade routers before workers"
-        yield Finding(
-            "versions", Level.WARN, f"connectors {', '.join(sorted(versions))}, this is {__version__}", remedy
-        )
+    if len(versions) > 1:
+        remedy = "blocks of one are nothing to the other: let the rolling upgrade end"
+        yield Finding("versions", Level.WARN, f"connectors of several versions: {', '.join(sorted(versions))}", remedy)
 
 
 def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:

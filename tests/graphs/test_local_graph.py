@@ -6,12 +6,15 @@ The tests share one graph; the last one reads what all of them left in the logs.
 
 from __future__ import annotations
 
+import json
+import os
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamo_semkv.cli import main
 from graphs.local.graph import LocalGraph
 from tests.graphs.traffic import Traffic, ask, get, routes, send, wait_until
 from tests.router.graph.processes import listening_sockets
@@ -177,6 +180,21 @@ def test_a_bad_request_is_told_which_field(graph: LocalGraph) -> None:
     assert caught.value.code == 400
     assert b"sampling_options.presence_penalty" in caught.value.read()
     assert before == [], "errors before the bad request"
+
+
+def test_doctor_finds_a_healthy_graph_healthy_and_a_page_that_is_away_missing(
+    graph: LocalGraph, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("SEMKV_", "DYN_", "NATS_"))]:
+        monkeypatch.delenv(name)
+    doctor = ["doctor", "--config", str(graph.config_path), "--url", graph.page_url(), "--json"]
+    capsys.readouterr()
+    assert main(doctor) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert [finding for finding in findings if finding["level"] != "ok"] == []
+    assert {"bus", "streams", "connectors", "replicas"} <= {finding["check"] for finding in findings}
+    assert main(["doctor", "--config", str(graph.config_path), "--url", "http://127.0.0.1:9"]) == 1
+    assert "no router's page answers" in capsys.readouterr().out
 
 
 def test_no_restart_was_needed_and_ports_stay_over_one(graph: LocalGraph) -> None:

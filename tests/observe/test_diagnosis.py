@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_semkv import __version__
 from dynamo_semkv.bus.inspection import BusInspection, StreamSeen
 from dynamo_semkv.bus.streams import STREAMS
 from dynamo_semkv.bus.subscriber import Message
@@ -39,7 +38,7 @@ def announcement(name: str = "w-a", *, age: float = 1.0, subject: str | None = N
         namespace=CacheNamespace(**KNOWN),
         materialization="exact",
         slab_blocks=10,
-        connector_version=__version__,
+        connector_version="semkv/1",
     )
     payload = encode_announcement(msgspec.structs.replace(said, **changes))
     return Message(subject or subjects.announcements(StableReplica(name, 0)), payload, None, 1, NOW - age, False)
@@ -101,7 +100,7 @@ CASES: list[tuple[BusInspection, dict[str, Any] | None, str, Level, str]] = [
     (bus(announcement(namespace=UNKNOWN)), None, "namespace", Level.WARN, "tokenizer"),
     (bus(announcement(materialization="off")), None, "materialization", Level.WARN, "w-a/0"),
     (bus(announcement(slab_blocks=0)), None, "slab", Level.FAIL, "w-a/0"),
-    (bus(announcement(connector_version="0.0.1")), None, "versions", Level.WARN, "0.0.1"),
+    (bus(announcement(), announcement("w-b", connector_version="semkv/2")), None, "versions", Level.WARN, "semkv/2"),
     (bus(announcement()), snapshot(now=NOW + 60), "clock", Level.WARN, "60.0 s"),
     (
         bus(announcement()),
