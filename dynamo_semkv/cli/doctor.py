@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         return REFUSED
     except page.PageError as error:
         unread = Finding("page", Level.FAIL, str(error))
+    read_at = time.time()
     bus = asyncio.run(inspect(loaded.config.bus))
-    findings = diagnose(loaded.config, bus, snapshot, time.time())
+    findings = diagnose(loaded.config, bus, snapshot, time.time(), page_read_at=read_at)
     findings += [unread] if unread is not None else []
     if arguments.json:
         print(json.dumps([{**asdict(finding), "level": finding.level.value} for finding in findings], indent=2))

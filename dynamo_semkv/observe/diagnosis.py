@@ -20,7 +20,8 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.namespace import differing_field
 from dynamo_semkv.observe.health import Level
 
-MAX_CLOCK_OFFSET_SECONDS = 2.0
+MAX_CLOCK_OFFSET_SECONDS = 5.0
+"""A page may be some seconds old on a busy machine."""
 SILENT_BEATS = 3.0
 ENOUGH_REQUESTS = 20
 """Fewer say nothing about reuse."""
@@ -45,12 +46,20 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(config: Config, bus: BusInspection, snapshot: Mapping[str, Any] | None, now: float) -> list[Finding]:
+def diagnose(
+    config: Config,
+    bus: BusInspection,
+    snapshot: Mapping[str, Any] | None,
+    now: float,
+    *,
+    page_read_at: float | None = None,
+) -> list[Finding]:
+    """`now`: when the broker was read; `page_read_at`: when the page was (None: also then). Unix seconds of this machine."""
     found = list(_broker(config, bus))
     if bus.error is None and bus.jetstream_error is None:
         found += _announced(config, bus, now)
     if snapshot is not None:
-        found += _page(snapshot, now)
+        found += _page(snapshot, now if page_read_at is None else page_read_at)
     return found
 
 
