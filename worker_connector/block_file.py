@@ -1,0 +1,172 @@
+"""One KV block as a file: what is in it, how it is written whole or not at all, and when it is believed. All calls do I/O.
+
+    magic 8 | version u32 | tokens u32 | payload u64 | words u32 | ordinal u32 | geometry 16 | namespace 32 | key 16 | parent 16
+    | words ... | tokens ... | payload ... | checksum 32
+
+No pickle: a fixed header, the namespace in words (so that a later process can say whose block it is), the tokens, the bytes. The
+checksum is over all that stands before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dynamo_semkv.contracts.keys import BlockKey, child_key, root_key
+
+_MAGIC = b"SEMKVBLK"
+_VERSION = 2
+_HEADER = struct.Struct("<8sIIQII16s32s16s16s")
+_CHECKSUM_BYTES = 32
+OVERHEAD = _HEADER.size + _CHECKSUM_BYTES
+"""Bytes of a file beside words, tokens and payload."""
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """A block without its bytes. `tokens`: little-endian u32. `words`: its namespace in an encoding of the caller's; not compared by
+    `read_block`, which trusts the digest."""
+
+    namespace: bytes
+    key: BlockKey
+    parent: BlockKey
+    """Of block 0: `root_key(namespace)`."""
+    ordinal: int
+    tokens: bytes
+    words: bytes = b""
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """What all files of one store have in common. `geometry`: 16 bytes for layout and shard; `payload`: bytes of a block."""
+
+    geometry: bytes
+    payload: int
+
+    def size_of(self, block: BlockRecord) -> int:
+        return OVERHEAD + len(block.words) + len(block.tokens) + self.payload
+
+    def name_of(self, namespace: bytes, key: bytes) -> str:
+        if len(namespace) != 32 or len(key) != 16:
+            raise ValueError(f"namespace of {len(namespace)} and key of {len(key)} bytes, expected 32 and 16")
+        return hashlib.blake2b(namespace + key + self.geometry, digest_size=32, person=b"semkv-disk-name").hexdigest()
+
+    def write(self, unfinished: Path, path: Path, block: BlockRecord, payload: memoryview, *, fsync: bool) -> None:
+        """Under a name of its own first. Raises OSError."""
+        head = self._header(block, len(block.words)) + block.words + block.tokens
+        with _create(unfinished) as file:
+            for part in (head, payload, _checksum(head, payload)):
+                _write_all(file, part)
+            if fsync:
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        if fsync:
+            _fsync_directory(path.parent)
+
+    def read(self, path: Path, block: BlockRecord, target: memoryview) -> bool:
+        """Into `target`; False if the file is not that of this block, or not what was written. Raises OSError."""
+        with open(path, "rb", buffering=0) as file:
+            sound = self._read(file, block, target)
+            if sound:
+                os.utime(file.fileno())  # the order of use, for the next start
+        return sound
+
+    def _read(self, file: BinaryIO, block: BlockRecord, target: memoryview) -> bool:
+        raw = _read_all(file, _HEADER.size)
+        if len(raw) != _HEADER.size:
+            return False
+        words = _HEADER.unpack(raw)[4]
+        size = OVERHEAD + words + len(block.tokens) + self.payload
+        if os.fstat(file.fileno()).st_size != size or raw != self._header(block, words):
+            return False
+        head = raw + _read_all(file, words + len(block.tokens))
+        if not head.endswith(block.tokens):
+            return False
+        view, at = target.cast("B"), 0
+        while at < self.payload:
+            got = file.readinto(view[at:])  # type: ignore[attr-defined]  # unbuffered files have it
+            if not got:
+                return False
+            at += got
+        return _read_all(file, _CHECKSUM_BYTES) == _checksum(head, target)
+
+    def look(self, path: Path, size: int) -> BlockRecord | str:
+        """What block a file says to be, by its head alone; else why it is none of ours: `foreign` (another version, geometry or size of a
+        block) or `damaged` (its length, its name or its key is not that of what it says). Raises OSError."""
+        with open(path, "rb") as file:
+            raw = file.read(_HEADER.size)
+            if len(raw) != _HEADER.size:
+                return "damaged"
+            magic, version, tokens, payload, words, ordinal, geometry, namespace, key, parent = _HEADER.unpack(raw)
+            if (magic, version, payload, geometry) != (_MAGIC, _VERSION, self.payload, self.geometry):
+                return "foreign"
+            if OVERHEAD + words + tokens + payload != size:
+                return "damaged"
+            head = file.read(words + tokens)
+        block = BlockRecord(namespace, key, parent, ordinal, head[words:], head[:words])
+        sound = self.name_of(namespace, key) == path.stem and _is_chained(block)
+        return block if sound else "damaged"
+
+    def _header(self, block: BlockRecord, words: int) -> bytes:
+        return _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            len(block.tokens),
+            self.payload,
+            words,
+            block.ordinal,
+            self.geometry,
+            block.namespace,
+            block.key,
+            block.parent,
+        )
+
+
+def _is_chained(block: BlockRecord) -> bool:
+    """Is the key that of these tokens behind this parent?"""
+    start = block.parent == root_key(block.namespace)
+    return start is (block.ordinal == 0) and child_key(block.parent, block.tokens) == block.key
+
+
+def _checksum(head: bytes, payload: memoryview) -> bytes:
+    digest = hashlib.blake2b(head, digest_size=_CHECKSUM_BYTES, person=b"semkv-disk-sum")
+    digest.update(payload)
+    return digest.digest()
+
+
+@contextmanager
+def _create(path: Path) -> Iterator[BinaryIO]:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        yield file
+
+
+def _write_all(file: BinaryIO, part: bytes | memoryview) -> None:
+    view = memoryview(part).cast("B")
+    while view:
+        view = view[file.write(view) :]
+
+
+def _read_all(file: BinaryIO, size: int) -> bytes:
+    parts = []
+    while size:
+        part = file.read(size)
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,400 @@
+"""DiskTier: the leader's decisions about the tier below the slab. What goes to disk, what comes back, and when.
+
+* Down: every block that became resident is written behind, in the order of residency (so chains arrive from their start), a few at a time. Not
+  only what is evicted: a slot that is needed now could not wait for the disk, and a process that dies would leave nothing behind. While a
+  block is written it is leased, so its slot keeps it.
+* Up: the engine asks for a prompt whose chain ends in the slab and goes on here, or a hint names a donor that is here. Its blocks get
+  slots and are read into them; only when every rank has verified and sealed a block does it enter the ledger as resident, so an offer never
+  waits for a disk and never promises one. The request that asked is served by what is in the slab; the next one finds more.
+* No thrashing: a slot for staging comes from what is free, or from blocks that nobody leases and that were used last *before* the wish was
+  made. Bytes in flight are bounded both ways, wishes by their number.
+
+No I/O and no waiting: orders are handed to the ranks, whose threads answer (rank_disk.py). Under tensor parallelism `send` must reach
+every rank, and `ranks` answers are awaited for each order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import count
+
+from dynamo_semkv.contracts.keys import BlockKey, root_key
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.background import Job
+from worker_connector.block_file import BlockRecord
+from worker_connector.disk_index import DiskBlock, DiskIndex
+from worker_connector.disk_orders import (
+    Clear,
+    DiskCleared,
+    DiskFound,
+    DiskGone,
+    DiskOrder,
+    DiskResult,
+    Placed,
+    Spill,
+    SpillDone,
+    Stage,
+    StageDone,
+)
+from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.namespace_words import namespace_of, words_of
+
+_log = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+STAGE_BYTES = 64 * _MIB
+"""In flight from disk."""
+STAGE_ORDER_BYTES = 16 * _MIB
+SPILL_BYTES = 32 * _MIB
+"""In flight to disk: what may be leased for it."""
+SPILL_ORDER_BYTES = 8 * _MIB
+_ORDER_BLOCKS = 16
+_WISHES = 64
+_WORDS = 4_096
+
+_ORDER_IDS = count(1)
+"""Over all lives: a late answer to an earlier life's order must not be taken for another."""
+
+
+@dataclass(eq=False)
+class _Wish:
+    blocks: list[DiskBlock]
+    horizon: int
+    """Blocks that were used at this tick of the ledger or later keep their slots."""
+    at: int = 0
+
+
+@dataclass(eq=False)
+class _Open:
+    """An order that not every rank has answered."""
+
+    entries: list[BlockEntry]
+    records: list[BlockRecord]
+    good: list[bool]
+    waiting: set[int] = field(default_factory=set)
+    void: bool = False
+    """Given before `clear`: what it wrote or read is worth nothing."""
+
+
+class DiskTier:
+    """Not thread-safe: the leader's lock covers it, but for `missed_key`, `wish_tokens` and `hinted`, which take it themselves."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bytes_per_block: int,
+        *,
+        send: Callable[[DiskOrder], None],
+        submit: Callable[[Job], bool],
+        lock: AbstractContextManager[object],
+        on_staged: Callable[[Sequence[BlockEntry]], None],
+        on_gone: Callable[[Sequence[DiskBlock]], None],
+        on_found: Callable[[Sequence[tuple[CacheNamespace, DiskBlock]]], None],
+        ranks: int = 1,
+    ) -> None:
+        """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became resident;
+        `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left."""
+        self.index = DiskIndex(ranks)
+        self._ledger = ledger
+        self._ranks = ranks
+        self._bytes = bytes_per_block
+        self._send = send
+        self._submit = submit
+        self._lock = lock
+        self._on_staged = on_staged
+        self._on_gone = on_gone
+        self._on_found = on_found
+        self._words: OrderedDict[bytes, bytes] = OrderedDict()
+        self._found: set[int] = set()
+        self._clearing: Counter[int] = Counter()
+        self._to_spill: OrderedDict[BlockKey, None] = OrderedDict()
+        self._spilling: dict[int, _Open] = {}
+        self._wishes: deque[_Wish] = deque()
+        self._planned: set[BlockKey] = set()
+        self._staging: dict[int, _Open] = {}
+        self._being_staged: set[BlockKey] = set()
+        self.counts: Counter[str] = Counter()
+        """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; wishes: `missed`, `hinted`,
+        `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
+
+    # down
+
+    def admitted(self, namespace: CacheNamespace, entry: BlockEntry) -> None:
+        """A block became resident: it is to be written behind. `pump` sends what may go."""
+        self._remember(entry.digest, namespace)
+        self._to_spill[entry.key] = None
+
+    def pump(self) -> None:
+        """Sends what the bounds allow, both ways."""
+        self._pump_up()
+        self._pump_down()
+
+    def _pump_down(self) -> None:
+        limit = max(1, SPILL_BYTES // self._bytes)
+        flying = sum(len(order.entries) for order in self._spilling.values())
+        while self._to_spill and flying < limit:
+            entries: list[BlockEntry] = []
+            size = min(max(1, SPILL_ORDER_BYTES // self._bytes), _ORDER_BLOCKS, limit - flying)
+            while self._to_spill and len(entries) < size:
+                key, _ = self._to_spill.popitem(last=False)
+                entries.extend(self._unwritten(key, size - len(entries)))
+            if not entries:
+                return
+            flying += len(entries)
+            records = [self._record(entry) for entry in entries]
+            order_id = next(_ORDER_IDS)
+            self._ledger.lease(entries)
+            self._spilling[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
+            self._send(Spill(order_id, tuple(map(Placed, records, [entry.slot for entry in entries]))))
+
+    def _unwritten(self, key: BlockKey, room: int) -> list[BlockEntry]:
+        """The block and what it continues, as far as that is not on its way or there: an earlier attempt may have failed. What finds no
+        room is put back."""
+        entry = self._ledger.by_key(key)
+        chain: list[BlockEntry] = []
+        while entry is not None and entry.ordinal >= 0 and entry.resident and self.index.get(entry.key) is None:
+            if any(entry in order.entries for order in self._spilling.values()):
+                break
+            chain.append(entry)
+            entry = entry.parent
+        chain.reverse()
+        for later in reversed(chain[room:]):
+            self._to_spill[later.key] = None
+            self._to_spill.move_to_end(later.key, last=False)
+        for taken in chain[:room]:
+            self._to_spill.pop(taken.key, None)
+        return chain[:room]
+
+    def _spilled(self, order: _Open) -> None:
+        self._ledger.release(order.entries)
+        if order.void:
+            return
+        done = sum(order.good)
+        self.counts["spilled"] += done
+        self.counts["spill_failed"] += len(order.good) - done
+        if not done and self._to_spill:
+            # The disk takes nothing: what waits would only be refused as well. A later block brings its chain along.
+            self.counts["spill_dropped"] += len(self._to_spill)
+            self._to_spill.clear()
+
+    # up
+
+    def missed(self, digest: bytes, tokens: bytes, at: int, limit: int, key: BlockKey) -> None:
+        """On the scheduler's thread: the resident chain of a prompt ends before block `at`, whose key this is. Costs one look; if it goes
+        on here, the rest is looked up on the background thread. `tokens`: the prompt; `limit`: its blocks that may be served."""
+        if self.index.get(key) is None or key in self._planned:
+            return
+        self._planned.add(key)
+        horizon = self._ledger.tick
+        if not self._submit(lambda: self._wish_tokens(digest, tokens, at, limit, key, horizon)):
+            self._planned.discard(key)
+            self.counts["wish_refused"] += 1
+            return
+        self.counts["missed"] += 1
+
+    def _wish_tokens(self, digest: bytes, tokens: bytes, at: int, limit: int, key: BlockKey, horizon: int) -> None:
+        step = 4 * self._ledger.tokens_per_block
+        first = self.index.get(key)
+        path: list[DiskBlock] = []
+        if first is not None and first.tokens == tokens[at * step : (at + 1) * step]:
+            path = [first, *self.index.path(key, tokens[(at + 1) * step : limit * step], step)]
+        with self._lock:
+            self._planned.discard(key)
+            self._wish(path, horizon)
+
+    def hinted(self, tip: DiskBlock) -> None:
+        """A request for this chain is on its way. Never on the scheduler's thread."""
+        path = tip.chain()
+        with self._lock:
+            self.counts["hinted"] += 1
+            self._wish(path, self._ledger.tick)
+
+    def _wish(self, path: list[DiskBlock], horizon: int) -> None:
+        if not path:
+            return
+        self._wishes.append(_Wish(path, horizon))
+        if len(self._wishes) > _WISHES:
+            self._wishes.popleft()
+            self.counts["wish_dropped"] += 1
+        self._pump_up()
+
+    def _pump_up(self) -> None:
+        limit = max(1, STAGE_BYTES // self._bytes)
+        flying = sum(len(order.entries) for order in self._staging.values())
+        while self._wishes and flying < limit:
+            wish = self._wishes[0]
+            size = min(max(1, STAGE_ORDER_BYTES // self._bytes), _ORDER_BLOCKS, limit - flying)
+            entries = self._take(wish, size)
+            if wish.at >= len(wish.blocks):
+                self._wishes.popleft()
+            if not entries:
+                continue
+            flying += len(entries)
+            records = [self._record(entry) for entry in entries]
+            order_id = next(_ORDER_IDS)
+            self._being_staged.update(entry.key for entry in entries)
+            self._staging[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
+            self._send(Stage(order_id, tuple(map(Placed, records, [entry.slot for entry in entries]))))
+
+    def _take(self, wish: _Wish, size: int) -> list[BlockEntry]:
+        """Slots for the next blocks of a wish, which ends (`at` at its end) where it cannot go on."""
+        entries: list[BlockEntry] = []
+        while wish.at < len(wish.blocks) and len(entries) < size:
+            block = wish.blocks[wish.at]
+            there = self._ledger.by_key(block.key)
+            if there is None:
+                entry = self._enter(block, wish.horizon)
+                if entry is None:
+                    wish.at = len(wish.blocks)
+                    break
+                entries.append(entry)
+            elif not there.resident and block.key not in self._being_staged:
+                self.counts["busy"] += 1  # a request is just computing and saving it
+                wish.at = len(wish.blocks)
+                break
+            wish.at += 1
+        return entries
+
+    def _enter(self, block: DiskBlock, horizon: int) -> BlockEntry | None:
+        above = None if block.parent is None else self._ledger.by_key(block.parent.key)
+        if not block.usable or (block.parent is not None and above is None):
+            return None
+        entry = self._ledger.enter(block.digest, above, block.tokens, used_before=horizon)
+        if entry is None:
+            self.counts["no_slot"] += 1
+            return None
+        entry.staged = True
+        return entry
+
+    def _staged(self, order: _Open) -> None:
+        run: list[BlockEntry] = []
+        for entry, good in zip(order.entries, order.good, strict=True):
+            self._being_staged.discard(entry.key)
+            self._ledger.landed(entry)
+            if entry.removed:
+                continue
+            parent = entry.parent
+            if good and not order.void and parent is not None and (parent.ordinal < 0 or parent.resident):
+                self._ledger.admit(entry)
+                run.append(entry)
+            else:
+                self.counts["stage_failed"] += 1
+                self._ledger.remove(entry)
+        self.counts["staged"] += len(run)
+        if run:
+            self._on_staged(run)
+
+    # what the ranks answer
+
+    def on_result(self, result: DiskResult) -> None:
+        rank = result.rank
+        if isinstance(result, DiskCleared):
+            self._clearing[rank] -= 1
+        elif isinstance(result, DiskFound):
+            if not self._clearing[rank]:
+                self._enter_found(result)
+        elif isinstance(result, DiskGone):
+            gone = [block for key in result.keys if (block := self.index.remove(rank, key)) is not None]
+            if gone:
+                self._on_gone(gone)
+        elif isinstance(result, StageDone):
+            if (staged := self._staging.get(result.order_id)) is not None:
+                good = [index < result.blocks for index in range(len(staged.entries))]
+                if self._answered(self._staging, result.order_id, rank, good):
+                    self._staged(staged)
+        elif (spilled := self._spilling.get(result.order_id)) is not None:
+            if not spilled.void:
+                for record, written in zip(spilled.records, result.written, strict=True):
+                    if written:
+                        self.index.add(rank, record)
+            if self._answered(self._spilling, result.order_id, rank, list(result.written)):
+                self._spilled(spilled)
+        self.pump()
+
+    def _answered(self, orders: dict[int, _Open], order_id: int, rank: int, good: list[bool]) -> bool:
+        """Did this answer complete the order?"""
+        order = orders[order_id]
+        order.good = [a and b for a, b in zip(order.good, good, strict=True)]
+        order.waiting.discard(rank)
+        if order.waiting:
+            return False
+        del orders[order_id]
+        return True
+
+    def _enter_found(self, result: DiskFound) -> None:
+        for record in result.blocks:
+            if record.words and record.namespace not in self._words:
+                self._keep_words(record.namespace, record.words)
+            self.index.add(result.rank, record)
+        self.counts["found"] += len(result.blocks)
+        if result.last:
+            self._found.add(result.rank)
+            if len(self._found) == self._ranks:
+                self._submit(self._tell_found)
+
+    def _tell_found(self) -> None:
+        with self._lock:
+            ends = list(self.index.ends())
+            words = dict(self._words)
+        spaces: dict[bytes, CacheNamespace | None] = {}
+        told: list[tuple[CacheNamespace, DiskBlock]] = []
+        for tip in ends:
+            if tip.digest not in spaces:
+                spaces[tip.digest] = namespace_of(words.get(tip.digest, b""), tip.digest)
+            namespace = spaces[tip.digest]
+            if namespace is not None:
+                told.append((namespace, tip))
+        if told:
+            self._on_found(told)
+
+    # all of it
+
+    def clear(self) -> None:
+        """Weights or cache were reset: nothing that was written is worth anything. The ledger is cleared by its owner."""
+        self.counts["cleared"] += 1
+        self._to_spill.clear()
+        self._wishes.clear()
+        for order in (*self._spilling.values(), *self._staging.values()):
+            order.void = True
+        for rank in range(self._ranks):
+            self._clearing[rank] += 1
+        gone = self.index.clear()
+        if gone:
+            self._on_gone(gone)
+        self._send(Clear(next(_ORDER_IDS)))
+
+    @property
+    def in_flight(self) -> int:
+        """Orders that are not answered."""
+        return len(self._spilling) + len(self._staging)
+
+    def snapshot(self) -> dict[str, int]:
+        return {
+            **self.counts,
+            "blocks": self.index.usable,
+            "waiting_to_spill": len(self._to_spill),
+            "wishes": len(self._wishes),
+            "in_flight": self.in_flight,
+        }
+
+    def _remember(self, digest: bytes, namespace: CacheNamespace) -> None:
+        if digest in self._words:
+            self._words.move_to_end(digest)
+        else:
+            self._keep_words(digest, words_of(namespace))
+
+    def _keep_words(self, digest: bytes, words: bytes) -> None:
+        self._words[digest] = words
+        if len(self._words) > _WORDS:
+            self._words.popitem(last=False)
+
+    def _record(self, entry: BlockEntry) -> BlockRecord:
+        parent = entry.parent
+        above = parent.key if parent is not None and parent.ordinal >= 0 else root_key(entry.digest)
+        return BlockRecord(
+            entry.digest, entry.key, above, entry.ordinal, entry.tokens, self._words.get(entry.digest, b"")
+        )

@@ -1,0 +1,263 @@
+"""RankDisk: the rank's thread for its disk store. It obeys the leader's orders (disk_orders.py) and answers each of them, whatever happens.
+
+Into the slab: the file's checksum, header and tokens are verified over the very memory of the slot, which is sealed only then. Out of it: a
+copy of the slot is taken and checked against its seal before it is written, so damage in memory never becomes a file with a right checksum.
+The leader holds a lease on what is written and keeps to itself what is being read, so no slot changes hands meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from worker_connector.disk_orders import (
+    Clear,
+    DiskCleared,
+    DiskFound,
+    DiskGone,
+    DiskOrder,
+    DiskResult,
+    Placed,
+    Spill,
+    SpillDone,
+    Stage,
+    StageDone,
+)
+from worker_connector.disk_store import DiskStore
+from worker_connector.refusal import Refused
+from worker_connector.slab import HostSlab
+
+_log = logging.getLogger(__name__)
+
+FOUND_AT_ONCE = 256
+"""Blocks in one report of what an earlier life left: the leader's lock is held for as long as it takes to enter them."""
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class DiskPlace:
+    """`connector.disk_path` and `connector.disk_bytes`, made out for one rank of one engine."""
+
+    directory: Path
+    limit_bytes: int
+    shard: str = "0/1"
+    """Which tensor-parallel shard of a block these are: rank/size."""
+
+    @staticmethod
+    def of(path: str, limit_bytes: int, stable_routing_id: str, number: int, shard: str = "0/1") -> DiskPlace:
+        """Each rank of each engine has a directory of its own, so that engines may share `path`. The id is safe as a name but for what a
+        path means by dots."""
+        engine = stable_routing_id.replace(".", "%2E")
+        return DiskPlace(Path(path).expanduser() / engine / f"rank-{number}", limit_bytes, shard)
+
+    def open(self, layout: str, bytes_per_block: int) -> DiskStore:
+        """Raises Refused when the directory cannot be used, or the file system has not that much left."""
+        digest = hashlib.blake2b(f"{layout}/{self.shard}".encode(), digest_size=8, person=b"semkv-disk")
+        store = DiskStore(self.directory, digest.hexdigest(), bytes_per_block, self.limit_bytes)
+        try:
+            check_room(self.directory, self.limit_bytes)
+        except Refused:
+            store.close()
+            raise
+        return store
+
+
+def check_room(directory: Path, limit_bytes: int, free: Callable[[Path], int] | None = None) -> None:
+    """Refused when `connector.disk_bytes` is more than the file system can still give, blocks that are there already included."""
+    left = shutil.disk_usage(directory).free if free is None else free(directory)
+    if limit_bytes <= left:
+        return
+    room = left + sum(path.stat().st_size for path in directory.glob("*.kv"))
+    if limit_bytes > room:
+        raise Refused(
+            "connector.disk_bytes",
+            limit_bytes,
+            f"the file system of {directory} has {room} bytes for it",
+            f"set it to at most {room} (it counts per rank), or connector.disk_path to a directory on a larger disk",
+        )
+
+
+class RankDisk:
+    """`order` may be called from any thread and never waits. `manual=True`: no thread, orders run in `run_pending` (tests)."""
+
+    def __init__(
+        self,
+        number: int,
+        store: DiskStore,
+        slab: HostSlab,
+        post: Callable[[DiskResult], None],
+        *,
+        manual: bool = False,
+    ) -> None:
+        self._number = number
+        self._store = store
+        self._slab = slab
+        self._post = post
+        self._wake = threading.Condition()
+        self._first: deque[Stage] = deque()
+        self._then: deque[Spill | Clear] = deque()
+        self._closing = False
+        self._busy = False
+        self._known = False
+        self._copy = np.empty((1, slab.row_bytes), dtype=np.uint8)
+        self._thread: threading.Thread | None = None
+        self._manual = manual
+        self.failed = 0
+        """Orders that ended in an exception."""
+
+    @property
+    def store(self) -> DiskStore:
+        return self._store
+
+    def start(self) -> None:
+        """Looks for what an earlier life left, then works. Once; after the leader was told of the pool."""
+        if not self._manual:
+            self._thread = threading.Thread(target=self._run, name=f"semkv-disk-{self._number}", daemon=True)
+            self._thread.start()
+
+    def order(self, order: DiskOrder) -> None:
+        with self._wake:
+            if isinstance(order, Stage):
+                self._first.append(order)
+            else:
+                self._then.append(order)
+            self._wake.notify_all()
+
+    def run_pending(self, limit: int | None = None) -> int:
+        """Manual mode: runs what waits, at most `limit` orders; returns how many."""
+        self._take_over()
+        done = 0
+        while (limit is None or done < limit) and (order := self._next()) is not None:
+            self._work(order)
+            done += 1
+        return done
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until nothing is left to do; False when the time is over. Not in manual mode."""
+        with self._wake:
+            return self._wake.wait_for(
+                lambda: self._known and not self._first and not self._then and not self._busy, timeout
+            )
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends after the order in hand; those that wait stay unanswered: their leader's books end too. Files stay."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                _log.warning("semkv connector: the disk's thread did not end within %.0f s; its lock is kept", timeout)
+                return
+        self._store.close()
+
+    # on the thread
+
+    def _run(self) -> None:
+        self._take_over()
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closing or bool(self._first) or bool(self._then))
+                if self._closing:
+                    return
+                order = self._next()
+                self._busy = order is not None
+            if order is not None:
+                self._work(order)
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+
+    def _next(self) -> DiskOrder | None:
+        if self._first:
+            return self._first.popleft()
+        return self._then.popleft() if self._then else None
+
+    def _take_over(self) -> None:
+        if self._known:
+            return
+        try:
+            records = iter(self._store.take_over(lambda: self._closing))
+        except Exception:  # noqa: BLE001 - a directory that cannot be read costs what an earlier life left there, not this one
+            self.failed += 1
+            _log.exception("semkv connector: what is on disk from before could not be looked through")
+            records = iter(())
+        batch = tuple(islice(records, FOUND_AT_ONCE))
+        while batch and not self._closing:
+            following = tuple(islice(records, FOUND_AT_ONCE))
+            self._post(DiskFound(self._number, batch, last=not following))
+            batch = following
+        with self._wake:
+            self._known = True
+            self._wake.notify_all()
+
+    def _work(self, order: DiskOrder) -> None:
+        """Answers the order; what left the store on the way is told first, or the leader would believe in a file that made room."""
+        try:
+            answer = self._do(order)
+        except Exception:  # noqa: BLE001 - an unanswered order would hold slots and leases for ever
+            self.failed += 1
+            _log.exception("semkv connector: an order to the disk failed")
+            answer = self._undone(order)
+        gone = self._store.take_gone()
+        if isinstance(order, Spill):
+            # A block that was written by this order and had to make room for the next one is no news.
+            answered = {placed.block.key for placed in order.blocks} & set(gone)
+            answer = _without(order, answer, answered)
+        if gone:
+            self._post(DiskGone(self._number, tuple(gone)))
+        self._post(answer)
+
+    def _do(self, order: DiskOrder) -> DiskResult:
+        if isinstance(order, Stage):
+            done = 0
+            for placed in order.blocks:
+                if not self._stage(placed):
+                    break
+                done += 1
+            return StageDone(self._number, order.order_id, done)
+        if isinstance(order, Spill):
+            return SpillDone(self._number, order.order_id, tuple(self._spill(placed) for placed in order.blocks))
+        self._store.clear()
+        return DiskCleared(self._number, order.order_id)
+
+    def _undone(self, order: DiskOrder) -> DiskResult:
+        if isinstance(order, Stage):
+            return StageDone(self._number, order.order_id, 0)
+        if isinstance(order, Spill):
+            return SpillDone(self._number, order.order_id, (False,) * len(order.blocks))
+        return DiskCleared(self._number, order.order_id)
+
+    def _stage(self, placed: Placed) -> bool:
+        slot = placed.slot
+        self._slab.break_seals([slot])
+        row = self._slab.rows[slot].numpy()
+        if not self._store.read_into(placed.block, memoryview(row[: self._slab.bytes_per_block])):
+            return False
+        self._slab.seal([slot])
+        return True
+
+    def _spill(self, placed: Placed) -> bool:
+        if self._store.contains(placed.block.namespace, placed.block.key):
+            return True
+        if not self._slab.copy_sealed(placed.slot, self._copy):
+            return False
+        return self._store.put(placed.block, memoryview(self._copy[0, : self._slab.bytes_per_block]))
+
+
+def _without(order: Spill, answer: DiskResult, gone: set[bytes]) -> DiskResult:
+    if not gone or not isinstance(answer, SpillDone):
+        return answer
+    kept = tuple(
+        ok and placed.block.key not in gone for ok, placed in zip(answer.written, order.blocks, strict=True)
+    )
+    return SpillDone(answer.rank, answer.order_id, kept)
