@@ -20,6 +20,7 @@ from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
 from worker_connector.outlet import Identity, JobQueue, Outlet
 from worker_connector.rank import Rank
+from worker_connector.rank_disk import DiskPlace
 from worker_connector.settings import Settings, load_settings
 from worker_connector.sink import ReportSink
 
@@ -106,7 +107,15 @@ def assemble_rank_with(
         restarts_failed_parked=restarts_failed_parked_loads() if restarts_failed is None else restarts_failed,
         async_loads=settings.connector.async_load_min_tokens is not None,
         async_deadline_seconds=settings.connector.async_load_deadline_seconds,
+        disk=_disk_place(settings, number if isinstance(number, int) else 0),
     )
+
+
+def _disk_place(settings: Settings, number: int) -> DiskPlace | None:
+    path = settings.connector.disk_path
+    if path is None or not settings.exact:
+        return None
+    return DiskPlace.of(path, settings.connector.disk_bytes, settings.stable_routing_id, number)
 
 
 def _beat(parts: LeaderParts) -> None:

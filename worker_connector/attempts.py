@@ -146,6 +146,9 @@ class AttemptBook:
                 self._ledger.release(plan.path[plan.local_tokens // plan.tokens_per_block :])
         if plan.ended:
             self._close(attempt, ending_of(plan))
+            if plan.confirmed:
+                for block in plan.served:
+                    block.staged = False  # from now on it is the slab that serves it
 
     def finish(self, request_id: int) -> None:
         """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is only said later."""

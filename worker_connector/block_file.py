@@ -40,6 +40,8 @@ class BlockRecord:
     ordinal: int
     tokens: bytes
     words: bytes = b""
+    used: int = 0
+    """When it was used last, in an earlier life: the file's time in nanoseconds. Not written."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from dynamo_semkv.contracts.report import Reason
+from worker_connector.disk_orders import DiskOrder, DiskResult
 from worker_connector.plan import PlanKey
 
 _log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class SlotsDamaged:
     """Found right after a load of them: pages got damaged bytes."""
 
 
-RankResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged
+RankResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged | DiskResult
 
 
 class LocalRank(Protocol):
@@ -106,6 +107,9 @@ class LocalRank(Protocol):
 
     def verify_soon(self, slots: Sequence[int]) -> None:
         """Puts these slots at the head of the scrubber's round."""
+
+    def disk(self, order: DiskOrder) -> None:
+        """For the rank's disk store; answered by a `DiskResult`. Never waits."""
 
 
 @dataclass(eq=False)

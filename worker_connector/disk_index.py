@@ -15,7 +15,7 @@ from worker_connector.block_file import BlockRecord
 class DiskBlock:
     """`key`, `digest`, `parent`, `ordinal`, `tokens` never change. `parent` None: block 0."""
 
-    __slots__ = ("children", "digest", "holders", "key", "ordinal", "parent", "tokens", "usable")
+    __slots__ = ("children", "digest", "holders", "key", "ordinal", "parent", "tokens", "usable", "used")
 
     def __init__(self, record: BlockRecord, parent: DiskBlock | None) -> None:
         self.key = record.key
@@ -23,6 +23,7 @@ class DiskBlock:
         self.parent = parent
         self.ordinal = record.ordinal
         self.tokens = record.tokens
+        self.used = record.used
         self.children = 0
         self.holders = 0
         """Bit r: rank r has it."""
@@ -102,9 +103,10 @@ class DiskIndex:
         return block if was else None
 
     def ends(self) -> Iterator[DiskBlock]:
-        """Usable blocks that no usable block continues, in the order of their reports."""
+        """Usable blocks that no usable block continues, used longest ago first (as rank 0's files, or whichever rank's came first, say)."""
         continued = {block.parent.key for block in self._blocks.values() if block.usable and block.parent is not None}
-        return iter([block for block in self._blocks.values() if block.usable and block.key not in continued])
+        ends = [block for block in self._blocks.values() if block.usable and block.key not in continued]
+        return iter(sorted(ends, key=lambda block: block.used))
 
     def clear(self) -> list[DiskBlock]:
         """Returns what was usable, children before parents."""

@@ -25,7 +25,7 @@ import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class DiskStore:
         """Once, before anything else: finds what an earlier store left here, parents before children, those used longest ago first among
         blocks of one ordinal. Removes what is unfinished, damaged in its head, of another geometry, or continues a block that is not here;
         touches no file that is not of its own making. Bytes are checked when they are read. `stopped`: asked for every file."""
-        found: list[tuple[int, int, BlockRecord]] = []
+        found: list[tuple[int, BlockRecord]] = []
         for path in self._directory.iterdir():
             if stopped():
                 return []
@@ -105,24 +105,24 @@ class DiskStore:
                 if record is None:
                     path.unlink(missing_ok=True)
                 else:
-                    found.append((status.st_mtime_ns, status.st_size, record))
+                    found.append((status.st_size, replace(record, used=status.st_mtime_ns)))
         with self._lock:
-            keys = {record.key for _, _, record in found}
-            kept = []
-            for used, size, record in sorted(found, key=lambda item: item[2].ordinal):
+            keys = {record.key for _, record in found}
+            kept: list[tuple[int, BlockRecord]] = []
+            for size, record in sorted(found, key=lambda item: item[1].ordinal):
                 if record.ordinal and record.parent not in keys:
                     keys.discard(record.key)
                     self.counts["orphaned"] += 1
                     self._unlink(self._name(record.namespace, record.key))
-                    continue
-                kept.append((used, size, record))
-            for _, size, record in sorted(kept, key=lambda item: item[0]):
+                else:
+                    kept.append((size, record))
+            for size, record in sorted(kept, key=lambda item: item[1].used):
                 self._enter(self._name(record.namespace, record.key), _File(size, record.key, record.parent))
                 self._size += size
             self._make_room(0)
             self._gone.clear()
-            kept.sort(key=lambda item: (item[2].ordinal, item[0]))
-            return [record for _, _, record in kept if record.key in self._names]
+            there = [record for _, record in kept if record.key in self._names]
+            return sorted(there, key=lambda record: (record.ordinal, record.used))
 
     def put(self, block: BlockRecord, payload: memoryview) -> bool:
         """True if the block is there afterwards. False: the block that it continues is not here, the disk is full or failed, another thread

@@ -1,8 +1,8 @@
 """DiskTier: the leader's decisions about the tier below the slab. What goes to disk, what comes back, and when.
 
-* Down: every block that became resident is written behind, in the order of residency (so chains arrive from their start), a few at a time. Not
-  only what is evicted: a slot that is needed now could not wait for the disk, and a process that dies would leave nothing behind. While a
-  block is written it is leased, so its slot keeps it.
+* Down: every block that became resident is written behind, in the order of residency (so chains arrive from their start), a few at a time.
+  Not only what is evicted: a slot that is needed now could not wait for the disk, and a process that dies would leave nothing behind.
+  While a block is written it is leased, so its slot keeps it.
 * Up: the engine asks for a prompt whose chain ends in the slab and goes on here, or a hint names a donor that is here. Its blocks get
   slots and are read into them; only when every rank has verified and sealed a block does it enter the ledger as resident, so an offer never
   waits for a disk and never promises one. The request that asked is served by what is in the slab; the next one finds more.
@@ -36,7 +36,6 @@ from worker_connector.disk_orders import (
     DiskResult,
     Placed,
     Spill,
-    SpillDone,
     Stage,
     StageDone,
 )
@@ -113,6 +112,7 @@ class DiskTier:
         self._clearing: Counter[int] = Counter()
         self._to_spill: OrderedDict[BlockKey, None] = OrderedDict()
         self._spilling: dict[int, _Open] = {}
+        self._being_spilled: set[BlockKey] = set()
         self._wishes: deque[_Wish] = deque()
         self._planned: set[BlockKey] = set()
         self._staging: dict[int, _Open] = {}
@@ -157,7 +157,7 @@ class DiskTier:
         entry = self._ledger.by_key(key)
         chain: list[BlockEntry] = []
         while entry is not None and entry.ordinal >= 0 and entry.resident and self.index.get(entry.key) is None:
-            if any(entry in order.entries for order in self._spilling.values()):
+            if entry.key in self._being_spilled:
                 break
             chain.append(entry)
             entry = entry.parent
@@ -167,12 +167,14 @@ class DiskTier:
             self._to_spill.move_to_end(later.key, last=False)
         for taken in chain[:room]:
             self._to_spill.pop(taken.key, None)
+            self._being_spilled.add(taken.key)
         return chain[:room]
 
     def _spilled(self, order: _Open) -> None:
         self._ledger.release(order.entries)
         if order.void:
             return
+        self._being_spilled.difference_update(entry.key for entry in order.entries)
         done = sum(order.good)
         self.counts["spilled"] += done
         self.counts["spill_failed"] += len(order.good) - done
@@ -273,7 +275,8 @@ class DiskTier:
     def _staged(self, order: _Open) -> None:
         run: list[BlockEntry] = []
         for entry, good in zip(order.entries, order.good, strict=True):
-            self._being_staged.discard(entry.key)
+            if not order.void:
+                self._being_staged.discard(entry.key)
             self._ledger.landed(entry)
             if entry.removed:
                 continue
@@ -358,6 +361,8 @@ class DiskTier:
         self.counts["cleared"] += 1
         self._to_spill.clear()
         self._wishes.clear()
+        self._being_spilled.clear()
+        self._being_staged.clear()
         for order in (*self._spilling.values(), *self._staging.values()):
             order.void = True
         for rank in range(self._ranks):

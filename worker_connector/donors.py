@@ -1,35 +1,32 @@
 """DonorRegistry: which earlier prompts of this replica others may be sent to, and the events that say so.
 
-A donor is a prompt (with what was generated) whose KV is here: resident in the slab, or, with materialization off, on the device as far as
-the engine's own cache keeps it. It carries a DonorSketch, never tokens. All work is done on the background thread, none on the
-scheduler's; only `get` may be called from elsewhere.
+A donor is a prompt (with what was generated) whose KV is here: resident in the slab, or on the disk below it, or, with materialization off,
+on the device as far as the engine's own cache keeps it. It carries a DonorSketch, never tokens. All work is done on the background thread,
+none on the scheduler's; only `get` may be called from elsewhere.
 
-Blocks leave the slab from the end of a chain, so a donor is indexed under its last block only. As blocks leave, it shrinks to what is
+Blocks leave every tier from the end of a chain, so a donor is indexed under its last block only. As blocks leave, it shrinks to what is
 still there: it stays as it is while little is missing, is registered again, shorter, when more than an eighth is, and is evicted when less
 than half is left. So evidence overstates a donor by an eighth at the most, and pressure on the slab does not become a storm of events.
+
+Its tier is that of the slab while no more than an eighth of it is on disk alone; else it is registered again under the disk's, and once
+more when its blocks were brought up.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dynamo_semkv.contracts.donor_events import (
-    NAMESPACE_DIGEST_EXTRA,
-    DonorEvicted,
-    DonorRegistered,
-    DonorSegment,
-    WireNamespace,
-)
-from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered
 from dynamo_semkv.contracts.identity import DonorId, Generation, new_donor_id
-from dynamo_semkv.contracts.keys import BlockKey, block_keys
+from dynamo_semkv.contracts.keys import BlockKey, block_keys, root_key
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from dynamo_semkv.contracts.sketch import DonorSketch
+from worker_connector.device_blocks import DeviceBlock
+from worker_connector.disk_index import DiskBlock
+from worker_connector.donor_event import describe, moved, with_generation
 from worker_connector.donor_stream import DonorStream
 from worker_connector.ledger import BlockEntry
 from worker_connector.request_view import unpack_tokens
@@ -46,7 +43,9 @@ class KnownDonor:
     namespace: CacheNamespace
     tokens: int
     tip: BlockEntry | None
-    """Its last resident block; None with materialization off."""
+    """Its last block in the slab; None if none is there, or with materialization off."""
+    below: DiskBlock | None = None
+    """Its last block on disk, where that is beyond `tip`."""
 
 
 @dataclass
@@ -54,13 +53,32 @@ class _Donor:
     donor_id: DonorId
     namespace: CacheNamespace
     digest: bytes
-    tip_key: BlockKey
-    tip: BlockEntry | None
+    end_key: BlockKey
+    """Of the last block that is here in any tier."""
     blocks: int
-    """Resident now."""
+    """Here, in any tier."""
+    tip: BlockEntry | None
+    below: DiskBlock | None
+    device: DeviceBlock | None
+    """Its last block as the engine's events know it; materialization is off."""
     event: DonorRegistered
     """As registered last."""
     registered_blocks: int
+
+    @property
+    def in_slab(self) -> int:
+        return 0 if self.tip is None else self.tip.ordinal + 1
+
+    @property
+    def tier(self) -> Tier:
+        if self.tip is None and self.below is None:
+            return Tier.DEVICE
+        return Tier.DISK if self.in_slab < self.blocks * (1 - _TOLERATED_LOSS) else Tier.HOST_PINNED
+
+    def chain(self) -> Sequence[BlockEntry | DiskBlock | DeviceBlock]:
+        """What is here, block 0 first; empty where no tier can name the blocks."""
+        end = self.below or self.tip or self.device
+        return end.chain() if end is not None else ()
 
 
 class DonorRegistry:
@@ -76,9 +94,15 @@ class DonorRegistry:
         self._max = max_donors
         self._lock = threading.Lock()
         self._donors: OrderedDict[DonorId, _Donor] = OrderedDict()
-        self._by_tip: dict[BlockKey, _Donor] = {}
+        self._by_end: dict[BlockKey, _Donor] = {}
+        self._by_tip: dict[BlockKey, dict[DonorId, _Donor]] = {}
+        """Donors that go on below the slab, under their last block in it; under the namespace's root if none is."""
+        self.on_disk: Callable[[BlockKey], DiskBlock | None] = lambda key: None
+        self.in_slab: Callable[[BlockKey], BlockEntry | None] = lambda key: None
+        """What the tiers hold now; asked without a lock."""
         self.counts: Counter[str] = Counter()
-        """`registered`, `repeated`, `superseded`, `too_short`, `shrunk`, `evicted`, `crowded_out`, `resets`, `unsent`, `invalid`."""
+        """`registered`, `repeated`, `superseded`, `too_short`, `shrunk`, `moved` (between slab and disk), `restored` (from disk, of an
+        earlier life), `evicted`, `crowded_out`, `resets`, `unsent`, `invalid`, `unvouched`, `doubtful`."""
 
     @property
     def generation(self) -> Generation:
@@ -97,11 +121,14 @@ class DonorRegistry:
             donor = self._donors.get(DonorId(donor_id))
             if donor is None:
                 return None
-            return KnownDonor(donor.donor_id, donor.namespace, donor.blocks * self._tokens_per_block, donor.tip)
+            tokens = donor.blocks * self._tokens_per_block
+            return KnownDonor(donor.donor_id, donor.namespace, tokens, donor.tip, donor.below)
 
     def open(self) -> None:
         """Announces this life of the cache; before any donor."""
         self._stream.reset(self._generation)
+
+    # becoming a donor
 
     def register_resident(self, namespace: CacheNamespace, tip: BlockEntry) -> DonorId | None:
         """The chain that ends in `tip` becomes a donor of the host tier. A donor that it continues is superseded."""
@@ -109,33 +136,130 @@ class DonorRegistry:
             tip = tip.parent  # blocks that left before this job ran
         path = tip.chain()
         tokens = b"".join(entry.tokens for entry in path)
-        chain = [entry.key for entry in path]
-        return self._register(namespace, tip.digest, tokens, chain, tip)
+        return self._register(namespace, tip.digest, tokens, [entry.key for entry in path], tip=tip)
 
-    def register_computed(self, namespace: CacheNamespace, digest: bytes, tokens: bytes) -> DonorId | None:
+    def register_on_disk(self, namespace: CacheNamespace, end: DiskBlock) -> DonorId | None:
+        """The chain that ends in `end` was left on disk by an earlier life. What of it was brought up meanwhile is looked up."""
+        at: DiskBlock | None = end
+        while at is not None and not at.usable:
+            at = at.parent  # blocks that left before this job ran
+        if at is None:
+            return None
+        path = at.chain()
+        tip = None
+        for block in path:
+            entry = self.in_slab(block.key)
+            if entry is None or not entry.resident:
+                break
+            tip = entry
+        below = None if tip is not None and tip.ordinal == at.ordinal else at
+        tokens = b"".join(block.tokens for block in path)
+        self.counts["restored"] += 1
+        return self._register(namespace, at.digest, tokens, [block.key for block in path], tip=tip, below=below)
+
+    def register_computed(
+        self, namespace: CacheNamespace, digest: bytes, tokens: bytes, device: DeviceBlock | None = None
+    ) -> DonorId | None:
         """Materialization is off: full blocks that the engine computed become a donor of the device tier."""
         chain = block_keys(digest, unpack_tokens(tokens), self._tokens_per_block)
-        return self._register(namespace, digest, tokens[: len(chain) * self._tokens_per_block * 4], chain, None)
+        tokens = tokens[: len(chain) * self._tokens_per_block * 4]
+        return self._register(namespace, digest, tokens, chain, device=device)
+
+    # blocks come and go
 
     def departed(self, entries: Iterable[BlockEntry]) -> None:
-        """Blocks left the slab, deepest first."""
-        shrunk: dict[DonorId, _Donor] = {}
+        """Blocks left the slab, deepest first. What is on disk is there still."""
+        touched: dict[DonorId, _Donor] = {}
         with self._lock:
             for entry in entries:
-                donor = self._by_tip.pop(entry.key, None)
-                if donor is None:
+                parent = entry.parent if entry.parent is not None and entry.parent.ordinal >= 0 else None
+                for donor in list(self._by_tip.get(entry.key, {}).values()):
+                    self._move_tip(donor, parent)
+                    touched[donor.donor_id] = donor
+                donor_here = self._by_end.get(entry.key)
+                if donor_here is None or donor_here.tip is None or donor_here.tip.key != entry.key:
                     continue
-                parent = entry.parent
-                donor.blocks = entry.ordinal
-                donor.tip = parent if parent is not None and parent.ordinal >= 0 else None
-                shrunk[donor.donor_id] = donor
-                if donor.tip is not None and donor.tip.key not in self._by_tip:
-                    donor.tip_key = donor.tip.key
-                    self._by_tip[donor.tip_key] = donor
+                touched[donor_here.donor_id] = donor_here
+                below = self.on_disk(entry.key)
+                if below is not None:
+                    donor_here.below = below
+                    self._move_tip(donor_here, parent)
                 else:
-                    donor.blocks = 0  # nothing left, or another donor says the same
-        for donor in shrunk.values():
-            self._shrink(donor)
+                    donor_here.tip = parent
+                    self._move_end(donor_here, parent)
+        self._settle(touched)
+
+    def stored(self, entries: Sequence[BlockEntry]) -> None:
+        """Consecutive blocks of a chain became resident: donors that went on below the slab there have them back."""
+        touched: dict[DonorId, _Donor] = {}
+        with self._lock:
+            first = entries[0]
+            above = root_key(first.digest) if first.ordinal == 0 or first.parent is None else first.parent.key
+            for donor in list(self._by_tip.get(above, {}).values()):
+                tip = _last_of(donor.below, entries)
+                if tip is None:
+                    continue
+                self._move_tip(donor, tip)
+                touched[donor.donor_id] = donor
+        self._settle(touched)
+
+    def disk_gone(self, blocks: Iterable[DiskBlock]) -> None:
+        """Blocks left the disk, deepest first."""
+        touched: dict[DonorId, _Donor] = {}
+        with self._lock:
+            for block in blocks:
+                donor = self._by_end.get(block.key)
+                if donor is None or donor.below is None:
+                    continue
+                touched[donor.donor_id] = donor
+                donor.below = block.parent
+                self._move_end(donor, block.parent)
+                if donor.below is not None and donor.below.ordinal < donor.in_slab:
+                    donor.below = None
+                if donor.below is None:
+                    self._leave_tip(donor)
+        self._settle(touched)
+
+    def device_gone(self, blocks: Iterable[DeviceBlock]) -> None:
+        """The engine says that it removed blocks from its own cache; deepest first, with all that continue them."""
+        touched: dict[DonorId, _Donor] = {}
+        with self._lock:
+            for block in blocks:
+                donor = self._by_end.get(block.key)
+                if donor is None or donor.tier is not Tier.DEVICE:
+                    continue
+                touched[donor.donor_id] = donor
+                donor.device = block.parent
+                self._move_end(donor, block.parent)
+        self._settle(touched)
+
+    def withdraw(self, donor_ids: Iterable[DonorId], why: str) -> None:
+        """Donors of the device tier that nobody vouches for any more."""
+        gone = []
+        with self._lock:
+            for donor_id in donor_ids:
+                donor = self._donors.get(donor_id)
+                if donor is not None and donor.tier is Tier.DEVICE:
+                    self._drop(donor)
+                    gone.append(donor)
+        for donor in gone:
+            self.counts[why] += 1
+            self._emit_evicted(donor)
+
+    def cut_to(self, donor_id: DonorId, device: DeviceBlock) -> None:
+        """A donor of the device tier is there up to this block only."""
+        with self._lock:
+            donor = self._donors.get(donor_id)
+            if donor is None or donor.tier is not Tier.DEVICE:
+                return
+            donor.device = device
+            if donor.end_key != device.key:
+                self._move_end(donor, device)
+        self._settle({donor.donor_id: donor})
+
+    def device_donors(self) -> list[DonorId]:
+        with self._lock:
+            return [donor.donor_id for donor in self._donors.values() if donor.tier is Tier.DEVICE]
 
     def reset(self, generation: Generation, *, resident: bool) -> None:
         """A new life of the stream. `resident`: the blocks are still here and events were lost, so everything is registered again;
@@ -145,40 +269,63 @@ class DonorRegistry:
             donors = list(self._donors.values()) if resident else []
             if not resident:
                 self._donors.clear()
+                self._by_end.clear()
                 self._by_tip.clear()
             self.counts["resets"] += 1
         self._stream.reset(generation)
         for donor in donors:
             self._announce(donor)
 
+    # inside
+
     def _register(
-        self, namespace: CacheNamespace, digest: bytes, tokens: bytes, chain: list[BlockKey], tip: BlockEntry | None
+        self,
+        namespace: CacheNamespace,
+        digest: bytes,
+        tokens: bytes,
+        chain: list[BlockKey],
+        *,
+        tip: BlockEntry | None = None,
+        below: DiskBlock | None = None,
+        device: DeviceBlock | None = None,
     ) -> DonorId | None:
         if len(chain) * self._tokens_per_block < self._min_tokens:
             self.counts["too_short"] += 1
             return None
         with self._lock:
-            same = self._by_tip.get(chain[-1])
+            same = self._by_end.get(chain[-1])
             if same is not None:
                 self._donors.move_to_end(same.donor_id)
                 self.counts["repeated"] += 1
-                return same.donor_id
+                if same.below is not None and tip is not None and tip.ordinal >= same.in_slab:
+                    self._move_tip(same, tip)
+        if same is not None:
+            self._settle({same.donor_id: same})
+            return same.donor_id
         donor_id = new_donor_id()
-        event = self._describe(donor_id, namespace, digest, tokens, chain, tip is not None)
+        in_slab = 0 if tip is None else tip.ordinal + 1
+        tier = Tier.DEVICE if tip is None and below is None else Tier.HOST_PINNED
+        if below is not None and in_slab < len(chain) * (1 - _TOLERATED_LOSS):
+            tier = Tier.DISK
+        event = self._describe(donor_id, namespace, digest, tokens, chain, tier)
         if event is None:
             return None
-        donor = _Donor(donor_id, namespace, digest, chain[-1], tip, len(chain), event, len(chain))
+        donor = _Donor(
+            donor_id, namespace, digest, chain[-1], len(chain), tip, below, device, event, registered_blocks=len(chain)
+        )
         with self._lock:
-            older = [found for key in chain if (found := self._by_tip.pop(key, None)) is not None]
+            older = [found for key in chain if (found := self._by_end.get(key)) is not None]
             for found in older:
-                del self._donors[found.donor_id]
+                self._drop(found)
             crowded = []
             while len(self._donors) >= self._max:
-                _, oldest = self._donors.popitem(last=False)
-                del self._by_tip[oldest.tip_key]
+                oldest = next(iter(self._donors.values()))
+                self._drop(oldest)
                 crowded.append(oldest)
             self._donors[donor_id] = donor
-            self._by_tip[donor.tip_key] = donor
+            self._by_end[donor.end_key] = donor
+            if below is not None:
+                self._by_tip.setdefault(_tip_key(donor), {})[donor_id] = donor
         for found in older:
             self.counts["superseded"] += 1
             self._emit_evicted(found)
@@ -189,6 +336,39 @@ class DonorRegistry:
         self._announce(donor)
         return donor_id
 
+    def _move_tip(self, donor: _Donor, tip: BlockEntry | None) -> None:
+        """Its part in the slab now ends here; what is on disk ends where it did."""
+        self._leave_tip(donor)
+        donor.tip = tip
+        if donor.below is not None and donor.in_slab > donor.below.ordinal:
+            donor.below = None
+        if donor.below is not None:
+            self._by_tip.setdefault(_tip_key(donor), {})[donor.donor_id] = donor
+
+    def _leave_tip(self, donor: _Donor) -> None:
+        there = self._by_tip.get(_tip_key(donor))
+        if there is not None:
+            there.pop(donor.donor_id, None)
+            if not there:
+                del self._by_tip[_tip_key(donor)]
+
+    def _move_end(self, donor: _Donor, end: BlockEntry | DiskBlock | DeviceBlock | None) -> None:
+        """Its last block is gone, and this one is the last now; `blocks` 0: nothing is left, or another donor says the same."""
+        if self._by_end.get(donor.end_key) is donor:
+            del self._by_end[donor.end_key]
+        if end is None or end.key in self._by_end:
+            donor.blocks = 0
+            return
+        donor.blocks = end.ordinal + 1
+        donor.end_key = end.key
+        self._by_end[end.key] = donor
+
+    def _drop(self, donor: _Donor) -> None:
+        self._donors.pop(donor.donor_id, None)
+        if self._by_end.get(donor.end_key) is donor:
+            del self._by_end[donor.end_key]
+        self._leave_tip(donor)
+
     def _describe(
         self,
         donor_id: DonorId,
@@ -196,58 +376,42 @@ class DonorRegistry:
         digest: bytes,
         tokens: bytes,
         chain: list[BlockKey],
-        resident: bool,
+        tier: Tier,
     ) -> DonorRegistered | None:
-        token_count = len(chain) * self._tokens_per_block
-        sketch = DonorSketch.of(unpack_tokens(tokens), digest, chain)
-        integrity = int.from_bytes(hashlib.blake2b(tokens, digest_size=8).digest(), "little")
-        try:
-            return DonorRegistered(
-                donor_id=donor_id,
-                namespace=wire_namespace(namespace, digest),
-                location=WorkerLocation(
-                    worker_id=self._stream.worker_id,
-                    dp_rank=self._stream.dp_rank,
-                    tier=Tier.HOST_PINNED if resident else Tier.DEVICE,
-                ),
-                token_count=token_count,
-                segments=[
-                    DonorSegment(
-                        segment_id=0,
-                        token_range=(0, token_count),
-                        digest=integrity,
-                        provider_metadata=sketch.to_bytes(),
-                    )
-                ],
-                provider_generation=self._generation,
-            )
-        except ContractError:
+        here = WorkerLocation(worker_id=self._stream.worker_id, dp_rank=self._stream.dp_rank, tier=tier)
+        event = describe(donor_id, namespace, digest, tokens, chain, here, self._generation)
+        if event is None:
             self.counts["invalid"] += 1
-            return None
+        return event
 
-    def _shrink(self, donor: _Donor) -> None:
-        left = donor.blocks / donor.registered_blocks
-        if left < _KEPT_SHARE or donor.blocks * self._tokens_per_block < self._min_tokens or donor.tip is None:
-            with self._lock:
-                self._donors.pop(donor.donor_id, None)
-                if self._by_tip.get(donor.tip_key) is donor:
-                    del self._by_tip[donor.tip_key]
-            self.counts["evicted"] += 1
-            self._emit_evicted(donor)
-        elif left < 1 - _TOLERATED_LOSS:
-            path = donor.tip.chain()
-            tokens = b"".join(entry.tokens for entry in path)
-            event = self._describe(
-                donor.donor_id, donor.namespace, donor.digest, tokens, [entry.key for entry in path], True
-            )
-            if event is not None:
-                donor.event, donor.registered_blocks = event, len(path)
-                self.counts["shrunk"] += 1
+    def _settle(self, donors: dict[DonorId, _Donor]) -> None:
+        """Tells what became of donors that lost blocks or have them elsewhere now."""
+        for donor in donors.values():
+            left = donor.blocks / donor.registered_blocks
+            chain = donor.chain()
+            if left < _KEPT_SHARE or donor.blocks * self._tokens_per_block < self._min_tokens or not chain:
+                if left == 1 and not chain:
+                    continue  # of the device tier, and nobody has spoken of its blocks
+                with self._lock:
+                    self._drop(donor)
+                self.counts["evicted"] += 1
+                self._emit_evicted(donor)
+            elif left < 1 - _TOLERATED_LOSS:
+                tokens = b"".join(block.tokens for block in chain)
+                keys = [block.key for block in chain]
+                event = self._describe(donor.donor_id, donor.namespace, donor.digest, tokens, keys, donor.tier)
+                if event is not None:
+                    donor.event, donor.registered_blocks = event, len(chain)
+                    self.counts["shrunk"] += 1
+                    self._announce(donor)
+            elif donor.event.location.tier is not donor.tier:
+                donor.event = moved(donor.event, donor.tier)
+                self.counts["moved"] += 1
                 self._announce(donor)
 
     def _announce(self, donor: _Donor) -> None:
         if donor.event.provider_generation != self._generation:
-            donor.event = _with_generation(donor.event, self._generation)
+            donor.event = with_generation(donor.event, self._generation)
         self._sent(self._stream.emit(donor.event))
 
     def _emit_evicted(self, donor: _Donor) -> None:
@@ -258,25 +422,20 @@ class DonorRegistry:
             self.counts["unsent"] += 1
 
 
-def _with_generation(event: DonorRegistered, generation: Generation) -> DonorRegistered:
-    return DonorRegistered(
-        donor_id=event.donor_id,
-        namespace=event.namespace,
-        location=event.location,
-        token_count=event.token_count,
-        segments=event.segments,
-        provider_generation=generation,
-    )
+def _tip_key(donor: _Donor) -> BlockKey:
+    return root_key(donor.digest) if donor.tip is None else donor.tip.key
 
 
-def wire_namespace(namespace: CacheNamespace, digest: bytes) -> WireNamespace:
-    """The hard key of the event format; the digest in `extra` is what our own consumers compare."""
-    return WireNamespace(
-        model=namespace.model or "",
-        tokenizer=namespace.tokenizer or "",
-        kv_layout=namespace.kv_layout or "",
-        block_size=namespace.tokens_per_block or 0,
-        lora=namespace.lora or None,
-        quant=namespace.kv_dtype,
-        extra={NAMESPACE_DIGEST_EXTRA: digest.hex()},
-    )
+def _last_of(below: DiskBlock | None, entries: Sequence[BlockEntry]) -> BlockEntry | None:
+    """The last of these consecutive blocks that the chain which ends in `below` has too; None if it goes on with others."""
+    by_ordinal = {entry.ordinal: entry for entry in entries}
+    at, found = below, None
+    while at is not None and at.ordinal >= entries[0].ordinal:
+        entry = by_ordinal.get(at.ordinal)
+        if entry is not None:
+            if entry.key != at.key:
+                found = None  # the paths part before here
+            elif found is None:
+                found = entry
+        at = at.parent
+    return found

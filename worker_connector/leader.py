@@ -20,6 +20,7 @@ from typing import Any
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankChannel, RankReady, RankResult, SaveDone
 from worker_connector.dialect import unmet_reservations
+from worker_connector.disk_orders import DISK_RESULTS, DiskOrder
 from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
 from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
@@ -173,6 +174,8 @@ class Leader:
             life.forwarded(result.iteration)
         elif isinstance(result, SaveDone):
             life.landed(result.save_id, result.ok)
+        elif isinstance(result, DISK_RESULTS):
+            life.disk_result(result)
         elif not isinstance(result, RankReady):
             for slot in result.slots:
                 life.damaged(slot, result.loaded)
@@ -198,6 +201,8 @@ class Leader:
             lambda: self._generation,
             self.counts,
         )
+        if self._settings.connector.disk_path is not None:
+            self._life.attach_disk(self._to_disk, self._lock)
         unknown = set(self._namespaces.base.unknown_fields()) - _OF_THE_REQUEST
         if unknown and self._settings.exact:
             _log.warning("semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown))
@@ -206,6 +211,11 @@ class Leader:
     def _verify(self, slots: Sequence[int]) -> list[int]:
         rank = self._channel.rank
         return list(slots) if rank is None else rank.verify(slots)
+
+    def _to_disk(self, order: DiskOrder) -> None:
+        rank = self._channel.rank
+        if rank is not None:
+            rank.disk(order)
 
     # identity and generation
 
@@ -303,11 +313,14 @@ class Leader:
             return self._life.ledger.stats().resident if self._life is not None and self._life.ledger is not None else 0
 
     def hint_received(self, donor_id: str) -> None:
-        """A request for this donor is on its way: have its blocks checked first."""
+        """A request for this donor is on its way: have its blocks checked first, and what is on disk brought up. On the bus thread."""
         donor = self._outlet.donors.get(donor_id) if self._outlet.donors is not None else None
         rank = self._channel.rank
         if donor is not None and donor.tip is not None and rank is not None:
             rank.verify_soon([entry.slot for entry in donor.tip.chain() if entry.slot >= 0])
+        life = self._life
+        if donor is not None and donor.below is not None and life is not None and life.disk is not None:
+            life.disk.hinted(donor.below)
 
     def snapshot(self) -> dict[str, Any]:
         """Numbers for logs, tests and an operator; nothing of any prompt."""
@@ -333,6 +346,7 @@ class Leader:
                     "saves": dict(life.saves.counts) if life.saves is not None else {},
                     "open_saves": life.saves.open_orders if life.saves is not None else 0,
                     "ledger": asdict(life.ledger.stats()) if life.ledger is not None else None,
+                    "disk": life.disk.snapshot() if life.disk is not None else None,
                 }
             return numbers
 

@@ -39,6 +39,7 @@ class BlockEntry:
         "removed",
         "resident",
         "slot",
+        "staged",
         "tick",
         "tokens",
     )
@@ -63,6 +64,8 @@ class BlockEntry:
         self.damaged = False
         """Its bytes are known not to be what was saved."""
         self.queued = False
+        self.staged = False
+        """It came from disk, and nobody was served it since."""
         self.leases = 0
         self.tick = 0
 
@@ -90,6 +93,8 @@ class MatchEnd(str, Enum):
 class Match:
     path: list[BlockEntry]
     end: MatchEnd
+    missing: BlockKey | None = None
+    """Key of the first block that nobody has entered, where that ended the match."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class Ledger:
         self._free = list(range(slots - 1, -1, -1))
         self._queue: list[tuple[int, int, BlockEntry]] = []
         self._order = count()
-        self._ticks = count(1)
+        self._tick = 0
         self._departed: list[BlockEntry] = []
         self._resident = self._retired = self._evicted = self._refused = self._collisions = 0
 
@@ -150,9 +155,11 @@ class Ledger:
             return Match(path, MatchEnd.LIMIT)
         if child is None:
             parent = node.key if node is not None else root_key(digest)
-            if child_key(parent, tokens[at : at + step]) in self._by_key:
+            key = child_key(parent, tokens[at : at + step])
+            if key in self._by_key:
                 self._collisions += 1
                 return Match(path, MatchEnd.TOKENS_DIFFER)
+            return Match(path, MatchEnd.NOT_RESIDENT, key)
         return Match(path, MatchEnd.NOT_RESIDENT)
 
     def by_key(self, key: BlockKey) -> BlockEntry | None:
@@ -161,9 +168,15 @@ class Ledger:
     def by_slot(self, slot: int) -> BlockEntry | None:
         return self._by_slot.get(slot)
 
+    @property
+    def tick(self) -> int:
+        """Of the last use of any block: whatever is used from now on is younger."""
+        return self._tick
+
     def touch(self, path: Iterable[BlockEntry]) -> None:
         """Marks blocks as just used."""
-        tick = next(self._ticks)
+        self._tick += 1
+        tick = self._tick
         for entry in path:
             entry.tick = tick
 
@@ -174,8 +187,11 @@ class Ledger:
         node = self._roots.get(digest) if parent is None else parent
         return None if node is None else node.children.get(tokens)
 
-    def enter(self, digest: bytes, parent: BlockEntry | None, tokens: bytes) -> BlockEntry | None:
-        """A new block with a slot of its own, pending and in flight, or None where there is no slot for it. May evict."""
+    def enter(
+        self, digest: bytes, parent: BlockEntry | None, tokens: bytes, *, used_before: int | None = None
+    ) -> BlockEntry | None:
+        """A new block with a slot of its own, pending and in flight, or None where there is no slot for it. May evict; with `used_before`
+        only what was not used after that tick."""
         if len(tokens) != self._step:
             raise ValueError(f"a block has {self._step} bytes of tokens, not {len(tokens)}")
         if parent is None:
@@ -190,7 +206,7 @@ class Ledger:
             self._drop_empty_root(parent)
             return None
         parent.leases += 1  # or the search for a slot could take the parent itself, or drop it as an empty root
-        slot = self._take_slot()
+        slot = self._take_slot(used_before)
         parent.leases -= 1
         if slot is None:
             self._refused += 1
@@ -199,7 +215,8 @@ class Ledger:
             return None
         entry = BlockEntry(parent.digest, key, parent, tokens, parent.ordinal + 1, slot)
         entry.in_flight = True
-        entry.tick = next(self._ticks)
+        self._tick += 1
+        entry.tick = self._tick
         parent.children[tokens] = entry
         self._by_key[key] = entry
         self._by_slot[slot] = entry
@@ -303,7 +320,7 @@ class Ledger:
             entry.queued = True
             heapq.heappush(self._queue, (entry.tick, next(self._order), entry))
 
-    def _take_slot(self) -> int | None:
+    def _take_slot(self, used_before: int | None = None) -> int | None:
         while not self._free:
             if not self._queue:
                 return None
@@ -314,6 +331,9 @@ class Ledger:
             if tick != entry.tick:
                 self._requeue(entry)  # used since it was queued
                 continue
+            if used_before is not None and tick > used_before:
+                self._requeue(entry)  # the oldest one that could go, and it is too young
+                return None
             self._unlink(entry)
             self._evicted += 1
         return self._free.pop()

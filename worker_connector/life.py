@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
@@ -16,6 +17,8 @@ from worker_connector.attempt import Attempt, ClosedAttempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.batches import BatchReader
 from worker_connector.channel import LoadDone, RankReady
+from worker_connector.disk_orders import DiskOrder, DiskResult
+from worker_connector.disk_tier import DiskTier
 from worker_connector.engine_namespace import RequestNamespaces
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.metadata import Orders
@@ -71,6 +74,7 @@ class CacheLife:
         self.iteration = 0
         self.content = 0
         """Raised when what the blocks hold was declared worthless: older offers are not fulfilled from what comes after."""
+        self.disk: DiskTier | None = None
         self._outlet = outlet
         self._generation = generation
         self._reader = BatchReader(pool, self.attempts, self.running, self.saves, self.parked, generation, counts)
@@ -86,6 +90,32 @@ class CacheLife:
             verify=verify,
             on_damaged=self._damaged_entry,
         )
+
+    def attach_disk(
+        self, send: Callable[[DiskOrder], None], lock: AbstractContextManager[object], *, ranks: int = 1
+    ) -> None:
+        """There is a tier below the slab: `send` reaches the stores of all `ranks`; `lock` is the leader's."""
+        if self.ledger is None:
+            return
+        self.disk = DiskTier(
+            self.ledger,
+            self.pool.bytes_per_block,
+            send=send,
+            submit=self._outlet.submit,
+            lock=lock,
+            on_staged=self.running.staged,
+            on_gone=self._outlet.disk_gone,
+            on_found=self._outlet.donors_on_disk,
+            ranks=ranks,
+        )
+        self.running.disk = self.disk
+        self._offering.on_miss = self.disk.missed
+        self._outlet.below(self.disk.index, self.ledger)
+
+    def disk_result(self, result: DiskResult) -> None:
+        if self.disk is not None:
+            self.disk.on_result(result)
+            self.running.flush()
 
     # the engine's callbacks
 
@@ -263,3 +293,5 @@ class CacheLife:
                 self.attempts.end(attempt, Reason.GENERATION_STALE)
         self.content += 1
         self.running.forget_blocks()
+        if self.disk is not None:
+            self.disk.clear()

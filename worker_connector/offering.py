@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dynamo_semkv.contracts.keys import BlockKey
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt
 from worker_connector.engine_namespace import RequestNamespaces
@@ -18,6 +19,10 @@ from worker_connector.verdict import Decline, Question, before_lookup, judge
 
 Verify = Callable[[Sequence[int]], list[int]]
 """Slots -> those of them that may not be offered; within a bounded time (see slab.py)."""
+
+
+OnMiss = Callable[[bytes, bytes, int, int, BlockKey], None]
+"""(namespace digest, packed tokens, ordinal of the missing block, blocks that may be served, its key)"""
 
 
 class Offering:
@@ -46,6 +51,8 @@ class Offering:
         self._max_leases = max_leases
         self._verify = verify
         self._on_damaged = on_damaged
+        self.on_miss: OnMiss | None = None
+        """Told where a prompt's resident chain ends at a block that nobody has entered; must be quick."""
 
     def attempt(
         self,
@@ -92,6 +99,8 @@ class Offering:
         question = attempt.question
         match = self._ledger.match(attempt.digest, attempt.tokens, question.limit_blocks)
         path, end, damaged = match.path, match.end, False
+        if match.missing is not None and self.on_miss is not None:
+            self.on_miss(attempt.digest, attempt.tokens, len(path), question.limit_blocks, match.missing)
         while True:
             verdict = judge(question, len(path), end, damaged)
             if isinstance(verdict, Decline):

@@ -23,11 +23,12 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
 from worker_connector.attempt import ClosedAttempt
 from worker_connector.background import Job
+from worker_connector.disk_index import DiskBlock, DiskIndex
 from worker_connector.donor_stream import DonorStream
 from worker_connector.donors import DonorRegistry
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.hints import HintReader, HintTable, ParsedHints
-from worker_connector.ledger import BlockEntry
+from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.report import build_report
 from worker_connector.request_view import unpack_tokens
 from worker_connector.sink import ReportSink, ResidencySink
@@ -72,6 +73,16 @@ class _Departed:
 
 
 @dataclass(frozen=True)
+class _DiskGone:
+    blocks: tuple[DiskBlock, ...]
+
+
+@dataclass(frozen=True)
+class _DonorsOnDisk:
+    ends: tuple[tuple[CacheNamespace, DiskBlock], ...]
+
+
+@dataclass(frozen=True)
 class _ResidentDonor:
     namespace: CacheNamespace
     tip: BlockEntry
@@ -96,7 +107,9 @@ class _AttachResidency:
     resident: tuple[tuple[BlockEntry, bool], ...]
 
 
-_Change = _Stored | _Departed | _ResidentDonor | _ComputedDonor | _Reset | _AttachResidency
+_Change = _Stored | _Departed | _DiskGone | _DonorsOnDisk | _ResidentDonor | _ComputedDonor | _Reset | _AttachResidency
+_DONORS_AT_ONCE = 8
+"""Donors of an earlier life that one job makes: a sketch takes a millisecond or more, and reports wait behind it."""
 
 
 class Outlet:
@@ -122,9 +135,13 @@ class Outlet:
         self._generation = Generation("")
         self._residency: ResidencySink | None = None
         self._changes: deque[_Change] = deque()
+        self._disk: DiskIndex | None = None
+        self._ledger: Ledger | None = None
+        self._early: list[tuple[CacheNamespace, DiskBlock]] = []
         self._flush_queued = False
         self.counts: Counter[str] = Counter()
-        """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`."""
+        """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`,
+        `donors_not_restored` (background full)."""
         self.outcomes: Counter[tuple[Outcome, Reason]] = Counter()
 
     # from the leader, under its lock
@@ -144,12 +161,24 @@ class Outlet:
                 self._config.min_donor_tokens,
                 self._config.max_donors,
             )
+            self.donors.on_disk = lambda key: None if self._disk is None else self._disk.get(key)
+            self.donors.in_slab = lambda key: None if self._ledger is None else self._ledger.by_key(key)
             self._sink.on_loss = self._lost
             self._queue.submit(self.donors.open)
             if self._on_open is not None:
                 on_open = self._on_open
                 self._queue.submit(lambda: on_open(identity))
         self._queue.submit(self.announce)
+        early, self._early = self._early, []
+        self.donors_on_disk(early)
+
+    def submit(self, job: Job) -> bool:
+        """On the background thread; False: it has too much to do."""
+        return self._queue.submit(job)
+
+    def below(self, disk: DiskIndex, ledger: Ledger) -> None:
+        """There is a tier below the slab: where a donor's blocks are is looked up here."""
+        self._disk, self._ledger = disk, ledger
 
     def attempt_closed(self, closed: ClosedAttempt) -> None:
         if not self._queue.submit(lambda: self._report(closed)):
@@ -164,6 +193,23 @@ class Outlet:
         """Resident blocks are gone, deepest first."""
         if entries:
             self._changed(_Departed(tuple(entries)))
+
+    def disk_gone(self, blocks: Sequence[DiskBlock]) -> None:
+        """Blocks are not on every rank's disk any more, deepest first."""
+        if blocks:
+            self._changed(_DiskGone(tuple(blocks)))
+
+    def donors_on_disk(self, ends: Sequence[tuple[CacheNamespace, DiskBlock]]) -> None:
+        """An earlier life left these chains; the last ones are the most recently used. They become donors a few at a time."""
+        ends = ends[-self._config.max_donors :]
+        if self._identity is None:
+            self._early = list(ends)
+            return
+        if not ends:
+            return
+        self._changed(_DonorsOnDisk(tuple(ends[:_DONORS_AT_ONCE])))
+        if (rest := ends[_DONORS_AT_ONCE:]) and not self._queue.submit(lambda: self.donors_on_disk(rest)):
+            self.counts["donors_not_restored"] += len(rest)
 
     def donor_resident(self, namespace: CacheNamespace, tip: BlockEntry) -> None:
         self._changed(_ResidentDonor(namespace, tip))
@@ -209,7 +255,15 @@ class Outlet:
     def _apply(self, change: _Change) -> None:
         donors = self.donors
         if isinstance(change, _Stored):
+            if donors is not None:
+                donors.stored(change.entries)
             self._tell_stored(change.entries, change.salted)
+        elif isinstance(change, _DiskGone):
+            if donors is not None:
+                donors.disk_gone(change.blocks)
+        elif isinstance(change, _DonorsOnDisk):
+            for namespace, end in change.ends:
+                self._restore(namespace, end)
         elif isinstance(change, _Departed):
             if donors is not None:
                 donors.departed(change.entries)
@@ -231,6 +285,20 @@ class Outlet:
             if not change.resident:
                 self._tell(lambda sink: sink.cleared())
             self.announce()
+
+    def _restore(self, namespace: CacheNamespace, end: DiskBlock) -> None:
+        """Only what this engine could load: of the same model, layout and settings, whatever the request."""
+        identity = self._identity
+        assert self.donors is not None
+        assert identity is not None
+        own = identity.namespace.for_request(
+            tenant=namespace.tenant,
+            lora=namespace.lora,
+            lora_revision=namespace.lora_revision,
+            multimodal=namespace.multimodal,
+        )
+        if own == namespace:
+            self.donors.register_on_disk(namespace, end)
 
     def _tell_stored(self, entries: Sequence[BlockEntry], salted: bool) -> None:
         first = entries[0]

@@ -105,6 +105,12 @@ class LoadPlan:
         return len(self.path) * self.tokens_per_block
 
     @property
+    def served(self) -> tuple[BlockEntry, ...]:
+        """Blocks that hold the honoured tokens."""
+        size = self.tokens_per_block
+        return self.path[self.local_tokens // size : -(-(self.local_tokens + self.honoured) // size)]
+
+    @property
     def ended(self) -> bool:
         return self.state in ENDED
 

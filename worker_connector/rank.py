@@ -15,12 +15,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
+from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone, SlotsDamaged
 from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
+from worker_connector.disk_orders import DiskOrder
 from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.load_thread import LoadThread
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
+from worker_connector.rank_disk import DiskPlace, RankDisk
 from worker_connector.refusal import LoadFailed, Refused
 from worker_connector.slab import NO_READING, OFFER_BUDGET, HostSlab, available_memory, slots_for
 from worker_connector.transfer import check_moves, copy_stream_for, copy_to_pages, copy_to_slab
@@ -43,10 +45,11 @@ class Rank:
         restarts_failed_parked: bool = False,
         async_loads: bool = False,
         async_deadline_seconds: float = 2.0,
+        disk: DiskPlace | None = None,
     ) -> None:
         """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed` before the
         forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
-        `take_failed_parked` after `get_finished`, and does the same with those that it had parked."""
+        `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier below the slab."""
         self._channel = channel
         self._number = number
         self._slab_bytes = slab_bytes
@@ -57,6 +60,8 @@ class Rank:
         self._async_loads = async_loads
         self._async_deadline = async_deadline_seconds
         self._loads: LoadThread | None = None
+        self._place = disk
+        self._disk: RankDisk | None = None
         self._untaken: set[int] = set()
         self._without_pages: set[int] = set()
         self._geometry: PoolGeometry | None = None
@@ -78,7 +83,7 @@ class Rank:
     # bring-up
 
     def register(self, geometry: PoolGeometry, *, keeps_pages: bool = True) -> None:
-        """Takes the pool and makes the slab. Raises Refused when the slab does not fit.
+        """Takes the pool, makes the slab and opens the disk store. Raises Refused when one of them does not fit.
 
         `keeps_pages` False: the engine may free a parked request's pages while they are being filled.
         """
@@ -112,6 +117,7 @@ class Rank:
                 restarts_failed=self._restarts_failed_parked,
                 run=(lambda job: job()) if self._inline else None,
             )
+            self._open_disk(geometry, self._slab)
         self._ready = RankReady(
             rank=self._number,
             tokens_per_block=geometry.tokens_per_block,
@@ -123,6 +129,23 @@ class Rank:
             slots=slots,
         )
         self._channel.post(self._ready)
+        if self._disk is not None:
+            self._disk.start()
+
+    def _open_disk(self, geometry: PoolGeometry, slab: HostSlab) -> None:
+        if self._place is None:
+            return
+        self._disk = RankDisk(
+            self._number,
+            self._place.open(geometry.fingerprint, geometry.bytes_per_block),
+            slab,
+            self._post,
+            heard=lambda: self._channel.has_leader,
+            manual=self._inline,
+        )
+
+    def _post(self, result: RankResult) -> None:
+        self._channel.post(result)
 
     def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
         """Moves to the channel of the leader that made this metadata, if construction paired us with another (see channel.py)."""
@@ -141,6 +164,9 @@ class Rank:
             channel.post(self._ready)
 
     def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()  # it reads and writes the slab
+            self._disk = None
         if self._loads is not None:
             self._loads.close()
         if self._keeper is not None:
@@ -157,6 +183,10 @@ class Rank:
     @property
     def keeper(self) -> SlabKeeper | None:
         return self._keeper
+
+    @property
+    def disk_thread(self) -> RankDisk | None:
+        return self._disk
 
     @property
     def scrubber(self) -> Scrubber | None:
@@ -279,6 +309,10 @@ class Rank:
     def verify_soon(self, slots: Sequence[int]) -> None:
         if self._scrubber is not None:
             self._scrubber.urgent(slots, loaded=False)
+
+    def disk(self, order: DiskOrder) -> None:
+        if self._disk is not None:
+            self._disk.order(order)
 
     # inside
 

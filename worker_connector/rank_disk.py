@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dynamo_semkv.contracts.keys import BlockKey
 from worker_connector.disk_orders import (
     Clear,
     DiskCleared,
@@ -96,12 +97,15 @@ class RankDisk:
         slab: HostSlab,
         post: Callable[[DiskResult], None],
         *,
+        heard: Callable[[], bool] = lambda: True,
         manual: bool = False,
     ) -> None:
+        """`heard`: is there a leader that takes what is posted? Reports of what is on disk wait for it."""
         self._number = number
         self._store = store
         self._slab = slab
         self._post = post
+        self._heard = heard
         self._wake = threading.Condition()
         self._first: deque[Stage] = deque()
         self._then: deque[Spill | Clear] = deque()
@@ -163,6 +167,10 @@ class RankDisk:
     # on the thread
 
     def _run(self) -> None:
+        while not self._heard():
+            with self._wake:
+                if self._wake.wait_for(lambda: self._closing, _POLL_SECONDS):
+                    return
         self._take_over()
         while True:
             with self._wake:
@@ -241,7 +249,7 @@ class RankDisk:
         slot = placed.slot
         self._slab.break_seals([slot])
         row = self._slab.rows[slot].numpy()
-        if not self._store.read_into(placed.block, memoryview(row[: self._slab.bytes_per_block])):
+        if not self._store.read_into(placed.block, row[: self._slab.bytes_per_block].data):
             return False
         self._slab.seal([slot])
         return True
@@ -251,13 +259,11 @@ class RankDisk:
             return True
         if not self._slab.copy_sealed(placed.slot, self._copy):
             return False
-        return self._store.put(placed.block, memoryview(self._copy[0, : self._slab.bytes_per_block]))
+        return self._store.put(placed.block, self._copy[0, : self._slab.bytes_per_block].data)
 
 
-def _without(order: Spill, answer: DiskResult, gone: set[bytes]) -> DiskResult:
+def _without(order: Spill, answer: DiskResult, gone: set[BlockKey]) -> DiskResult:
     if not gone or not isinstance(answer, SpillDone):
         return answer
-    kept = tuple(
-        ok and placed.block.key not in gone for ok, placed in zip(answer.written, order.blocks, strict=True)
-    )
+    kept = tuple(ok and placed.block.key not in gone for ok, placed in zip(answer.written, order.blocks, strict=True))
     return SpillDone(answer.rank, answer.order_id, kept)

@@ -28,6 +28,8 @@ class Ending:
     outcome: Outcome
     reason: Reason
     load_seconds: float | None
+    tier: Tier | None = None
+    """Where the confirmed tokens came from: disk, if a block of them was brought up from there and served nobody before."""
 
 
 _OUTCOMES = {
@@ -52,7 +54,14 @@ def ending_of(plan: LoadPlan) -> Ending:
         _OUTCOMES.get(reason, Outcome.DECLINED),
         reason,
         plan.load_seconds,
+        _tier_of(plan),
     )
+
+
+def _tier_of(plan: LoadPlan) -> Tier | None:
+    if not plan.confirmed:
+        return None
+    return Tier.DISK if any(block.staged for block in plan.served) else Tier.HOST_PINNED
 
 
 def build_report(
@@ -91,7 +100,7 @@ def build_report(
         confirmed=counts.confirmed,
         outcome=counts.outcome,
         reason=counts.reason,
-        tier=Tier.HOST_PINNED if counts.confirmed else None,
+        tier=counts.tier,
         load_seconds=counts.load_seconds,
         differing_field=ending.differing_field if isinstance(ending, Decline) else None,
         traceparent=hints.traceparent if hints is not None else None,

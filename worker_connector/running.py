@@ -6,6 +6,9 @@ heard of it). Blocks that became resident and blocks that left are handed to the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from worker_connector.disk_tier import DiskTier
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.outlet import Outlet
 from worker_connector.saves import SavePlanner
@@ -23,6 +26,8 @@ class RunningRequests:
         self._open_digest = open_digest
         self._tracked: dict[int, TrackedRequest] = {}
         self._finishing: list[TrackedRequest] = []
+        self.disk: DiskTier | None = None
+        """Told of every block that becomes resident, where there is a tier below the slab."""
 
     def __len__(self) -> int:
         return len(self._tracked)
@@ -124,15 +129,24 @@ class RunningRequests:
         if self._ledger is not None and self._ledger.has_departed:
             self._outlet.departed(self._ledger.take_departed())
 
+    def staged(self, entries: Sequence[BlockEntry]) -> None:
+        """Consecutive blocks of a chain became resident from disk. What had to go for them, or went before, is told first."""
+        self.flush()
+        self._outlet.stored(entries, salted=self.scoped(entries[0]))
+
     def _note_admitted(self) -> None:
         """Tells the outlet of blocks that became resident, runs of one chain together."""
         if self._saves is None or not self._saves.has_admitted:
             return
         run: list[BlockEntry] = []
-        for _, entry in self._saves.take_admitted():
+        for tracked, entry in self._saves.take_admitted():
+            if self.disk is not None:
+                self.disk.admitted(tracked.namespace, entry)
             if run and entry.parent is not run[-1]:
                 self._outlet.stored(run, salted=self.scoped(run[0]))
                 run = []
             run.append(entry)
         if run:
             self._outlet.stored(run, salted=self.scoped(run[0]))
+        if self.disk is not None:
+            self.disk.pump()

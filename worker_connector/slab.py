@@ -161,6 +161,18 @@ class HostSlab:
         wrong: list[int] = index[untouched & ~same].tolist()
         return wrong
 
+    def copy_sealed(self, slot: int, into: npt.NDArray[np.uint8]) -> bool:
+        """Copies a slot, shape [1, row_bytes]; False if it has no seal, was written meanwhile, or does not hold what was sealed."""
+        with self._lock:
+            sealed, writes, expected = bool(self._sealed[slot]), int(self._writes[slot]), self._seals[slot]
+        if not sealed:
+            return False
+        into[0] = self._bytes[slot]
+        if seals(into)[0] != expected:
+            return False
+        with self._lock:
+            return bool(self._sealed[slot]) and int(self._writes[slot]) == writes
+
     def sealed_slots(self) -> list[int]:
         """All sealed slots, longest unchecked first: the scrubber's round."""
         with self._lock:

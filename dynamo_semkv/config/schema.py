@@ -260,6 +260,10 @@ class ConnectorConfig(Section, frozen=True):
     materialization: Materialization = Materialization.EXACT
     slab_bytes: Annotated[int, Meta(ge=MIB, le=64 * 1024 * GIB)] = GIB
     """Host memory per rank in which full blocks are kept."""
+    disk_path: Text | None = None
+    """Directory of a tier below the slab, for blocks that outlive it and the process; null: none."""
+    disk_bytes: Annotated[int, Meta(ge=MIB, le=1024 * 1024 * GIB)] = 16 * GIB
+    """Bytes of files per rank below `disk_path`."""
     min_offer_tokens: Count = 32
     """Offers below this are declined: the copy would cost more than it saves."""
     max_leases: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_096

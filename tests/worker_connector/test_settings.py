@@ -110,3 +110,16 @@ def test_bare_tensor_needs_the_block_size_from_the_settings(value: Any) -> None:
     assert configured_tokens_per_block(llm_args(32)) == 32
     with pytest.raises(Refused, match="tokens_per_block"):
         configured_tokens_per_block(llm_args(value))
+
+
+def test_disk_is_off_by_default_and_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("{}")
+    found = load_settings(llm_args(32), ENV | {"SEMKV_CONFIG": str(file)}).connector
+    assert (found.disk_path, found.disk_bytes) == (None, 16 * 1024**3)
+    file.write_text("connector: {disk_path: /somewhere, disk_bytes: 1048576}")
+    found = load_settings(llm_args(32), ENV | {"SEMKV_CONFIG": str(file)}).connector
+    assert (found.disk_path, found.disk_bytes) == ("/somewhere", 1048576)
+    file.write_text("connector: {disk_bytes: 5}")
+    with pytest.raises(ContractError, match=r"connector.disk_bytes.*1048576"):
+        load_settings(llm_args(32), ENV | {"SEMKV_CONFIG": str(file)})
