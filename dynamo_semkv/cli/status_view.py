@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dynamo_semkv.cli import text as t
+from dynamo_semkv.cli.sources_view import sources
+from dynamo_semkv.cli.tables import make_table, texts
 from dynamo_semkv.cli.words import DECISIONS, REASONS
 
+RECENT = 5
+"""`explain --last` tells more of them."""
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "ready": "green", "degraded": "yellow", "not_ready": "red"}
 
 
@@ -25,11 +28,13 @@ def render(snapshot: Mapping[str, Any]) -> RenderableType:
         *_spaced(
             _health(snapshot["readiness"]["checks"]),
             _funnel(snapshot),
+            _dynamo(snapshot),
             _outcomes(snapshot),
-            _decisions(snapshot["decisions"]),
+            _decisions(snapshot),
             _ttft(snapshot["ttft"]),
             _replicas(snapshot["replicas"]),
-            _catalog(snapshot),
+            *sources(snapshot),
+            _recent(snapshot["recent"]),
         ),
     )
 
@@ -56,7 +61,7 @@ def _head(s: Mapping[str, Any]) -> Text:
 
 
 def _health(checks: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("Health", "check", "state", "")
+    table = make_table("Health", "check", "state", "")
     for check in checks:
         level = str(check["level"])
         table.add_row(
@@ -66,7 +71,7 @@ def _health(checks: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _funnel(s: Mapping[str, Any]) -> Group:
-    table = _table("Funnel", "step", ">tokens", ">of input", ">requests")
+    table = make_table("Funnel", "step", ">tokens", ">of input", ">requests")
     for row in s["funnel"]:
         style = "bold" if row["step"] == "materialized" else ""
         cells = (t.clean(row["step"]), t.count(row["tokens"]), t.percent(row["share"]), t.count(row["requests"]))
@@ -80,31 +85,49 @@ def _funnel(s: Mapping[str, Any]) -> Group:
     if s["would_have"]["routes"]:
         notes.append(
             f"Not acted on: {t.count(s['would_have']['routes'])} routes would have been placed, "
-            f"{t.count(s['would_have']['agreed'])} of them where Dynamo sent them."
+            f"{t.count(s['would_have']['agreed'])} of them where Dynamo sent them: {t.count(s['would_have']['tokens'])} tokens, "
+            f"{t.percent(s['would_have']['share'])} of input."
         )
     return Group(table, Text("\n".join(notes), "dim"))
 
 
 def _outcomes(s: Mapping[str, Any]) -> RenderableType:
-    table = _table("Outcomes", "outcome", "reason", "", ">routes")
+    table = make_table("Outcomes", "outcome", "reason", "", ">routes")
     for row in s["outcomes"]:
-        table.add_row(*_texts(row["outcome"], row["reason"], REASONS.get(row["reason"], "")), t.count(row["routes"]))
+        table.add_row(*texts(row["outcome"], row["reason"], REASONS.get(row["reason"], "")), t.count(row["routes"]))
     for row in s["orphans"]:
         table.add_row(
-            *_texts("orphan report", row["reason"], "A report that belongs to no open route"), t.count(row["reports"])
+            *texts("orphan report", row["reason"], "A report that belongs to no open route"), t.count(row["reports"])
         )
     return table if table.row_count else Text("No route has closed yet.")
 
 
-def _decisions(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = _table("Decisions", "reason", "", ">routes")
-    for row in rows:
-        table.add_row(*_texts(row["reason"], DECISIONS.get(row["reason"], "")), t.count(row["routes"]))
-    return table if table.row_count else Text("No decision yet.")
+def _dynamo(s: Mapping[str, Any]) -> RenderableType:
+    found = s["dynamo"]
+    if found is None:
+        return Text("Dynamo's own counters: not known (DYN_SYSTEM_PORT is not set, or nothing was routed yet).")
+    table = make_table("Dynamo's own counters", "", ">tokens", ">of routed")
+    for row in found["steps"]:
+        table.add_row(t.clean(row["step"]).replace("_", " "), t.count(row["tokens"]), t.percent(row["share"]))
+    note = (
+        f"Of {t.count(found['input_tokens'])} prompt tokens that this router sent since its start; the funnel is of all routers. "
+        f"Engines count {t.count(s['beside']['engine_cached_tokens'])} cached tokens over the routes of the funnel."
+    )
+    return Group(table, Text(note, "dim"))
+
+
+def _decisions(s: Mapping[str, Any]) -> RenderableType:
+    table = make_table("Decisions", "reason", "", ">routes")
+    for row in s["decisions"]:
+        table.add_row(*texts(row["reason"], DECISIONS.get(row["reason"], "")), t.count(row["routes"]))
+    if not table.row_count:
+        return Text("No decision yet.")
+    lookups = sorted(s["lookups"].items(), key=lambda item: (-item[1], item[0]))
+    return Group(table, Text(f"Lookups: {', '.join(f'{t.clean(name)} {t.count(count)}' for name, count in lookups)}."))
 
 
 def _ttft(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("Time to first token", "class", ">median", ">95 %", ">routes")
+    table = make_table("Time to first token", "class", ">median", ">95 %", ">routes")
     for row in rows:
         times = (t.seconds(row["median_seconds"]), t.seconds(row["p95_seconds"]))
         table.add_row(Text(t.clean(row["class"])), *times, t.count(row["count"]))
@@ -114,39 +137,27 @@ def _ttft(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _replicas(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     if not rows:
         return Text("No replica.")
-    table = _table(
+    table = make_table(
         "Replicas", "replica", "standing", ">placed", ">served", ">confirmed", ">declined", ">queued", ">in host"
     )
     for row in rows:
         standing = t.clean(row.get("standing")) if row["live"] else "gone"
         counts = (row["placed_requests"], row["served_requests"], row["confirmed_tokens"], row["declined_requests"])
         now = (row.get("queued_prefill_tokens"), row.get("resident_blocks"))
-        table.add_row(*_texts(row["name"], standing), *(t.count(value) for value in (*counts, *now)))
+        table.add_row(*texts(row["name"], standing), *(t.count(value) for value in (*counts, *now)))
     table.caption = "placed, served, declined: requests; confirmed, queued: tokens; in host: blocks"
     table.caption_justify = "left"
     return table
 
 
-def _catalog(s: Mapping[str, Any]) -> Text:
-    streams = s["catalog"].get("streams", ())
-    fenced = sum(bool(row["quarantined"]) for row in streams)
-    absent = sum(bool(row["absent"]) and not row["quarantined"] for row in streams)
-    dropped = s["publisher"]["dropped"] if s["publisher"] is not None else None
-    return Text(
-        f"Catalog: {t.count(s['catalog'].get('donors'))} donors on {len(streams)} streams, {fenced} quarantined, "
-        f"{absent} absent. Bus: {t.count(dropped)} messages dropped."
-    )
-
-
-def _texts(*values: object) -> list[Text]:
-    """Text, not markup: a name with brackets in it stays a name."""
-    return [Text(t.clean(value)) for value in values]
-
-
-def _table(title: str, *columns: str) -> Table:
-    """`>name` is a column of numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        number = name.startswith(">")
-        table.add_column(name.removeprefix(">"), justify="right" if number else "left", no_wrap=number, overflow="fold")
-    return table
+def _recent(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = make_table("Last routes", "route", "outcome", "reason", ">placed", ">materialized", ">ttft")
+    for row in rows[:RECENT]:
+        tokens = row["tokens"]
+        counts = (tokens["placed"], tokens["materialized"])
+        table.add_row(
+            *texts(str(row["route_id"])[:8], row["outcome"], row["reason"]),
+            *(t.count(value) for value in counts),
+            t.seconds(row["ttft_seconds"]),
+        )
+    return table if table.row_count else Text("No route to list.")

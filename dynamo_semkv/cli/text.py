@@ -20,6 +20,11 @@ def count(value: Any) -> str:
     return f"{value:,.0f}" if _is_number(value) else DASH
 
 
+def decimal(value: Any) -> str:
+    """With one digit behind the point, where that is not zero."""
+    return f"{value:,.1f}".removesuffix(".0") if _is_number(value) else DASH
+
+
 def percent(share: Any) -> str:
     if not _is_number(share):
         return DASH

@@ -72,3 +72,7 @@ CROSS_CHECKS = {
     "differs": "not what the report says",
     "unknown": "no report to compare with",
 }
+
+MATCHES = {"exact_equivalent": "Exact prefix", "semantic_candidate": "Similar"}
+
+TIERS = {"device": "Device", "host_pinned": "Host", "disk": "Disk", "external": "External"}

@@ -70,6 +70,29 @@ async def test_status_has_the_numbers_of_the_page(site: Served, capsys: Captured
         assert row(printed, check["name"], "ok", *check["detail"].split()) is not None, check
 
 
+async def test_status_tells_what_advice_is_made_from(site: Served, capsys: Captured) -> None:
+    assert await command("status", "--url", site.server.url) == OK
+    printed, snapshot = capsys.readouterr().out, build_snapshot(site.state)
+    assert len(snapshot["calibration"]["cells"]) == 12
+    for cell in snapshot["calibration"]["cells"]:
+        match = {"exact_equivalent": ("Exact", "prefix"), "semantic_candidate": ("Similar",)}[cell["match_type"]]
+        cells = row(printed, cell["replica"], *match, cell["overlap"], "Host", f"{100 * cell['share']:.1f}", "%")
+        assert cells is not None, cell
+        assert cells[-3:-1] == [f"{100 * cell['prior']:.1f}", "%"]
+    for stream in snapshot["catalog"]["streams"]:
+        assert row(printed, stream["replica"], "in", "order", str(stream["donors"]), str(stream["next_event_id"])), (
+            stream
+        )
+    for stream in snapshot["streams"]:
+        assert row(printed, stream["name"], "yes", f"{stream['messages']:,}", "0"), stream
+    for step in snapshot["dynamo"]["steps"]:
+        assert row(printed, *step["step"].split("_"), f"{step['tokens']:,}", f"{100 * step['share']:.1f}", "%"), step
+    for route in snapshot["recent"][:5]:
+        assert row(printed, route["route_id"][:8], route["outcome"], route["reason"]), route
+    for name, count in snapshot["lookups"].items():
+        assert f"{name} {count:,}" in printed
+
+
 async def test_status_as_json_is_the_snapshot(site: Served, capsys: Captured) -> None:
     assert await command("status", "--url", f"{site.server.url}/", "--json") == OK
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(build_snapshot(site.state)))
@@ -92,6 +115,8 @@ async def test_status_before_the_first_worker(capsys: Captured) -> None:
     assert "is not ready" in printed
     assert "no live replica" in printed
     assert "No route has closed yet." in printed
+    assert "Dynamo's own counters: not known" in printed
+    assert "nothing learned yet" in printed
 
 
 async def test_status_in_shadow_says_what_would_have_been(capsys: Captured) -> None:
@@ -99,7 +124,9 @@ async def test_status_in_shadow_says_what_would_have_been(capsys: Captured) -> N
     async with served(fake_state(history, mode="shadow"), history) as site:
         assert await command("status", "--url", site.server.url) == OK
         would_have = build_snapshot(site.state)["would_have"]
-    assert f"{would_have['routes']} routes would have been placed" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{would_have['routes']} routes would have been placed" in printed
+    assert f"{would_have['tokens']:,} tokens, {100 * would_have['share']:.1f} % of input" in printed
 
 
 async def test_names_of_others_cannot_write_to_the_terminal(capsys: Captured) -> None:
@@ -247,7 +274,7 @@ async def test_proxies_of_the_environment_do_not_get_the_token(
     assert await command("status", "--url", site.server.url, "--json") == OK
 
 
-@pytest.mark.parametrize("name", ["REASONS", "DECISIONS"])
+@pytest.mark.parametrize("name", ["REASONS", "DECISIONS", "MATCHES", "TIERS"])
 def test_the_words_are_those_of_the_page(name: str) -> None:
     from dynamo_semkv.dashboard import files
 

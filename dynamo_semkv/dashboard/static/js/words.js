@@ -87,9 +87,17 @@ export const DYNAMO = {
   worker_reused: ["Worker reused", "What workers said in their streams, loaded blocks included where the engine counts them"],
 };
 
-export const MATCHES = { exact_equivalent: "Exact prefix", semantic_candidate: "Similar" };
+export const MATCHES = {
+  exact_equivalent: "Exact prefix",
+  semantic_candidate: "Similar",
+};
 
-export const TIERS = { device: "Device", host_pinned: "Host", disk: "Disk", external: "External" };
+export const TIERS = {
+  device: "Device",
+  host_pinned: "Host",
+  disk: "Disk",
+  external: "External",
+};
 
 export const STREAMS = {
   ok: ["In order", "good"],
