@@ -1,11 +1,13 @@
-"""What the scripts share: the device, a pool of KV pages on it with its slab, and a clock. On the CPU the same code runs, for tests."""
+"""What the scripts share: the device, pools of KV pages on it with their slab, and clocks. On the CPU the same code runs, for tests."""
 
 from __future__ import annotations
 
 import json
+import random
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,9 +17,11 @@ from worker_connector._cache_layout import KvCacheBufferRef, KvCacheLayerGroupLa
 from worker_connector.copy_stream import CopyStream
 from worker_connector.geometry import PoolGeometry
 from worker_connector.slab import HostSlab
-from worker_connector.transfer import copy_stream_for
+from worker_connector.transfer import Move, copy_stream_for
 
 NO_CUDA = 2
+KIB = 1024
+MIB = 1024 * KIB
 
 
 def cuda_or_exit() -> torch.device:
@@ -29,35 +33,76 @@ def cuda_or_exit() -> torch.device:
     raise SystemExit(NO_CUDA)
 
 
+def one_region(block_bytes: int) -> list[tuple[int, int]]:
+    return [(0, block_bytes)]
+
+
+def data_and_scales(block_bytes: int) -> list[tuple[int, int]]:
+    """As with block scales beside the data: 7/8 and 1/8."""
+    cut = block_bytes // 8 * 7
+    return [(0, cut), (cut, block_bytes - cut)]
+
+
+def a_region_per_layer(block_bytes: int, layers: int) -> list[tuple[int, int]]:
+    size = block_bytes // layers
+    return [(layer * size, size) for layer in range(layers)]
+
+
 @dataclass
 class Bench:
-    """A pool of `pages` pages in two regions, 7/8 and 1/8 of a block's bytes, as with block scales beside the data, and a slab."""
+    """A pool of `pages` pages and a slab of `slots` blocks."""
 
     device: torch.device
     memory: torch.Tensor
-    """uint8, [pages, bytes per block]: both regions of a page side by side."""
+    """uint8, [pages, bytes per block]: all regions of a page side by side."""
     geometry: PoolGeometry
     slab: HostSlab
     copies: CopyStream
 
     @classmethod
-    def make(cls, device: torch.device, *, pages: int, slots: int, block_bytes: int) -> Bench:
-        memory = torch.zeros((pages, block_bytes), dtype=torch.uint8, device=device)
-        cut = block_bytes // 8 * 7
-        regions = tuple(
+    def make(
+        cls,
+        device: torch.device,
+        *,
+        pages: int,
+        slots: int,
+        block_bytes: int,
+        regions: Sequence[tuple[int, int]] | None = None,
+        copies: CopyStream | None = None,
+    ) -> Bench:
+        """`regions`: (offset, size) of each inside a page, by default data and scales."""
+        memory = torch.randint(0, 256, (pages, block_bytes), dtype=torch.uint8, device=device)
+        parts = data_and_scales(block_bytes) if regions is None else regions
+        found = tuple(
             KvCacheRegion(
-                memory.data_ptr() + start, size, block_bytes, pages, (KvCacheBufferRef(0, role),), device=str(device)
+                memory.data_ptr() + start,
+                size,
+                block_bytes,
+                pages,
+                (KvCacheBufferRef(layer, "data"),),
+                device=str(device),
             )
-            for role, start, size in (("data", 0, cut), ("scales", cut, block_bytes - cut))
+            for layer, (start, size) in enumerate(parts)
         )
-        layout = KvCacheLayout(32, (KvCacheLayerGroupLayout(0, (0,), None, regions),))
+        layout = KvCacheLayout(32, (KvCacheLayerGroupLayout(0, tuple(range(len(parts))), None, found),))
         geometry = PoolGeometry.from_layout(layout)
         slab = HostSlab(slots, block_bytes, pinned=device.type == "cuda")
-        return cls(device, memory, geometry, slab, copy_stream_for(device))
+        return cls(device, memory, geometry, slab, copies or copy_stream_for(device))
 
     @property
     def engine_stream(self) -> Any:
         return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+
+
+def neighbours(count: int) -> list[Move]:
+    """Runs of slots and pages, as of a prompt that was saved in one piece."""
+    return [Move(number, (number,)) for number in range(count)]
+
+
+def scattered(count: int, seed: int = 0) -> list[Move]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return [Move(slot, (page,)) for slot, page in enumerate(order)]
 
 
 def synchronize(device: torch.device) -> None:
@@ -66,16 +111,22 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds(device: torch.device, work: Callable[[], None], *, rounds: int = 5) -> float:
-    """Best of `rounds` after one to warm up, with the device idle before and after."""
-    best = float("inf")
+    """Median of `rounds` after one to warm up, with the device idle before and after."""
+    times = []
     for number in range(rounds + 1):
         synchronize(device)
         started = time.perf_counter()
         work()
         synchronize(device)
         if number:
-            best = min(best, time.perf_counter() - started)
-    return best
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def spin(device: torch.device, milliseconds: float) -> None:
+    """Keeps the current stream busy. Nothing on the CPU, where nothing is ever late."""
+    if device.type == "cuda" and milliseconds > 0:
+        torch.cuda._sleep(int(milliseconds * 1_800_000))
 
 
 def finish(result: dict[str, Any], *, passed: bool) -> NoReturn:
