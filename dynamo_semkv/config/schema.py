@@ -146,6 +146,49 @@ class FingerprintConfig(Section, frozen=True):
     """Share of the prompt that must be verbatim in the donor, what everybody has not counted."""
 
 
+class EmbeddingConfig(Section, frozen=True):
+    """Needs the extra `embeddings`. Knows donors that this router routed itself."""
+
+    PATH: ClassVar[str] = "evidence.embedding"
+
+    enabled: bool = False
+    model_path: Text | None = None
+    """Directory of the sentence encoder: `tokenizer.json` and `model.onnx` or `onnx/model.onnx`. Nothing is downloaded."""
+    tokenizer_path: Text | None = None
+    """`tokenizer.json` of the served model, or the directory it is in, to get text from token ids. null: `model.path`."""
+    budget_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 4.0
+    """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`."""
+    window_tokens: Annotated[int, Meta(ge=8, le=510)] = 64
+    query_windows: Annotated[int, Meta(ge=1, le=64)] = 8
+    """Windows of a prompt that are looked up, if the budget pays for them."""
+    max_windows: Annotated[int, Meta(ge=1, le=1_024)] = 128
+    """Windows of a donor that are kept, evenly spread; about half a kilobyte each."""
+    max_donors: Annotated[int, Meta(ge=1, le=1_000_000)] = 2_000
+    max_prompt_bytes: Annotated[int, Meta(ge=1024, le=64 * GIB)] = 64 * MIB
+    """Tokens of routed prompts that are remembered until their donors are announced."""
+    min_similarity: Share = 0.62
+    """Mean cosine over the windows asked about."""
+    min_similarity_alone: Share = 0.72
+    """The same where only one window could be asked about."""
+
+
+class SemBlendConfig(Section, frozen=True):
+    """Needs the extra `semblend`. Knows donors that this router routed itself."""
+
+    PATH: ClassVar[str] = "evidence.semblend"
+
+    enabled: bool = False
+    model_path: Text | None = None
+    """Directory of all-MiniLM-L6-v2 as sentence-transformers wants it. Nothing is downloaded."""
+    tokenizer_path: Text | None = None
+    """As `evidence.embedding.tokenizer_path`."""
+    max_donors: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    """SemBlend needs about 0.7 MB and, on a CPU, a fifth of a second a donor of 8k tokens."""
+    max_prompt_bytes: Annotated[int, Meta(ge=1024, le=64 * GIB)] = 64 * MIB
+    min_similarity: Share = 0.6
+    min_reuse_ratio: Share = 0.5
+
+
 class EvidenceConfig(Section, frozen=True):
     PATH: ClassVar[str] = "evidence"
 
@@ -159,6 +202,22 @@ class EvidenceConfig(Section, frozen=True):
     min_overlap_tokens: Count = 64
     """Matches with fewer reusable tokens are not evidence."""
     fingerprint: FingerprintConfig = FingerprintConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    semblend: SemBlendConfig = SemBlendConfig()
+
+    def __post_init__(self) -> None:
+        check_limits(self.PATH, self)
+        for name, section in (("embedding", self.embedding), ("semblend", self.semblend)):
+            if section.enabled and section.model_path is None:
+                raise ContractError(
+                    f"evidence.{name}.model_path", None, f"a directory, as evidence.{name}.enabled is true"
+                )
+        if self.embedding.enabled and self.embedding.budget_ms >= self.deadline_ms:
+            raise ContractError(
+                "evidence.embedding.budget_ms",
+                self.embedding.budget_ms,
+                f"less than evidence.deadline_ms, {self.deadline_ms}",
+            )
 
 
 class MatchPriors(Section, frozen=True):

@@ -1,7 +1,10 @@
 """All providers under one hard deadline: what they say in time is evidence, everything else is a miss with a reason.
 
-No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside when it keeps failing,
-and what it returns is checked before anybody believes it.
+No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside when it
+keeps failing, and what it returns is checked before anybody believes it.
+
+Fusion: providers are given in order of authority. What a provider proved (a prefix, verbatim runs) ranks above what another only
+finds alike, and once one has proven `ENOUGH` of the prompt nobody waits for those after it.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -18,10 +21,13 @@ from typing import Any
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.location import Location
 from dynamo_semkv.evidence.breaker import Breaker
-from dynamo_semkv.evidence.provider import EvidenceProvider, LookupQuery, Snapshots
+from dynamo_semkv.evidence.provider import Closes, EvidenceProvider, LookupQuery, PromptListener, Snapshots
 from dynamo_semkv.evidence.worker import Answer, ProviderWorker
 
 logger = logging.getLogger(__name__)
+
+ENOUGH = 0.5
+"""Share of the prompt that a match must have located for the providers after its own not to be waited for."""
 
 
 class LookupStatus(str, Enum):
@@ -32,14 +38,14 @@ class LookupStatus(str, Enum):
     TIMEOUT = "timeout"
     ERROR = "error"
     SKIPPED = "skipped"
-    """Not asked: no provider, stuck in an earlier lookup, or put aside after failures."""
+    """Not asked or not waited for: no provider, stuck in an earlier lookup, put aside after failures, or one before it knew enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
     status: LookupStatus
     matches: tuple[SemanticTrtMatch, ...] = ()
-    """Best first, one a donor: exact-equivalent before semantic, then by reusable tokens."""
+    """Best first, one a donor: exact-equivalent, then verbatim runs, then likeness; each by reusable tokens."""
     seconds: float = 0.0
     by_provider: dict[str, tuple[LookupStatus, float]] = field(default_factory=dict)
 
@@ -54,6 +60,7 @@ class _Seat:
 
 class DeadlineRunner:
     """`deadline_seconds`: over all providers together, measured from the call. `min_overlap_tokens`: what is less is not evidence.
+    `providers`: in order of authority.
 
     Belongs to one event loop at a time. `breaker_clock` is for tests; deadlines are always real time.
     """
@@ -69,6 +76,7 @@ class DeadlineRunner:
     ) -> None:
         self.set_limits(deadline_seconds, max_matches, min_overlap_tokens)
         self._seats = [_Seat(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
+        self._prompt_listeners = [provider for provider in providers if isinstance(provider, PromptListener)]
 
     def set_limits(self, deadline_seconds: float, max_matches: int, min_overlap_tokens: int) -> None:
         """From the next lookup on."""
@@ -86,10 +94,13 @@ class DeadlineRunner:
                 asked[seat.worker.name] = seat.worker.submit(query, expires)
         if asked:
             try:
-                await asyncio.wait(asked.values(), timeout=max(0.0, expires - time.monotonic()))
+                needless = await self._wait(asked, query, expires)
             except asyncio.CancelledError:
                 self._abandon(asked)
                 raise
+            for name in needless:
+                asked.pop(name).cancel()
+            self._abandon(needless)
         waited = time.monotonic() - began
         by_provider: dict[str, tuple[LookupStatus, float]] = {}
         matches: list[SemanticTrtMatch] = []
@@ -99,12 +110,42 @@ class DeadlineRunner:
             seat.counts[status.value] += 1
             by_provider[seat.worker.name] = (status, seconds)
             matches += found
+        for listener in self._prompt_listeners:
+            self._tell(listener, query)
         best = self._best(matches)
         statuses = {status for status, _ in by_provider.values()}
         return LookupResult(_overall(statuses, bool(best)), best, time.monotonic() - began, by_provider)
 
+    async def _wait(self, asked: Mapping[str, asyncio.Future[Answer]], query: LookupQuery, expires: float) -> list[str]:
+        """Until all have answered, the deadline, or what was proven is enough. The names of those that need not answer any more."""
+        order = [seat.worker.name for seat in self._seats if seat.worker.name in asked]
+        pending = set(asked.values())
+        while pending and (left := expires - time.monotonic()) > 0:
+            _, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for at, name in enumerate(order[:-1]):
+                if asked[name] in pending:
+                    break  # it ranks above the rest and may still say more
+                if self._enough(asked[name].result(), query):
+                    return [later for later in order[at + 1 :] if asked[later] in pending]
+        return []
+
+    def _enough(self, said: Answer, query: LookupQuery) -> bool:
+        try:
+            return said.error is None and any(
+                self._sound(match, query) and _located(match) >= ENOUGH * len(query.tokens) for match in said.matches
+            )
+        except Exception:  # noqa: BLE001  not a sequence of matches: `_settle` counts it as the provider's failure
+            return False
+
+    @staticmethod
+    def _tell(listener: PromptListener, query: LookupQuery) -> None:
+        try:
+            listener.prompt_routed(query)
+        except Exception:
+            logger.exception("a provider failed to take note of a prompt; donors made of it have no text there")
+
     def _abandon(self, asked: Container[str]) -> None:
-        """The request went away: a trial that it was carrying is owed to the next one."""
+        """The answer is not wanted any more: a trial that the lookup was carrying is owed to the next one."""
         for seat in self._seats:
             if seat.worker.name in asked:
                 seat.breaker.abandon()
@@ -115,6 +156,8 @@ class DeadlineRunner:
             seat.worker.stop()
         until = time.monotonic() + timeout
         for seat in self._seats:
+            if isinstance(seat.worker.provider, Closes):
+                seat.worker.provider.close(max(0.0, until - time.monotonic()))
             if not seat.worker.join(max(0.0, until - time.monotonic())):
                 logger.warning(
                     "provider %s is still inside a lookup; its thread is left to the process", seat.worker.name
@@ -200,9 +243,15 @@ class DeadlineRunner:
         return tuple(sorted(kept[: self._max_matches], key=_rank))
 
 
-def _rank(match: SemanticTrtMatch) -> tuple[bool, int, float, str, str]:
+def _located(match: SemanticTrtMatch) -> int:
+    """Tokens of which the match says where they are equal; 0 for one that only finds the donor alike."""
+    return max(match.exact_prefix_tokens, sum(segment.token_count for segment in match.segments))
+
+
+def _rank(match: SemanticTrtMatch) -> tuple[bool, bool, int, float, str, str]:
     semantic = match.match_type is not MatchType.EXACT_EQUIVALENT
-    return semantic, -match.reusable_token_count, -match.confidence, match.provider, match.donor_id
+    alike = _located(match) == 0
+    return semantic, alike, -match.reusable_token_count, -match.confidence, match.provider, match.donor_id
 
 
 def _overall(statuses: set[LookupStatus], hit: bool) -> LookupStatus:

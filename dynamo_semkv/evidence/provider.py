@@ -50,6 +50,21 @@ class DonorListener(Protocol):
 
 
 @runtime_checkable
+class PromptListener(Protocol):
+    """Told of every prompt that was looked up, after its lookup and in the event loop: for providers that learn what a donor
+    says from the prompt that became it. Keeps it short."""
+
+    def prompt_routed(self, query: LookupQuery) -> None: ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """Ends what the provider started; called once, after the last lookup."""
+
+    def close(self, timeout: float) -> None: ...
+
+
+@runtime_checkable
 class Snapshots(Protocol):
     """Bounded, JSON-able state for the page and for operators; no prompts, no digests of salts."""
 

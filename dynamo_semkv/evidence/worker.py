@@ -72,6 +72,8 @@ class ProviderWorker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             began = time.monotonic()
+            if job.answer.cancelled():
+                continue
             if began >= job.expires:
                 self.counts["expired"] += 1
                 continue

