@@ -235,17 +235,18 @@ class SemBlendProvider:
                 if self._alive(job) is None:
                     self.counts["stale"] += 1
                     continue
-                self._register(self._pipeline, self._known, job)
+                done = self._register(self._pipeline, self._known, job)
+                self.counts["registered" if done else "refused"] += 1
                 self._refill_if_mostly_dead()
             except Exception:  # the thread must live on: one donor that SemBlend chokes on is one donor less
                 self.counts["failed"] += 1
                 logger.exception("SemBlend could not register a donor")
 
-    def _register(self, pipeline: Any, known: dict[str, _Registered], job: _Registered) -> None:
+    def _register(self, pipeline: Any, known: dict[str, _Registered], job: _Registered) -> bool:
+        """False: too short, or without text."""
         text = self._detokenizer.text(job.tokens)
         if len(job.tokens) < MIN_TOKENS or not text.strip():
-            self.counts["refused"] += 1
-            return
+            return False
         self._serial += 1
         own_id = f"{job.donor.donor_id}#{self._serial}"
         pipeline.register_donor(
@@ -253,7 +254,7 @@ class SemBlendProvider:
         )
         with self._lock:
             known[own_id] = job
-        self.counts["registered"] += 1
+        return True
 
     def _refill_if_mostly_dead(self) -> None:
         living = [job for job in self._known.values() if self._alive(job) is not None]
