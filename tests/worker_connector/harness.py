@@ -113,6 +113,8 @@ class Bench:
     settings: Settings
     clock: Callable[[], float] = time.monotonic
     inline: bool = True
+    restarts_failed: bool | None = None
+    """As `assemble_rank_with`: True for an engine of dialect B."""
     """False: the rank's own threads seal, scrub and load."""
     sinks: list[RecordingSink] = field(default_factory=list)
     schedulers: list[SemkvConnectorScheduler] = field(default_factory=list)
@@ -136,7 +138,9 @@ class Bench:
         class Worker(worker):  # type: ignore[misc, valid-type]
             def _assemble(self, llm_args: Any) -> Rank:
                 bench.workers.append(self)
-                return assemble_rank_with(llm_args, bench.settings, inline=bench.inline)
+                return assemble_rank_with(
+                    llm_args, bench.settings, inline=bench.inline, restarts_failed=bench.restarts_failed
+                )
 
         return ConnectorSpec(Scheduler, Worker)
 

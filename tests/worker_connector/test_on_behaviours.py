@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import worker_connector.rank as rank_module
+from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import Bench, settings
 from tests.worker_connector.reference_engine.running import Script, prompt, stepped
 from worker_connector.reference_engine import SteppedEngine
@@ -13,8 +15,8 @@ from worker_connector.reference_engine import SteppedEngine
 TOKENS = prompt(61, vocabulary=16)
 
 
-def bench() -> Bench:
-    return Bench(settings(min_offer_tokens=8, min_donor_tokens=8))
+def bench(**options: Any) -> Bench:
+    return Bench(settings(min_offer_tokens=8, min_donor_tokens=8), **options)
 
 
 def run_all(engine: SteppedEngine, bench: Bench) -> None:
@@ -64,3 +66,54 @@ def test_an_offer_is_loaded_although_the_first_report_comes_late() -> None:
     assert served in engine.running
     run_all(engine, it)
     assert it.report_of(served).confirmed == 56
+
+
+def test_a_failed_load_restarts_its_request_on_the_real_runtime_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dialect B: the request leaves the batch, and is computed without what it was offered."""
+    it = bench(restarts_failed=True)
+    engine = stepped(it.spec(), dialect="B")
+    engine.submit(TOKENS)
+    engine.run()
+    engine.reset_prefix_cache()
+
+    def fail(*arguments: Any) -> None:
+        raise OSError("the copy failed")
+
+    monkeypatch.setattr(rank_module, "copy_to_pages", fail)
+    request = engine.submit(TOKENS, max_new_tokens=2)
+    run_all(engine, it)
+    assert engine.ended[request].finish_reason == "length"
+    first, second = [report for report in it.sink.reports if report.request_id == request]
+    assert (first.outcome, first.confirmed) == (Outcome.LOAD_FAILED, 0)
+    assert (second.offered, second.confirmed) == (0, 0)
+
+
+@pytest.mark.parametrize("dialect", ["M", "B"])
+def test_a_replay_loads_again(dialect: str) -> None:
+    it = bench()
+    engine = stepped(it.spec(), dialect=dialect)
+    engine.submit(TOKENS, max_new_tokens=4)
+    engine.run()
+    engine.reset_prefix_cache()
+    request = engine.submit(TOKENS, max_new_tokens=4)
+    engine.step()
+    (replayed,) = engine.executor.requests
+    engine.executor._destroy(replayed)
+    engine.reset_prefix_cache()  # else its own blocks are local
+    run_all(engine, it)
+    assert [report.confirmed for report in it.sink.reports if report.request_id == request] == [56, 56]
+    assert engine.ended[request].token_ids == engine.ended[1].token_ids
+
+
+def test_an_overtaken_offer_loads_its_rest_only() -> None:
+    it = bench()
+    engine = stepped(it.spec(), dice=Script(overtaken_offer=[True]), dialect="B")
+    engine.submit(TOKENS)
+    engine.run()
+    engine.reset_prefix_cache()
+    engine.submit(TOKENS[:33])  # loaded, and kept on the device
+    engine.run()
+    loaded = it.rank.counts["loaded_blocks"]
+    engine.submit(TOKENS)
+    run_all(engine, it)
+    assert (loaded, it.rank.counts["loaded_blocks"]) == (4, 7)

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+DIALECTS = ("M", "B")
 TRIMS = ("off", "shrink", "defer")
 
 
@@ -19,6 +20,15 @@ class Behaviours:
     """ValueError at construction names the field, its value and what is allowed."""
 
     seed: int = 0
+    #: Variant of the connector API. "M" is TensorRT-LLM's main branch. "B" is the Mooncake store's branch
+    #: (NVIDIA/TensorRT-LLM#18676): blocks of a report are a dict by layer group id, and hooks are called where a connector
+    #: has them: `cancel_load` for the unhonoured end of an offer, `request_reset` when pages are destroyed, and
+    #: `take_failed_load_requests`, `take_failed_async_load_requests` and `drop_bound_saves`, by which a failed load
+    #: restarts its request.
+    dialect: str = "M"
+    #: Dialect "B" asks before it allocates: by then the local cache has caught up with the beginning of an offer, which is
+    #: cut by `cancel_load`.
+    overtaken_offer_rate: float = 0.0
     #: The next forward pass starts before the last one's tokens are known: what ends a request (its token, cancellation,
     #: commit, request_finished) comes one iteration late, and the first report of a generating request has no new token
     #: (py_executor.py, `_executor_loop_overlap`).
@@ -46,12 +56,16 @@ class Behaviours:
     warmup_forwards: int = 0
 
     def __post_init__(self) -> None:
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"dialect is {self.dialect!r}; it must be one of {DIALECTS}")
         if self.token_budget_trim not in TRIMS:
             raise ValueError(f"token_budget_trim is {self.token_budget_trim!r}; it must be one of {TRIMS}")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_rate") and not 0 <= value <= 1:
                 raise ValueError(f"{field.name} is {value}; it must be in [0, 1]")
+        if self.overtaken_offer_rate and self.dialect != "B":
+            raise ValueError(f"overtaken_offer_rate is {self.overtaken_offer_rate}; only dialect 'B' has such offers")
         if self.warmup_forwards < 0:
             raise ValueError(f"warmup_forwards is {self.warmup_forwards}; it must be 0 or more")
 

@@ -20,6 +20,7 @@ from worker_connector.engine import (
 )
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, ReferenceLlmArgs
 from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.optional_hooks import OptionalHooks
 from worker_connector.reference_engine.request import LlmRequest, RequestState
 
 
@@ -78,7 +79,7 @@ def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: 
         worker.register_kv_cache_layout(pool.layout())
     else:
         worker.register_kv_caches(pool.tensor)
-    manager = ConnectorManager(scheduler, worker, args)
+    manager = ConnectorManager(scheduler, worker, args, dialect=config.behaviours.dialect)
     scheduler.wait_for_initialization()
     return manager
 
@@ -87,10 +88,17 @@ class ConnectorManager:
     """State between one executor and its connector pair."""
 
     def __init__(
-        self, scheduler: KvCacheConnectorScheduler, worker: KvCacheConnectorWorker, args: ReferenceLlmArgs
+        self,
+        scheduler: KvCacheConnectorScheduler,
+        worker: KvCacheConnectorWorker,
+        args: ReferenceLlmArgs,
+        *,
+        dialect: str = "M",
     ) -> None:
         self.scheduler = scheduler
         self.worker = worker
+        self._hooks = OptionalHooks(scheduler, worker, called=dialect == "B")
+        self._by_dict = dialect == "B"
         self._grouped = args.kv_cache_config.use_kv_cache_manager_v2
         self._dp_rank = args.attention_dp_rank if args.enable_attention_dp else None
         self._reported: dict[int, _Reported] = {}
@@ -113,7 +121,11 @@ class ConnectorManager:
             raise RuntimeError(f"get_num_new_matched_tokens answered {num_tokens} tokens")
         return num_tokens, load_async
 
-    def commit(self, request: LlmRequest, honoured: int, load_async: bool) -> None:
+    def cut_head(self, request: LlmRequest, start: int, end: int) -> None:
+        """The local cache has the tokens [start, end) of an offer by now; the rest of it is still counted as served."""
+        self._hooks.cancel_load(request, start, end)
+
+    def commit(self, request: LlmRequest, offered: int, honoured: int, load_async: bool) -> None:
         """Record what of the offer is consumed.
 
         An async load is parked even if nothing is honoured: the connector has started it already, and must not write
@@ -121,6 +133,9 @@ class ConnectorManager:
         """
         if load_async:
             self._new.loading[request.request_id] = request
+        if honoured < offered:
+            local_end = request.context_current_position
+            self._hooks.cancel_load(request, local_end + honoured, local_end + offered)
         self._external[request.request_id] = honoured
         request.py_num_connector_matched_tokens = honoured
 
@@ -206,6 +221,21 @@ class ConnectorManager:
         async load is not forgotten, as in TensorRT-LLM's `reset_request_state`: such a replay is not asked about."""
         self._reported.pop(request.request_id, None)
         self._external.pop(request.request_id, None)
+        self._hooks.request_reset(request)
+
+    def take_failed_loads(self, batch: Batch) -> list[LlmRequest]:
+        """Behind start_load_kv: requests of the batch whose pages were not all filled, and whose saves are dropped."""
+        failed = self._hooks.take_failed_loads()
+        if not failed:
+            return []
+        self._hooks.drop_bound_saves(failed)
+        return [request for request in batch.context if request.request_id in failed]
+
+    def take_failed_parked_loads(self, loaded: Sequence[LlmRequest]) -> list[LlmRequest]:
+        """Behind get_finished: those of `loaded` whose pages were not all filled. They are asked about again."""
+        failed = self._hooks.take_failed_parked_loads()
+        self._loaded -= failed
+        return [request for request in loaded if request.request_id in failed]
 
     def forget(self, request: LlmRequest) -> None:
         """The request is terminated and its pages are gone. The connector is not told; its transfers may go on."""
@@ -224,7 +254,10 @@ class ConnectorManager:
             scheduled = min(request.context_remaining_length, request.context_chunk_size)
         else:
             position, scheduled = len(tokens) - 1, 1
-        extra: dict[str, Any] = {"new_block_ids_by_layer_group": [list(new_slots)]} if self._grouped else {}
+        extra: dict[str, Any] = {}
+        if self._grouped:
+            by_group = [list(new_slots)]
+            extra["new_block_ids_by_layer_group"] = dict(enumerate(by_group)) if self._by_dict else by_group
         return RequestData(
             request.request_id,
             new_tokens,

@@ -149,9 +149,12 @@ class Executor:
         self._events.flush()
         self._probe("updated", batch)
         if self._connector is not None:
-            for request in (held for done in self._connector.get_finished() for held in done):
+            saved, loaded = self._connector.get_finished()
+            for request in saved + loaded:
                 if request.request_id in self._held:
                     self._terminate(request)
+            for request in self._connector.take_failed_parked_loads(loaded):
+                self._destroy(request)
         self._probe("polled", batch)
         return bool(launched)
 
@@ -194,7 +197,8 @@ class Executor:
                 self._destroy(request)
 
     def _destroy(self, request: LlmRequest) -> None:
-        assert request.blocks is not None
+        if request.blocks is None:  # ended while it was loaded
+            return
         if self._connector is not None:
             self._connector.reset_request(request)
         self._blocks.close(request.blocks)
@@ -216,6 +220,9 @@ class Executor:
             self._connector.park_loading(batch)
             self._connector.handle_metadata()
             self._connector.worker.start_load_kv(self._stream)
+            for request in self._connector.take_failed_loads(batch):
+                batch.context.remove(request)
+                self._destroy(request)
         self._probe("loaded", batch)
         if batch and self._dice.hits("dropped_batch", self._behaviours.dropped_batch_rate):
             batch.clear()

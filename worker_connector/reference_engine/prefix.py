@@ -86,7 +86,7 @@ class PagePreparation:
                 f"request {request.request_id}: the connector offers {offered} tokens after {local_end} of a prompt of "
                 f"{request.prompt_len}; the prepopulated length must stay below the prompt's"
             )
-        connector.commit(request, offered, load_async)
+        connector.commit(request, offered, offered, load_async)
         size = self._config.tokens_per_block
         end = chunk_end(local_end + offered, request.context_chunk_size, request.prompt_len, size)
         _populate(request, local_end + offered, end)
@@ -96,19 +96,26 @@ class PagePreparation:
 
         An offer that ends inside the scheduled chunk shortens the chunk. One that goes beyond moves the chunk behind it,
         for which the allocation grows; if that fails, whole blocks of the pages that the chunk has are honoured, as many
-        as leave it a token, or nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`).
+        as leave it a token, or nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). An overtaken offer was
+        asked for when less was cached.
         """
         size = self._config.tokens_per_block
         local_end = request.context_current_position
         scheduled_end = local_end + request.context_chunk_size
+        caught_up = local_end
+        if local_end and self._dice.hits("overtaken_offer", self._behaviours.overtaken_offer_rate):
+            local_end = self._dice.below("overtaken_offer", local_end // size) * size
         offered, load_async = connector.query(request, local_end)
-        position, end = min(local_end + offered, request.prompt_len - 1), scheduled_end
+        if offered and caught_up > local_end:
+            connector.cut_head(request, local_end, min(caught_up, local_end + offered))
+        offered = max(local_end + offered - caught_up, 0)
+        position, end = min(caught_up + offered, request.prompt_len - 1), scheduled_end
         if position >= scheduled_end:
             if self._dice.hits("failed_grow", self._behaviours.failed_grow_rate):
-                position = max((scheduled_end - 1) // size * size, local_end)
+                position = max((scheduled_end - 1) // size * size, caught_up)
             else:
                 end = chunk_end(position, request.context_chunk_size, request.prompt_len, size)
-        connector.commit(request, position - local_end, load_async)
+        connector.commit(request, offered, position - caught_up, load_async)
         _populate(request, position, end)
 
 

@@ -36,6 +36,9 @@ class Recorder:
     release: set[int] | None = None
     #: Callback name -> exception to raise.
     failures: dict[str, Exception] = field(default_factory=dict)
+    #: What `take_failed_load_requests` and `take_failed_async_load_requests` name next.
+    failed_loads: set[int] = field(default_factory=set)
+    failed_parked_loads: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, name: str, *details: Any) -> None:
@@ -112,6 +115,34 @@ def recording_connector(recorder: Recorder, *, attention_dp: bool = True) -> Con
             self._saving -= done[0]
             self._loading -= done[1]
             return list(done[0]), list(done[1])
+
+    return ConnectorSpec(Scheduler, Worker)
+
+
+def with_optional_hooks(recorder: Recorder) -> ConnectorSpec:
+    """`recording_connector` with the hooks of the Mooncake store's branch."""
+    base = recording_connector(recorder)
+
+    class Scheduler(base.scheduler):  # type: ignore[misc, name-defined]
+        def cancel_load(self, request: Any, start: int, end: int) -> None:
+            recorder.note("cancel_load", request.request_id, start, end)
+
+        def request_reset(self, request: Any) -> None:
+            recorder.note("request_reset", request.request_id)
+
+    class Worker(base.worker):  # type: ignore[misc, name-defined]
+        def take_failed_load_requests(self) -> set[int]:
+            recorder.note("take_failed")
+            failed, recorder.failed_loads = recorder.failed_loads, set()
+            return failed
+
+        def take_failed_async_load_requests(self) -> set[int]:
+            recorder.note("take_failed_async")
+            failed, recorder.failed_parked_loads = recorder.failed_parked_loads, set()
+            return failed
+
+        def drop_bound_saves(self, request_ids: set[int]) -> None:
+            recorder.note("drop_bound_saves", sorted(request_ids))
 
     return ConnectorSpec(Scheduler, Worker)
 
