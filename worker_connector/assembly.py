@@ -16,6 +16,7 @@ from dynamo_semkv.contracts.identity import StableReplica
 from worker_connector.background import Background, Job
 from worker_connector.channel import leader_channel, rank_channel
 from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
+from worker_connector.event_intake import listen
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
 from worker_connector.outlet import Identity, JobQueue, Outlet
@@ -74,6 +75,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         on_open=lambda identity: _listen(parts, settings, identity),
     )
     leader = Leader(settings, llm_args, leader_channel(llm_args), outlet, time.monotonic)
+    listen(leader)
     parts = LeaderParts(leader, outlet, background, background, publisher)
     publisher.start()
     background.start()

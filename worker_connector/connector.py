@@ -1,6 +1,8 @@
-"""The module that TensorRT-LLM's `kv_connector_config.connector_module` names: both classes of the connector."""
+"""The module that TensorRT-LLM's `kv_connector_config.connector_module` names: both classes of the connector, and where the
+engine's KV cache events are handed in."""
 
+from worker_connector.event_intake import observe_kv_events
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 
-__all__ = ["SemkvConnectorScheduler", "SemkvConnectorWorker"]
+__all__ = ["SemkvConnectorScheduler", "SemkvConnectorWorker", "observe_kv_events"]

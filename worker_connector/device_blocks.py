@@ -12,18 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from dynamo_semkv.contracts.keys import BlockKey, child_key, root_key
+from worker_connector.kv_events import Scope
 from worker_connector.request_view import pack_tokens
-
-
-class Scope(NamedTuple):
-    """The blocks that one event talks about. Newer versions name the layer group, older ones only its window."""
-
-    layer_group: int | None
-    window: int | None
-
 
 DigestOf = Callable[["str | None", "int | None"], bytes]
 """(cache salt, adapter) of a request -> digest of its namespace"""
@@ -39,6 +32,8 @@ class DeviceBlock:
     tokens: bytes
     names: set[str] = field(default_factory=set)
     """The engine's hashes of it: two scopes that the events do not tell apart may have one each."""
+    level: int = 0
+    """Of the engine's own caches; 0 is the device."""
     children: dict[BlockKey, DeviceBlock] = field(default_factory=dict)
 
     def chain(self) -> list[DeviceBlock]:
@@ -60,6 +55,7 @@ class DeviceBlocks:
         self._by_key: dict[BlockKey, DeviceBlock] = {}
         self._by_name: dict[str, DeviceBlock] = {}
         self._gone: list[DeviceBlock] = []
+        self._moved: list[DeviceBlock] = []
         self.counts: Counter[str] = Counter()
         """Blocks: `unmapped` (media, or behind such a block)."""
 
@@ -74,7 +70,13 @@ class DeviceBlocks:
         gone, self._gone = self._gone, []
         return gone
 
+    def take_moved(self) -> list[DeviceBlock]:
+        """What went to another cache level, or came back, since the last call."""
+        moved, self._moved = self._moved, []
+        return moved
+
     def clear(self) -> None:
+        self._moved.clear()
         self._by_key.clear()
         self._by_name.clear()
         self._gone.clear()
@@ -94,11 +96,18 @@ class DeviceBlocks:
                 return
             start = root_key(self._digest_of(_salt(block), block.get("lora_id"))) if above is None else above.key
             above = self._enter(name, above, child_key(start, tokens), tokens)
+            above.level = block.get("cache_level") or 0
 
     def removed(self, scope: Scope, names: Sequence[str]) -> None:
         if self._decides(scope):
             for name in names:
                 self._remove(name)
+
+    def moved(self, scope: Scope, name: str, level: int) -> None:
+        block = self._by_name.get(name)
+        if block is not None and self._decides(scope) and block.level != level:
+            block.level = level
+            self._moved.append(block)
 
     # inside
 

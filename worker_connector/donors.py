@@ -60,7 +60,9 @@ class _Donor:
     tip: BlockEntry | None
     below: DiskBlock | None
     device: DeviceBlock | None
-    """Its last block as the engine's events know it; materialization is off."""
+    """Its last block as the engine's events know it, if they do."""
+    by_engine: bool
+    """It is in the engine's own cache, not in ours: materialization is off."""
     event: DonorRegistered
     """As registered last."""
     registered_blocks: int
@@ -71,8 +73,8 @@ class _Donor:
 
     @property
     def tier(self) -> Tier:
-        if self.tip is None and self.below is None:
-            return Tier.DEVICE
+        if self.by_engine:
+            return Tier.HOST_PINNED if self.device is not None and self.device.level > 0 else Tier.DEVICE
         return Tier.DISK if self.in_slab < self.blocks * (1 - _TOLERATED_LOSS) else Tier.HOST_PINNED
 
     def chain(self) -> Sequence[BlockEntry | DiskBlock | DeviceBlock]:
@@ -157,13 +159,10 @@ class DonorRegistry:
         self.counts["restored"] += 1
         return self._register(namespace, at.digest, tokens, [block.key for block in path], tip=tip, below=below)
 
-    def register_computed(
-        self, namespace: CacheNamespace, digest: bytes, tokens: bytes, device: DeviceBlock | None = None
-    ) -> DonorId | None:
+    def register_computed(self, namespace: CacheNamespace, digest: bytes, tokens: bytes) -> DonorId | None:
         """Materialization is off: full blocks that the engine computed become a donor of the device tier."""
         chain = block_keys(digest, unpack_tokens(tokens), self._tokens_per_block)
-        tokens = tokens[: len(chain) * self._tokens_per_block * 4]
-        return self._register(namespace, digest, tokens, chain, device=device)
+        return self._register(namespace, digest, tokens[: len(chain) * self._tokens_per_block * 4], chain)
 
     # blocks come and go
 
@@ -226,12 +225,20 @@ class DonorRegistry:
         with self._lock:
             for block in blocks:
                 donor = self._by_end.get(block.key)
-                if donor is None or donor.tier is not Tier.DEVICE:
+                if donor is None or not donor.by_engine:
                     continue
                 touched[donor.donor_id] = donor
                 donor.device = block.parent
                 self._move_end(donor, block.parent)
         self._settle(touched)
+
+    def device_moved(self, blocks: Iterable[DeviceBlock]) -> None:
+        """The engine offloaded blocks to its own host cache, or brought them back. Chains go from their end."""
+        with self._lock:
+            found = [
+                donor for block in blocks if (donor := self._by_end.get(block.key)) is not None and donor.by_engine
+            ]
+        self._settle({donor.donor_id: donor for donor in found})
 
     def withdraw(self, donor_ids: Iterable[DonorId], why: str) -> None:
         """Donors of the device tier that nobody vouches for any more."""
@@ -239,7 +246,7 @@ class DonorRegistry:
         with self._lock:
             for donor_id in donor_ids:
                 donor = self._donors.get(donor_id)
-                if donor is not None and donor.tier is Tier.DEVICE:
+                if donor is not None and donor.by_engine:
                     self._drop(donor)
                     gone.append(donor)
         for donor in gone:
@@ -247,10 +254,10 @@ class DonorRegistry:
             self._emit_evicted(donor)
 
     def cut_to(self, donor_id: DonorId, device: DeviceBlock) -> None:
-        """A donor of the device tier is there up to this block only."""
+        """A donor of the device tier is there up to this block, say the engine's events, and no further."""
         with self._lock:
             donor = self._donors.get(donor_id)
-            if donor is None or donor.tier is not Tier.DEVICE:
+            if donor is None or not donor.by_engine:
                 return
             donor.device = device
             if donor.end_key != device.key:
@@ -259,7 +266,7 @@ class DonorRegistry:
 
     def device_donors(self) -> list[DonorId]:
         with self._lock:
-            return [donor.donor_id for donor in self._donors.values() if donor.tier is Tier.DEVICE]
+            return [donor.donor_id for donor in self._donors.values() if donor.by_engine]
 
     def reset(self, generation: Generation, *, resident: bool) -> None:
         """A new life of the stream. `resident`: the blocks are still here and events were lost, so everything is registered again;
@@ -287,7 +294,6 @@ class DonorRegistry:
         *,
         tip: BlockEntry | None = None,
         below: DiskBlock | None = None,
-        device: DeviceBlock | None = None,
     ) -> DonorId | None:
         if len(chain) * self._tokens_per_block < self._min_tokens:
             self.counts["too_short"] += 1
@@ -304,14 +310,15 @@ class DonorRegistry:
             return same.donor_id
         donor_id = new_donor_id()
         in_slab = 0 if tip is None else tip.ordinal + 1
-        tier = Tier.DEVICE if tip is None and below is None else Tier.HOST_PINNED
+        by_engine = tip is None and below is None
+        tier = Tier.DEVICE if by_engine else Tier.HOST_PINNED
         if below is not None and in_slab < len(chain) * (1 - _TOLERATED_LOSS):
             tier = Tier.DISK
         event = self._describe(donor_id, namespace, digest, tokens, chain, tier)
         if event is None:
             return None
         donor = _Donor(
-            donor_id, namespace, digest, chain[-1], len(chain), tip, below, device, event, registered_blocks=len(chain)
+            donor_id, namespace, digest, chain[-1], len(chain), tip, below, None, by_engine, event, len(chain)
         )
         with self._lock:
             older = [found for key in chain if (found := self._by_end.get(key)) is not None]

@@ -1,8 +1,8 @@
 """What the engine's own KV cache events say is resident: a freshness state per (rank, layer group or window, block hash).
 
 Events are freshness, never authority: nothing is offered, confirmed or identified because of them. Their hashes have 64 bits, leave out
-model, layout and (as serialized) adapters, and are not recomputed here (NVIDIA/TensorRT-LLM#18156, #18160). The seam for whoever wants to
-know, such as a donor registry that lowers a donor whose device copy has gone, is `KvFreshness.resident`. Nothing is wired to it yet.
+model, layout and (as serialized) adapters, and are not recomputed here (NVIDIA/TensorRT-LLM#18156, #18160). Whoever wants to follow what is
+stored and removed gives a `Listener`: it is told of what passed all checks, and nothing else (device_blocks.py).
 
 Shapes: `KVCacheEventSerializer` of TensorRT-LLM, `{event_id, data, window_size, attention_dp_rank?, layer_group_id?}` with data of type
 created, stored, removed or updated. Pure: no thread, no clock, no I/O. Whoever drains the engine polls with a timeout, on a thread of its
@@ -12,10 +12,10 @@ own (`get_latest_events` without one blocks until there is an event, NVIDIA/Tens
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 _MASK = 2**64 - 1
 _HEX_DIGITS_OF_64_BITS = 16
@@ -26,6 +26,19 @@ class Scope(NamedTuple):
 
     layer_group: int | None
     window: int | None
+
+
+class Listener(Protocol):
+    """Told of one rank's blocks, in order, by the names that `block_hash` gives."""
+
+    def stored(self, scope: Scope, parent: str | None, blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Whole blocks, each of which continues the one before; the first continues `parent`, or begins a prompt."""
+
+    def removed(self, scope: Scope, names: Sequence[str]) -> None:
+        """Of blocks that were stored."""
+
+    def moved(self, scope: Scope, name: str, level: int) -> None:
+        """To another cache level; 0 is the device."""
 
 
 class Standing(str, Enum):
@@ -72,11 +85,15 @@ class KvFreshness:
     `max_blocks` over a rank; beyond it the rank is quarantined rather than wrong. Not thread-safe.
     """
 
-    def __init__(self, tokens_per_block: int, *, max_blocks: int = 1_000_000) -> None:
+    def __init__(
+        self, tokens_per_block: int, *, max_blocks: int = 1_000_000, listeners: Mapping[int, Listener] | None = None
+    ) -> None:
+        """`listeners`: by rank."""
         if tokens_per_block < 1:
             raise ValueError(f"tokens_per_block = {tokens_per_block}: expected at least 1")
         self._tokens_per_block = tokens_per_block
         self._max_blocks = max_blocks
+        self._listeners = dict(listeners or {})
         self._ranks: dict[int, _Rank] = {}
         self.counts: Counter[str] = Counter()
         """Events: `created`, `stored`, `removed`, `updated`, `gap`, `repeated`, `restarted`, `malformed`, `unknown_type`,
@@ -178,48 +195,59 @@ class KvFreshness:
             return
         data = event["data"]
         scope = Scope(event.get("layer_group_id"), event.get("window_size"))
+        listener = self._listeners.get(int(event.get("attention_dp_rank") or 0))
         handler = _HANDLERS.get(data["type"])
         if handler is None:
             self.counts["unknown_type"] += 1
             return
         self.counts[data["type"]] += 1
-        handler(self, state, scope, data)
+        handler(self, state, scope, data, listener)
         if state.size > self._max_blocks:
             self.counts["overflow"] += 1
             _quarantine(state)
 
-    def _created(self, state: _Rank, scope: Scope, data: Mapping[str, Any]) -> None:
+    def _created(self, state: _Rank, scope: Scope, data: Mapping[str, Any], listener: Listener | None) -> None:
         state.capacity[scope] = tuple(int(count) for count in data["num_blocks_per_cache_level"])
         state.blocks.setdefault(scope, {})
 
-    def _stored(self, state: _Rank, scope: Scope, data: Mapping[str, Any]) -> None:
+    def _stored(self, state: _Rank, scope: Scope, data: Mapping[str, Any], listener: Listener | None) -> None:
         resident = state.blocks.setdefault(scope, {})
         parent = data.get("parent_hash")
         if parent is not None and block_hash(parent) not in resident:
             # A chain whose beginning nobody reported (NVIDIA/TensorRT-LLM#3543): its blocks are never reachable from a prompt's start.
             self.counts["unknown_parent"] += len(data["blocks"])
             return
+        whole: list[tuple[str, Mapping[str, Any]]] = []
         for block in data["blocks"]:
             name = block_hash(block["block_hash"])
             if len(block.get("tokens") or ()) < self._tokens_per_block:
                 self.counts["partial"] += 1  # not addressable by a whole block, and what follows it is none
-                return
+                break
             if name in resident:
                 self.counts["already_stored"] += 1
             else:
                 state.size += 1
             resident[name] = _Block(_optional(block.get("cache_level")), _optional(block.get("priority")))
+            whole.append((name, block))
+        if listener is not None and whole:
+            listener.stored(scope, None if parent is None else block_hash(parent), whole)
 
-    def _removed(self, state: _Rank, scope: Scope, data: Mapping[str, Any]) -> None:
+    def _removed(self, state: _Rank, scope: Scope, data: Mapping[str, Any], listener: Listener | None) -> None:
         resident = state.blocks.setdefault(scope, {})
+        names: list[str] = []
         for value in data["block_hashes"]:
-            if resident.pop(block_hash(value), None) is None:
+            name = block_hash(value)
+            if resident.pop(name, None) is None:
                 self.counts["unknown_removed"] += 1
             else:
                 state.size -= 1
+                names.append(name)
+        if listener is not None and names:
+            listener.removed(scope, names)
 
-    def _updated(self, state: _Rank, scope: Scope, data: Mapping[str, Any]) -> None:
-        block = state.blocks.setdefault(scope, {}).get(block_hash(data["block_hash"]))
+    def _updated(self, state: _Rank, scope: Scope, data: Mapping[str, Any], listener: Listener | None) -> None:
+        name_of_block = block_hash(data["block_hash"])
+        block = state.blocks.setdefault(scope, {}).get(name_of_block)
         if block is None:
             self.counts["unknown_updated"] += 1
             return
@@ -227,6 +255,8 @@ class KvFreshness:
             difference = data.get(name)
             if difference is not None:  # either may be absent (NVIDIA/TensorRT-LLM#4666)
                 setattr(block, "level" if name == "cache_level" else name, int(difference["new_value"]))
+        if listener is not None and data.get("cache_level") is not None:
+            listener.moved(scope, name_of_block, block.level or 0)
 
 
 def _optional(value: Any) -> int | None:

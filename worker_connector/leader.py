@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankChannel, RankReady, RankResult, SaveDone
+from worker_connector.device_events import KvEvents
 from worker_connector.dialect import unmet_reservations
 from worker_connector.disk_orders import DISK_RESULTS, DiskOrder
 from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
@@ -26,7 +27,7 @@ from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
 from worker_connector.outlet import Identity, Outlet
 from worker_connector.parked import Grouped
-from worker_connector.request_view import is_dummy
+from worker_connector.request_view import RequestScope, is_dummy
 from worker_connector.settings import Settings
 from worker_connector.sink import ResidencySink
 
@@ -39,6 +40,7 @@ RESTATES_PER_MEMORY = 6
 """How often within the bus's memory everything resident is registered anew, so that a beginning is always there."""
 RESTATE_EVENTS = 20_000
 """... and at the latest after so many donor events: the bus forgets by bytes too."""
+_EARLY_EVENTS = 10_000
 _OF_THE_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
 
 
@@ -63,6 +65,8 @@ class Leader:
         self._stated_at = clock()
         self._restate_seconds = settings.bus.stream_max_age_seconds / RESTATES_PER_MEMORY
         self._replica: StableReplica | None = None
+        self._early_events: deque[KvEvents] = deque(maxlen=_EARLY_EVENTS)
+        """Before it is known who we are. A lost one is a gap in the ids."""
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
         `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`,
@@ -245,6 +249,12 @@ class Leader:
             ),
             self._generation,
         )
+        if not self._settings.exact:
+            self._outlet.hear(self._dp_rank, self._life.pool.tokens_per_block, self._digest_of)
+            early = list(self._early_events)
+            self._early_events.clear()
+            for events in early:
+                self.kv_events(events)
 
     @property
     def replica(self) -> StableReplica | None:
@@ -295,6 +305,19 @@ class Leader:
             if self._life is not None and self._clock() - self._last_batch >= IDLE_SECONDS:
                 self._life.sweep(self._iteration, keep_offers=True)
 
+    def kv_events(self, events: KvEvents) -> None:
+        """What the engine says of its own cache: see device_events.py. Any thread; never raises, never waits."""
+        device = self._outlet.device
+        if device is not None:
+            device.offer(events)
+        elif not self._settings.exact and self._replica is None:
+            self._early_events.append(events if isinstance(events, Mapping) else list(events))
+
+    def _digest_of(self, salt: str | None, adapter: int | None) -> bytes:
+        with self._lock:
+            assert self._namespaces is not None
+            return self._namespaces.of(RequestScope(salt, True, adapter, ()))[1]
+
     # residency, hints, numbers
 
     def attach_residency(self, sink: ResidencySink) -> None:
@@ -333,6 +356,7 @@ class Leader:
                 "outlet": dict(self._outlet.counts),
                 "outcomes": {f"{o.value}/{r.value}": n for (o, r), n in self._outlet.outcomes.items()},
                 "donors": len(self._outlet.donors) if self._outlet.donors is not None else 0,
+                "kv_events": self._outlet.device.snapshot() if self._outlet.device is not None else None,
                 "hints": {**self._outlet.table.counts, **self._outlet.hints.counts},
             }
             if life is not None:

@@ -23,6 +23,8 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
 from worker_connector.attempt import ClosedAttempt
 from worker_connector.background import Job
+from worker_connector.device_blocks import DigestOf
+from worker_connector.device_events import DeviceEvents
 from worker_connector.disk_index import DiskBlock, DiskIndex
 from worker_connector.donor_stream import DonorStream
 from worker_connector.donors import DonorRegistry
@@ -138,6 +140,8 @@ class Outlet:
         self._disk: DiskIndex | None = None
         self._ledger: Ledger | None = None
         self._early: list[tuple[CacheNamespace, DiskBlock]] = []
+        self.device: DeviceEvents | None = None
+        """None until `open`, and where nothing is of the device tier."""
         self._flush_queued = False
         self.counts: Counter[str] = Counter()
         """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`,
@@ -175,6 +179,10 @@ class Outlet:
     def submit(self, job: Job) -> bool:
         """On the background thread; False: it has too much to do."""
         return self._queue.submit(job)
+
+    def hear(self, rank: int, tokens_per_block: int, digest_of: DigestOf) -> None:
+        """Donors are of the device tier, and live by the engine's events."""
+        self.device = DeviceEvents(rank, tokens_per_block, digest_of, lambda: self.donors, self._queue.submit)
 
     def below(self, disk: DiskIndex, ledger: Ledger) -> None:
         """There is a tier below the slab: where a donor's blocks are is looked up here."""
@@ -273,8 +281,11 @@ class Outlet:
             if donors is not None:
                 donors.register_resident(change.namespace, change.tip)
         elif isinstance(change, _ComputedDonor):
+            donor_id = None
             if donors is not None:
-                donors.register_computed(change.namespace, change.digest, change.tokens)
+                donor_id = donors.register_computed(change.namespace, change.digest, change.tokens)
+            if donor_id is not None and self.device is not None:
+                self.device.registered(donor_id, change.namespace, change.digest, change.tokens)
         elif isinstance(change, _AttachResidency):
             self._residency = change.sink
             for entry, salted in change.resident:

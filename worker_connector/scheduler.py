@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from worker_connector.assembly import LeaderParts, assemble_leader
+from worker_connector.device_events import KvEvents
 from worker_connector.engine import KvCacheConnectorScheduler, SchedulerOutput
 from worker_connector.leader import Leader
 from worker_connector.metadata import ConnectorMetadata
@@ -85,6 +86,11 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         """`sink` is told which blocks the host slab holds, from now on and first of those that it holds already. For whoever publishes
         Dynamo KV events for this engine; called on the connector's background thread."""
         self.leader.attach_residency(sink)
+
+    def kv_events(self, events: KvEvents) -> None:
+        """The engine's own KV cache events, one or several, from whoever drains them (device_events.py). Any thread; never raises, never
+        waits. Where the scheduler is not at hand: `worker_connector.connector.observe_kv_events`."""
+        self.leader.kv_events(events)
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, JSON-able."""

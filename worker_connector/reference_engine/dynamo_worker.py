@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,7 @@ class DynamoWorker:
         self._metrics = WorkerMetricsPublisher()
         self._relays: list[RankRelay] = []
         self._device: list[DeviceEvents] = []
+        self._hand_in: list[Callable[[list[dict[str, Any]]], None] | None] = []
         self._host: list[HostResidency] = []
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -208,7 +209,9 @@ class DynamoWorker:
             await asyncio.to_thread(relay.wait_subscribed)
             self._relays.append(relay)
             self._device.append(DeviceEvents(relay, size))
-            attach = getattr(self.engine.connector_scheduler(rank), "attach_residency", None)
+            scheduler = self.engine.connector_scheduler(rank)
+            self._hand_in.append(getattr(scheduler, "kv_events", None))
+            attach = getattr(scheduler, "attach_residency", None)
             if attach is not None:
                 self._host.append(HostResidency(OnLoop(self._loop, relay), size))
                 attach(self._host[-1])
@@ -240,7 +243,10 @@ class DynamoWorker:
     async def _beat(self) -> None:
         while True:
             for rank, device in enumerate(self._device):
-                device.apply(self.engine.poll_kv_events(rank))
+                events = self.engine.poll_kv_events(rank)
+                device.apply(events)
+                if events and (hand_in := self._hand_in[rank]) is not None:
+                    hand_in(events)
                 self._metrics.publish(dp_rank=rank, active_decode_blocks=self.engine.stats(rank).active_blocks)
                 if time.monotonic() - self._relays[rank].sent_at > HEARTBEAT_SECONDS:
                     self._relays[rank].send(heartbeat(self._settings.engine.tokens_per_block))
