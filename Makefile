@@ -2,16 +2,18 @@
 #   PYTHON=python3.12   the interpreter for the environment (3.10 to 3.13)
 #   TORCH=cpu           refuse any torch but the CPU build
 #   PYTEST_ARGS="..."   more arguments for pytest: files, -k, -x
-#   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal
+#   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal; --observability: with Prometheus
+#   OBSERVE_ARGS="..."  arguments for observe: --model tiny, --routers 2
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+OBSERVE_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test demo lint format typecheck clean
+.PHONY: help setup test demo observe lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +26,9 @@ test: lint typecheck ## lint, formatting, types, import rules and all tests
 
 demo: setup ## the whole graph on this machine, a workload, one table
 	$(VENV_PYTHON) -m graphs.local demo $(DEMO_ARGS)
+
+observe: setup ## the graph with Prometheus (apt install prometheus) and, where it is installed, Grafana, until Ctrl-C
+	$(VENV_PYTHON) -m graphs.local up --observability $(OBSERVE_ARGS)
 
 lint: setup ## ruff: rules and formatting
 	$(VENV_PYTHON) -m ruff check

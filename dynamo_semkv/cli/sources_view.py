@@ -39,7 +39,8 @@ def _calibration(known: Mapping[str, Any]) -> RenderableType:
             t.decimal(row["trials"]),
         )
     notes = [
-        f"{t.clean(MATCHES.get(name, name))}: {t.percent(row['share'])} of a claim is expected to be confirmed, over {t.decimal(row['trials'])} trials."
+        f"{t.clean(MATCHES.get(name, name))}: {t.percent(row['share'])} of a claim is expected to be confirmed, "
+        f"over {t.decimal(row['trials'])} trials."
         for name, row in known.get("match_types", {}).items()
     ]
     if known.get("enabled") is False:

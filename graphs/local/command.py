@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             connector=arguments.connector == "on",
             blocks_per_rank=arguments.blocks_per_rank,
             overrides=demo.OVERRIDES if arguments.command == "demo" else {},
+            observability=arguments.observability,
         )
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -80,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--workers", type=int, default=2)
         command.add_argument("--routers", type=int, default=1)
         command.add_argument("--mode", choices=("off", "shadow", "canary", "enforce"), default="enforce")
+        command.add_argument(
+            "--observability",
+            action="store_true",
+            help="also Prometheus and, where it is installed, Grafana, both provisioned",
+        )
         command.add_argument("--connector", choices=("on", "off"), default="on")
         command.add_argument(
             "--blocks-per-rank", type=int, default=GraphSettings.blocks_per_rank, help="device pages a rank"

@@ -66,11 +66,21 @@ def wait_for_interrupt(graph: LocalGraph, console: Console) -> None:
     console.print(
         f"\nThe graph stays up. Page: [link]{graph.page_url()}[/link]   Frontend: {graph.frontend_url}   Ctrl-C ends it."
     )
+    print_beside(graph, console)
     try:
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
         console.print("stopping")
+
+
+def print_beside(graph: LocalGraph, console: Console) -> None:
+    """Where Prometheus and Grafana are, and what is missing."""
+    for name in ("prometheus", "grafana"):
+        if name in graph.urls:
+            console.print(f"{name.capitalize()}: [link]{graph.urls[name]}[/link]")
+    for note in graph.notes:
+        console.print(note, style="yellow", markup=False)
 
 
 async def measure(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 import urllib.error
@@ -23,19 +25,39 @@ import yaml
 
 from dynamo_semkv.bus.child_process import ChildProcess, wait_until
 from dynamo_semkv.bus.server import LOOPBACK, EmbeddedNats, free_port
+from graphs.local import observability
 from graphs.local.settings import GraphSettings
 from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import ModelSource
 
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_STATUS = re.compile(r"status server bound to: 127\.0\.0\.1:(\d+)")
-"""Dynamo reads DYN_SYSTEM_PORT as an i16, so a high port cannot be asked for: it chooses one itself and logs it."""
+_STATUS_PORTS = range(10_000, 32_768)
+"""Dynamo reads DYN_SYSTEM_PORT as an i16, so a port of the range that the system chooses from cannot be asked for."""
 _TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|Traceback|panicked")
 
 
 class GraphError(RuntimeError):
     """A part did not come up; the message ends with the end of its log."""
+
+
+def _free_low_port() -> int:
+    """One that nobody listens on now, below those that the system gives to outgoing connections."""
+    for port in random.sample(_STATUS_PORTS, 100):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError:
+                continue
+            return port
+    raise GraphError(f"no free port among 100 of {_STATUS_PORTS.start} to {_STATUS_PORTS.stop - 1}")
+
+
+def _tools() -> observability.Tools:
+    try:
+        return observability.Tools.find()
+    except observability.MissingProgram as missing:
+        raise GraphError(str(missing)) from missing
 
 
 class LocalGraph:
@@ -47,12 +69,15 @@ class LocalGraph:
 
     def __init__(self, settings: GraphSettings, run_dir: Path | None = None, model_dir: Path | None = None) -> None:
         self.settings = settings
+        self._tools = _tools() if settings.observability else None
         self._owns_run_dir = run_dir is None
         self.run_dir = Path(tempfile.mkdtemp(prefix="semkv-graph-")) if run_dir is None else Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._model_parent = model_dir or self.run_dir / "models"
         self.nats = EmbeddedNats(self.run_dir / "nats")
         self.processes: dict[str, ChildProcess] = {}
+        self._beside: dict[str, observability.Part] = {}
+        """`prometheus` and `grafana`, where they were asked for and are there."""
         self._ports: dict[str, int] = {}
         self.worker_names = tuple(f"worker-{i}" for i in range(settings.workers))
         self.router_names = tuple(f"router-{i}" for i in range(settings.routers))
@@ -70,20 +95,17 @@ class LocalGraph:
     @property
     def urls(self) -> dict[str, str]:
         """Where everything of a running graph is: `frontend`, `nats`, and the page of each router."""
-        return {"frontend": self.frontend_url, "nats": self.nats.url} | {
-            f"{name} page": self.page_url(name) for name in self.router_names
-        }
+        urls = {"frontend": self.frontend_url, "nats": self.nats.url}
+        urls |= {f"{name} page": self.page_url(name) for name in self.router_names}
+        return urls | {name: f"http://{LOOPBACK}:{self._port(f'{name}.http')}" for name in self._beside}
 
     def status_url(self, part: str) -> str:
-        """Dynamo's status server of a worker or router, which is at another port after a restart: /health, /metrics, /engine/..."""
-        found = _STATUS.findall(self.log_text(part))
-        if not found:
-            raise GraphError(f"{part} has not said where its status server is")
-        return f"http://{LOOPBACK}:{found[-1]}"
+        """Dynamo's status server of a worker or router: /health, /metrics, /engine/..."""
+        return f"http://{LOOPBACK}:{self._port(f'{part}.status')}"
 
     def _port(self, name: str) -> int:
         if name not in self._ports:
-            self._ports[name] = free_port()
+            self._ports[name] = _free_low_port() if name.endswith(".status") else free_port()
         return self._ports[name]
 
     # --- up and down -------------------------------------------------------------------------------------------------
@@ -101,9 +123,43 @@ class LocalGraph:
                 self.start(name)
             progress("waiting until the model is served")
             self.wait_ready()
+            if self._tools is not None:
+                self._observe(self._tools, progress)
         except BaseException:
             self.down(keep_logs=True)
             raise
+
+    def _observe(self, tools: observability.Tools, progress: Callable[[str], None]) -> None:
+        status = tuple(self.status_url(name).removeprefix("http://") for name in self.router_names)
+        targets = observability.Targets(
+            pages=tuple(self.page_url(name).removeprefix("http://") for name in self.router_names),
+            routers=status,
+            workers=tuple(self.status_url(name).removeprefix("http://") for name in self.worker_names),
+        )
+        ports = {f"{name}_port": self._port(f"{name}.http") for name in ("prometheus", "grafana")}
+        self._beside = observability.write(self.run_dir / "observability", tools, targets, **ports)
+        for name, ready in (("prometheus", "/-/ready"), ("grafana", "/api/health")):
+            if name in self._beside:
+                progress(name)
+                self.start(name)
+                self._wait_answers(name, self.urls[name] + ready)
+
+    def _wait_answers(self, name: str, url: str) -> None:
+        def answers() -> bool:
+            self._check_running()
+            try:
+                with urllib.request.urlopen(url, timeout=5) as response:
+                    return bool(response.status == 200)
+            except (urllib.error.URLError, OSError):
+                return False
+
+        if not wait_until(answers, READY_SECONDS, 0.1):
+            raise GraphError(f"{name} did not answer in {READY_SECONDS:.0f} s\n{self._tail(name)}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and is not up, and how to get it."""
+        return [observability.HOW_GRAFANA] if self._tools is not None and self._tools.grafana is None else []
 
     def down(self, *, keep_logs: bool = False) -> None:
         """Ends every process, the last started first. The run directory goes too if it was ours and `keep_logs` is not set."""
@@ -146,6 +202,8 @@ class LocalGraph:
 
     def _command(self, name: str) -> tuple[list[str], dict[str, str]]:
         settings = self.settings
+        if name in self._beside:
+            return self._beside[name]
         if name in self.worker_names:
             arguments = ["-m", "worker_connector.reference_engine", "--model", settings.model]
             arguments += ["--model-dir", str(self.model_dir), "--blocks-per-rank", str(settings.blocks_per_rank)]
@@ -154,7 +212,7 @@ class LocalGraph:
             arguments += ["--connector", "on" if settings.connector else "off"]
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,
-                DYN_SYSTEM_PORT="0",
+                DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
                 SEMKV_CONFIG=str(self.config_path),
                 OMP_NUM_THREADS=str(settings.threads),
                 # Threads that spin at each matrix product's end starve the other processes of a small machine, and then
@@ -164,7 +222,7 @@ class LocalGraph:
         elif name in self.router_names:
             arguments = ["-m", "dynamo_semkv", "serve", "--config", str(self.config_path)]
             env = self.environment(
-                DYN_SYSTEM_PORT="0",
+                DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
                 SEMKV_DASHBOARD__PORT=str(self._port(f"{name}.page")),
             )
         elif name == "frontend":

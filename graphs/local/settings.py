@@ -25,6 +25,8 @@ class GraphSettings:
     threads: int = 2
     """torch threads of each worker. The demo sends one request at a time, so one worker at a time is busy."""
     migration_limit: int = 3
+    observability: bool = False
+    """Prometheus and, where it is installed, Grafana beside the graph."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """More of the configuration file, by section: `{"evidence": {"deadline_ms": 10}}`."""
 
