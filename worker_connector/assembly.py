@@ -109,6 +109,7 @@ def assemble_rank_with(
         restarts_failed_parked=restarts_failed_parked_loads() if restarts_failed is None else restarts_failed,
         async_loads=settings.connector.async_load_min_tokens is not None,
         async_deadline_seconds=settings.connector.async_load_deadline_seconds,
+        trust_layer_hooks=settings.connector.trust_layer_hooks,
         disk=_disk_place(settings, number if isinstance(number, int) else 0),
     )
 

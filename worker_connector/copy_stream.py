@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+Numbers = npt.NDArray[np.int64]
 
-class Run(NamedTuple):
-    """Neighbours on both sides: `blocks` blocks, in the slab from row `slot` on, in the pool from page `page` on."""
 
-    slot: int
-    page: int
-    blocks: int
+class Blocks:
+    """Which blocks are copied: row `slots[i]` of the slab and page `pages[i]` of the pool belong together, every row and page once."""
+
+    __slots__ = ("pages", "slots", "starts")
+
+    def __init__(self, slots: Numbers, pages: Numbers) -> None:
+        self.slots = slots
+        self.pages = pages
+        breaks = np.flatnonzero((np.diff(slots) != 1) | (np.diff(pages) != 1)) + 1
+        self.starts: Numbers = np.concatenate(([0], breaks)) if len(slots) else breaks
+        """Where a run begins: neighbours on both sides."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """(first slot, first page, how many)."""
+        counts = np.diff(np.append(self.starts, len(self.slots)))
+        return zip(self.slots[self.starts].tolist(), self.pages[self.starts].tolist(), counts.tolist(), strict=True)
 
 
 class Ticket(Protocol):
@@ -39,9 +56,9 @@ class CopyStream(Protocol):
         """What is enqueued on the engine's stream from now on starts only when our copies so far have left the pages: those into pages
         have landed, those out of pages have read them."""
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None: ...
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None: ...
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None: ...
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None: ...
 
     def ticket(self) -> Ticket:
         """For all copies so far, ends included."""
@@ -73,14 +90,14 @@ class CpuStream:
     def before(self, engine_stream: Any) -> None:
         return None
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
         target, source = pages.numpy(), rows.numpy()
-        for slot, page, count in runs:
+        for slot, page, count in blocks.runs():
             target[page : page + count] = source[slot : slot + count]
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         target, source = rows.numpy(), pages.numpy()
-        for slot, page, count in runs:
+        for slot, page, count in blocks.runs():
             target[slot : slot + count] = source[page : page + count]
 
     def ticket(self) -> Ticket:
@@ -90,12 +107,10 @@ class CpuStream:
         return False
 
 
-def copy_pairs(
-    pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def copy_pairs(pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(views of pages, of rows), each of them one range of memory: whole runs where blocks touch on both sides, else block by block."""
     whole = touching(pages, rows)
-    for slot, page, count in runs:
+    for slot, page, count in blocks.runs():
         if whole or count == 1:
             yield pages[page : page + count], rows[slot : slot + count]
         else:

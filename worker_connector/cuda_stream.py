@@ -12,18 +12,19 @@ slow way to the host is still going on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from worker_connector.copy_stream import Run, Ticket, copy_pairs, touching
+from worker_connector.copy_stream import Blocks, Ticket, copy_pairs, touching
 
 _log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 * 1024 * 1024
 """Device memory of one stream; it is taken when the pool is registered."""
-KERNEL_BELOW = 512 * 1024
+KERNEL_BELOW = 1024 * 1024
 """Bytes of a range: smaller ones are moved by kernels."""
 _WORDS = (torch.int64, torch.int32, torch.int16)
 
@@ -94,64 +95,57 @@ class CudaStream:
     def recording(self) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._side):
             try:
-                seen = self._for_kernels(pages, rows, runs)
+                seen = self._for_kernels(pages, rows, blocks)
                 if seen is None:
-                    for page, row in copy_pairs(pages, rows, runs):
+                    for page, row in copy_pairs(pages, rows, blocks):
                         page.copy_(row, non_blocking=True)
                 else:
-                    self._gather_to_pages(pages, seen, runs)
+                    self._gather_to_pages(pages, seen, blocks)
             finally:  # also what a fault left half done may not run into the next pass
                 self._left.record(self._side)
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._side):
             try:
-                seen = self._for_kernels(pages, rows, runs)
+                seen = self._for_kernels(pages, rows, blocks)
                 if seen is not None:
-                    self._scatter_to_rows(seen, pages, runs)
-                elif self._staging is not None and pages.shape[1] * sum(run.blocks for run in runs) <= len(
-                    self._staging
-                ):
-                    self._stage_to_rows(self._staging, rows, pages, runs)
+                    self._scatter_to_rows(seen, pages, blocks)
+                elif self._staging is not None and pages.shape[1] * len(blocks) <= len(self._staging):
+                    self._stage_to_rows(self._staging, rows, pages, blocks)
                 else:
-                    for page, row in copy_pairs(pages, rows, runs):
+                    for page, row in copy_pairs(pages, rows, blocks):
                         row.copy_(page, non_blocking=True)
                     self._left.record(self._side)
             except BaseException:  # raised again: what is half done may still read pages
                 self._left.record(self._side)
                 raise
 
-    def _gather_to_pages(self, pages: torch.Tensor, seen: torch.Tensor, runs: Sequence[Run]) -> None:
+    def _gather_to_pages(self, pages: torch.Tensor, seen: torch.Tensor, blocks: Blocks) -> None:
         words, (target, source) = as_words(pages, seen)
-        slots, numbers = self._indices(runs)
+        slots, numbers = self._indices(blocks)
         for part, at in self._parts(words, len(slots), pages.shape[1]):
             torch.index_select(source, 0, slots[at : at + len(part)], out=part)
             target.index_copy_(0, numbers[at : at + len(part)], part)
 
-    def _scatter_to_rows(self, seen: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
+    def _scatter_to_rows(self, seen: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         words, (source, target) = as_words(pages, seen)
-        slots, numbers = self._indices(runs)
+        slots, numbers = self._indices(blocks)
         for part, at in self._parts(words, len(slots), pages.shape[1]):
             torch.index_select(source, 0, numbers[at : at + len(part)], out=part)
             if at + len(part) == len(slots):
                 self._left.record(self._side)
             target.index_copy_(0, slots[at : at + len(part)], part)
 
-    def _stage_to_rows(
-        self, staging: torch.Tensor, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]
-    ) -> None:
+    def _stage_to_rows(self, staging: torch.Tensor, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         words, (source,) = as_words(pages)
-        _, numbers = self._indices(runs)
+        _, numbers = self._indices(blocks)
         part = _part(staging, words, len(numbers), pages.shape[1])
         torch.index_select(source, 0, numbers, out=part)
         self._left.record(self._side)
-        staged, at = [], 0
-        for run in runs:
-            staged.append(Run(run.slot, at, run.blocks))
-            at += run.blocks
+        staged = Blocks(blocks.slots, np.arange(len(blocks)))
         for page, row in copy_pairs(part.view(torch.uint8), rows, staged):
             row.copy_(page, non_blocking=True)
 
@@ -162,21 +156,21 @@ class CudaStream:
         for at in range(0, count, step):
             yield _part(self._staging, words, min(step, count - at), size), at
 
-    def _for_kernels(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor | None:
+    def _for_kernels(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> torch.Tensor | None:
         """The rows as kernels see them; None where the copy engine is to do it."""
-        return self._seen_from_device(rows) if self._staging is not None and self._is_small(pages, rows, runs) else None
+        return (
+            self._seen_from_device(rows) if self._staging is not None and self._is_small(pages, rows, blocks) else None
+        )
 
-    def _is_small(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> bool:
-        size = pages.shape[1]
-        ranges = len(runs) if touching(pages, rows) else sum(run.blocks for run in runs)
-        return ranges > 1 and size * sum(run.blocks for run in runs) < self._kernel_below * ranges
+    def _is_small(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> bool:
+        ranges = len(blocks.starts) if touching(pages, rows) else len(blocks)
+        return ranges > 1 and pages.shape[1] * len(blocks) < self._kernel_below * ranges
 
-    def _indices(self, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _indices(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
         """(slots, pages) on the device, int64. torch keeps the pinned copy until it was read."""
-        slots = [slot + offset for slot, _, count in runs for offset in range(count)]
-        pages = [page + offset for _, page, count in runs for offset in range(count)]
-        both = torch.tensor([slots, pages], dtype=torch.int64).pin_memory().to(self._device, non_blocking=True)
-        return both[0], both[1]
+        both = torch.from_numpy(np.stack((blocks.slots, blocks.pages))).pin_memory()
+        slots, pages = both.to(self._device, non_blocking=True)
+        return slots, pages
 
     def _seen_from_device(self, rows: torch.Tensor) -> torch.Tensor | None:
         """`rows` as a tensor of the device; None, said once, where its memory is not mapped there."""

@@ -61,7 +61,9 @@ class PoolGeometry:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Of all planes, ascending."""
+        """Ids, ascending; empty when some plane does not say whose bytes it holds."""
+        if not all(plane.layers for plane in self.planes):
+            return ()
         return tuple(sorted({layer for plane in self.planes for layer in plane.layers}))
 
     @cached_property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone, SlotsDamaged
@@ -20,12 +20,13 @@ from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.disk_orders import DiskOrder
 from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
+from worker_connector.layer_hooks import LayerHooks
 from worker_connector.load_thread import LoadThread
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.rank_disk import DiskPlace, RankDisk
 from worker_connector.refusal import LoadFailed, Refused
 from worker_connector.slab import NO_READING, OFFER_BUDGET, HostSlab, available_memory, slots_for
-from worker_connector.transfer import check_moves, copy_stream_for, copy_to_pages, copy_to_slab
+from worker_connector.transfer import check_moves, copy_stream_for, copy_to_pages, copy_to_slab, load_by_layer
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +47,12 @@ class Rank:
         async_loads: bool = False,
         async_deadline_seconds: float = 2.0,
         disk: DiskPlace | None = None,
+        trust_layer_hooks: bool = False,
     ) -> None:
         """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed` before the
         forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
-        `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier below the slab."""
+        `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier below the slab.
+        `trust_layer_hooks`: see layer_hooks.py."""
         self._channel = channel
         self._number = number
         self._slab_bytes = slab_bytes
@@ -61,6 +64,7 @@ class Rank:
         self._async_deadline = async_deadline_seconds
         self._loads: LoadThread | None = None
         self._place = disk
+        self._trust_layer_hooks = trust_layer_hooks
         self._disk: RankDisk | None = None
         self._untaken: set[int] = set()
         self._without_pages: set[int] = set()
@@ -68,6 +72,7 @@ class Rank:
         self._ready: RankReady | None = None
         self._stream: CopyStream = CpuStream()
         self._save_stream: CopyStream = CpuStream()
+        self._hooks = LayerHooks((), trusted=False)
         self._slab: HostSlab | None = None
         self._scrubber: Scrubber | None = None
         self._keeper: SlabKeeper | None = None
@@ -97,6 +102,7 @@ class Rank:
         self.close()
         self._geometry = geometry
         self._stream = copy_stream_for(geometry.device)
+        self._hooks = LayerHooks(geometry.layers, trusted=self._trust_layer_hooks)
         self._save_stream = copy_stream_for(geometry.device)  # a load need not wait behind a long save
         slots = 0
         if self._slab_bytes is not None:
@@ -197,12 +203,16 @@ class Rank:
     def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
         self._save_stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
+        if self._hooks.open:
+            self._stream.before(engine_stream)
+            self._hooks.waited_elsewhere()
         self.poll()
         self._start_parked(metadata, engine_stream)
         if metadata is None or metadata.iteration == self._loaded:
             return
         self.iteration_over()
         self._loaded = metadata.iteration
+        self._hooks.pass_begins()
         self._awaiting_forward = metadata
         self._untaken.clear()
         self._without_pages.clear()
@@ -216,6 +226,7 @@ class Rank:
         if not metadata.loads:
             return
         self._stream.after(engine_stream)
+        tickets = self._load_by_layer(metadata)
         done: list[LoadDone] = []
         first_error: BaseException | None = None
         for order in metadata.loads:
@@ -224,7 +235,7 @@ class Rank:
                 continue
             started = time.perf_counter()
             try:
-                self._load(order, metadata)
+                self._load(order, metadata, copied=tickets is not None)
             except Exception as error:  # noqa: BLE001 - answered and raised below, after the other orders had their turn
                 self._answer(order, metadata, ok=False)
                 if self._restarts_failed:
@@ -234,16 +245,22 @@ class Rank:
                 continue
             seconds = time.perf_counter() - started if isinstance(self._stream, CpuStream) else None
             done.append(LoadDone(self._number, metadata.iteration, order.key, True, seconds))
-        self._stream.before(engine_stream)
+        if tickets is None:
+            self._stream.before(engine_stream)
+        self._hooks.loads_begin(tickets)
         self._landing.append((self._stream.ticket(), done))
         self.poll()
         if first_error is not None:
             self._drop_saves(metadata)
             raise LoadFailed(f"a promised load failed: {first_error}") from first_error
 
+    def before_layer(self, layer: int, engine_stream: Any) -> None:
+        """The engine is about to enqueue this layer. It may never say so: see layer_hooks.py."""
+        self._hooks.before_layer(layer, engine_stream, recording=self._hooks.open and self._stream.recording())
+
     def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's saves behind its forward pass. An exception here fails every running request, so there is none, but
-        for a forward pass that ran with a request whose load had failed: LoadFailed."""
+        for a forward pass that ran with a request whose load had failed, or in front of its loads: LoadFailed."""
         if metadata is None or metadata.iteration == self._forwarded:
             return
         self._forwarded = metadata.iteration
@@ -252,6 +269,12 @@ class Rank:
             self._drop_saves(metadata)
             raise LoadFailed(
                 f"the engine did not take requests {sorted(self._untaken)}, whose loads failed, out of its batch"
+            )
+        if not self._hooks.pass_done():
+            self.counts["layer_hooks_missed"] += 1
+            self._drop_saves(metadata)
+            raise LoadFailed(
+                "the engine ran a layer without calling wait_for_layer_load; set connector.trust_layer_hooks: false"
             )
         self._channel.post(ForwardDone(self._number, metadata.iteration))
         for order in metadata.saves:
@@ -332,7 +355,22 @@ class Rank:
                 loads.cannot_load(request_id, why)
         loads.begin(metadata.parked_loads, metadata.iteration, engine_stream)
 
-    def _load(self, order: LoadOrder, metadata: ConnectorMetadata) -> None:
+    def _load_by_layer(self, metadata: ConnectorMetadata) -> Mapping[int, Ticket] | None:
+        """All loads of a pass together, where its layers wait for them one by one. None: each is to be copied alone."""
+        if not self._hooks.reliable:
+            return None
+        orders = [order for order in metadata.loads if order.key.request_id not in self._without_pages]
+        moves = [move for order in orders for move in order.moves]
+        try:
+            checked = [self._check(order, metadata) for order in orders]
+            return load_by_layer(self._stream, *checked[0], moves) if checked else None
+        except Exception:  # noqa: BLE001 - each order gets its turn, and its answer, alone
+            _log.exception(
+                "semkv connector: loads of %d requests by layer failed; they are done one by one", len(orders)
+            )
+            return None
+
+    def _check(self, order: LoadOrder, metadata: ConnectorMetadata) -> tuple[PoolGeometry, HostSlab]:
         if self._slab is None or self._geometry is None:
             raise LoadFailed("there is no slab on this rank")
         if order.plan.provider_generation != metadata.generation:
@@ -341,7 +379,12 @@ class Rank:
         unsealed = self._slab.verify([move.slot for move in order.moves], NO_READING)
         if unsealed:
             raise LoadFailed(f"host slots {unsealed[:4]} are being written")
-        copy_to_pages(self._stream, self._geometry, self._slab, order.moves)
+        return self._geometry, self._slab
+
+    def _load(self, order: LoadOrder, metadata: ConnectorMetadata, *, copied: bool) -> None:
+        geometry, slab = self._check(order, metadata)
+        if not copied:
+            copy_to_pages(self._stream, geometry, slab, order.moves)
         self.counts["loaded_blocks"] += len(order.moves)
         if self._scrubber is not None:
             self._scrubber.urgent([move.slot for move in order.moves], loaded=True)

@@ -12,17 +12,22 @@ Order, which no layer hook is needed for (CUDA graphs skip those, ai-dynamo/dyna
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from worker_connector.copy_stream import CopyStream, CpuStream, Run
+from worker_connector.copy_stream import Blocks, CopyStream, CpuStream, Numbers, Ticket
 from worker_connector.cuda_stream import CudaStream
 from worker_connector.geometry import Plane, PoolGeometry
 from worker_connector.pages import NO_PAGE
 from worker_connector.refusal import LoadFailed
 from worker_connector.slab import HostSlab
+
+PIECE = 2_048
+"""Moves."""
 
 
 class Move(NamedTuple):
@@ -43,15 +48,23 @@ def check_moves(geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -
         return
     if any(len(move.pages) != len(limits) for move in moves):
         raise LoadFailed(f"a move does not have {len(limits)} page slots, one for each layer group")
-    _check_range("host slot", [move.slot for move in moves], 0, slab.slots)
+    _check_range("host slot", _slots(moves), 0, slab.slots)
     for index, limit in enumerate(limits):
-        _check_range("page slot", [move.pages[index] for move in moves], NO_PAGE, limit)
+        _check_range("page slot", _pages(moves, index), NO_PAGE, limit)
 
 
-def _check_range(what: str, numbers: list[int], low: int, limit: int) -> None:
-    for number in (min(numbers), max(numbers)):
+def _check_range(what: str, numbers: Numbers, low: int, limit: int) -> None:
+    for number in (int(numbers.min()), int(numbers.max())):
         if not low <= number < limit:
             raise LoadFailed(f"{what} {number} is outside [0, {limit})")
+
+
+def _slots(moves: Sequence[Move]) -> Numbers:
+    return np.fromiter((move[0] for move in moves), np.int64, len(moves))
+
+
+def _pages(moves: Sequence[Move], group: int) -> Numbers:
+    return np.fromiter((move[1][group] for move in moves), np.int64, len(moves))
 
 
 def copy_to_pages(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:
@@ -64,37 +77,51 @@ def copy_to_slab(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, mov
     save_planes(stream, geometry.planes, slab, moves)
 
 
-def load_planes(stream: CopyStream, planes: Iterable[Plane], slab: HostSlab, moves: Sequence[Move]) -> None:
+def load_by_layer(
+    stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]
+) -> dict[int, Ticket]:
+    """`copy_to_pages`, in the order in which a pass reaches the layers. For every layer a ticket of all that it reads."""
+    tickets: dict[int, Ticket] = {}
+    planes = geometry.by_layer
+    ends = {plane.layers[0]: index for index, plane in enumerate(planes)}  # the last plane that begins with that layer
+    for index, plane in enumerate(planes):
+        load_planes(stream, [plane], slab, moves)
+        if ends[plane.layers[0]] == index:
+            tickets[plane.layers[0]] = stream.ticket()
+    for before, layer in pairwise(geometry.layers):
+        tickets.setdefault(layer, tickets[before])  # its bytes lie in planes that begin with earlier layers
+    return tickets
+
+
+def load_planes(stream: CopyStream, planes: Sequence[Plane], slab: HostSlab, moves: Sequence[Move]) -> None:
     """`copy_to_pages` of some planes."""
-    for plane in planes:
-        if runs := _runs(plane, moves):
-            stream.to_pages(plane.pages, _columns(plane, slab), runs)
+    for blocks in _pieces(planes, moves):
+        for plane in planes:
+            if blocks[plane.group]:
+                stream.to_pages(plane.pages, _columns(plane, slab), blocks[plane.group])
 
 
-def save_planes(stream: CopyStream, planes: Iterable[Plane], slab: HostSlab, moves: Sequence[Move]) -> None:
+def save_planes(stream: CopyStream, planes: Sequence[Plane], slab: HostSlab, moves: Sequence[Move]) -> None:
     """`copy_to_slab` of some planes."""
-    for plane in planes:
-        if runs := _runs(plane, moves):
-            stream.to_rows(_columns(plane, slab), plane.pages, runs)
+    for blocks in _pieces(planes, moves):
+        for plane in planes:
+            if blocks[plane.group]:
+                stream.to_rows(_columns(plane, slab), plane.pages, blocks[plane.group])
 
 
 def _columns(plane: Plane, slab: HostSlab) -> torch.Tensor:
     return slab.rows[:, plane.offset : plane.offset + plane.size]
 
 
-def _runs(plane: Plane, moves: Sequence[Move]) -> list[Run]:
-    """Neighbours on both sides are copied in one go."""
-    runs: list[Run] = []
-    group = plane.group
-    slot = page = count = 0
-    for move in moves:
-        at = move.pages[group]
-        if count and at == page + count and move.slot == slot + count:
-            count += 1
-            continue
-        if count:
-            runs.append(Run(slot, page, count))
-        slot, page, count = move.slot, at, int(at != NO_PAGE)
-    if count:
-        runs.append(Run(slot, page, count))
-    return runs
+def _pieces(planes: Sequence[Plane], moves: Sequence[Move]) -> Iterator[dict[int, Blocks]]:
+    """By layer group. In pieces, so that the device copies the first while the host counts the next."""
+    groups = {plane.group for plane in planes}
+    for at in range(0, len(moves), PIECE):
+        piece = moves[at : at + PIECE]
+        slots = _slots(piece)
+        yield {group: _blocks(slots, _pages(piece, group)) for group in groups}
+
+
+def _blocks(slots: Numbers, pages: Numbers) -> Blocks:
+    there = pages != NO_PAGE
+    return Blocks(slots, pages) if there.all() else Blocks(slots[there], pages[there])

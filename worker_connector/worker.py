@@ -1,7 +1,8 @@
 """SemkvConnectorWorker: TensorRT-LLM's worker callbacks, each of which delegates to the rank.
 
-All work is done in `start_load_kv` and `wait_for_save`; the layer hooks do nothing, since CUDA graphs skip them and nothing may depend on
-them (ai-dynamo/dynamo#3297). Saves are not the engine's business: `get_finished` names only requests that were parked for a load.
+All work is done in `start_load_kv` and `wait_for_save`; nothing depends on the layer hooks, since CUDA graphs skip them
+(ai-dynamo/dynamo#3297): see layer_hooks.py. Saves are not the engine's business: `get_finished` names only requests that were parked
+for a load.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         self._rank.start_load(self._bound(), stream)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-        return None
+        self._rank.before_layer(layer_idx, stream)
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
         return None

@@ -330,6 +330,8 @@ class ConnectorConfig(Section, frozen=True):
     """Offers of at least this many tokens are loaded while the engine has their request parked; null: all in front of the forward pass."""
     async_load_deadline_seconds: Seconds = 2.0
     """After this a parked load is finished in front of the forward pass, or its request computed, where the engine can do that."""
+    trust_layer_hooks: bool = False
+    """Let each layer wait for its own loads only. True only where no CUDA graph, whole or piecewise, covers a pass with a new request."""
     hint_ttl_seconds: Seconds = 10.0
     max_hints: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     announce_interval_seconds: Seconds = 10.0

@@ -26,7 +26,7 @@ from tests.gpu.bench import (
     spin,
     synchronize,
 )
-from worker_connector.copy_stream import CopyStream, Run, Ticket
+from worker_connector.copy_stream import Blocks, CopyStream, Ticket
 from worker_connector.pages import NO_PAGE
 from worker_connector.transfer import Move, check_moves, copy_stream_for, copy_to_pages, copy_to_slab
 
@@ -53,13 +53,13 @@ class Late:
         if "before" not in self._without:
             self._inner.before(engine_stream)
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
         self._delay()
-        self._inner.to_pages(pages, rows, runs)
+        self._inner.to_pages(pages, rows, blocks)
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         self._delay()
-        self._inner.to_rows(rows, pages, runs)
+        self._inner.to_rows(rows, pages, blocks)
 
     def ticket(self) -> Ticket:
         return self._inner.ticket()

@@ -3,17 +3,17 @@ run by tests/gpu."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from worker_connector.copy_stream import CpuStream, Run
+from worker_connector.copy_stream import Blocks, CpuStream
 from worker_connector.cuda_stream import CudaStream, as_words
 
 
@@ -32,10 +32,8 @@ class OnCpu(CudaStream):
     def record(self, side: Any) -> None:
         self.left.append(None if self.watched is None else self.watched.clone())
 
-    def _indices(self, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
-        slots = [slot + offset for slot, _, count in runs for offset in range(count)]
-        pages = [page + offset for _, page, count in runs for offset in range(count)]
-        return torch.tensor(slots), torch.tensor(pages)
+    def _indices(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(blocks.slots), torch.from_numpy(blocks.pages)
 
     def _seen_from_device(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -46,17 +44,22 @@ def _no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
 
-def runs_of(data: st.DataObject, slots: int, pages: int) -> list[Run]:
-    """Disjoint on both sides."""
-    runs, slot, page = [], 0, 0
+def blocks_of(*pairs: tuple[int, int]) -> Blocks:
+    """(slot, page) of each."""
+    both = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return Blocks(both[:, 0], both[:, 1])
+
+
+def any_blocks(data: st.DataObject, slots: int, pages: int) -> Blocks:
+    """Each row and page once; runs are likely."""
+    pairs, slot, page = [], 0, 0
     while True:
-        slot += data.draw(st.integers(0, 2))
-        page += data.draw(st.integers(0, 2))
-        count = data.draw(st.integers(1, 3))
-        if slot + count > slots or page + count > pages:
-            return runs
-        runs.append(Run(slot, page, count))
-        slot, page = slot + count, page + count
+        slot += data.draw(st.sampled_from([1, 1, 1, 2, 3]))
+        page += data.draw(st.sampled_from([1, 1, 1, 2, 3]))
+        if slot > slots or page > pages:
+            break
+        pairs.append((slot - 1, page - 1))
+    return blocks_of(*(data.draw(st.permutations(pairs)) if data.draw(st.booleans()) else pairs))
 
 
 def views(width: int, gap: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,6 +72,17 @@ def views(width: int, gap: int, offset: int) -> tuple[torch.Tensor, torch.Tensor
         for _ in range(2)
     ]
     return made[0], made[1]
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_runs_are_neighbours_on_both_sides(data: st.DataObject) -> None:
+    blocks = any_blocks(data, 12, 12)
+    pairs = [(slot + offset, page + offset) for slot, page, count in blocks.runs() for offset in range(count)]
+    assert pairs == list(zip(blocks.slots.tolist(), blocks.pages.tolist(), strict=True))
+    ends = [(slot + count, page + count) for slot, page, count in blocks.runs()]
+    begins = [(slot, page) for slot, page, _ in blocks.runs()]
+    assert not any(end == begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
 @hypothesis_settings(max_examples=150, deadline=None)
@@ -84,16 +98,16 @@ def test_same_bytes_as_the_cpu_s_stream(
     data: st.DataObject, width: int, gap: int, offset: int, staging_bytes: int, kernel_below: int
 ) -> None:
     stream = OnCpu(staging_bytes=staging_bytes, kernel_below=kernel_below)
-    runs = runs_of(data, 12, 12)
+    blocks = any_blocks(data, 12, 12)
     for way in ("to_pages", "to_rows"):
         pages, rows = views(width, gap, offset)
         other_pages, other_rows = pages.clone(), rows.clone()
         if way == "to_pages":
-            stream.to_pages(pages, rows, runs)
-            CpuStream().to_pages(other_pages, other_rows, runs)
+            stream.to_pages(pages, rows, blocks)
+            CpuStream().to_pages(other_pages, other_rows, blocks)
         else:
-            stream.to_rows(rows, pages, runs)
-            CpuStream().to_rows(other_rows, other_pages, runs)
+            stream.to_rows(rows, pages, blocks)
+            CpuStream().to_rows(other_rows, other_pages, blocks)
         assert torch.equal(pages, other_pages)
         assert torch.equal(rows, other_rows)
 
@@ -104,7 +118,7 @@ def test_the_engine_waits_for_the_gathering_of_a_small_save_only(kernel_below: i
     stream = OnCpu(staging_bytes=4096, kernel_below=kernel_below)
     pages, rows = views(16, 0, 0)
     stream.watched, before = rows, rows.clone()
-    stream.to_rows(rows, pages, [Run(3, 1, 2), Run(7, 9, 1)])
+    stream.to_rows(rows, pages, blocks_of((3, 1), (4, 2), (7, 9)))
     assert stream.left[-1] is not None
     assert torch.equal(stream.left[-1], before)
     assert torch.equal(rows[[3, 4, 7]], pages[[1, 2, 9]])
@@ -114,7 +128,7 @@ def test_a_save_beyond_the_buffer_holds_the_engine_until_its_last_part_is_gather
     stream = OnCpu(staging_bytes=32, kernel_below=1000)
     pages, rows = views(16, 0, 0)
     stream.watched, before = rows, rows.clone()
-    stream.to_rows(rows, pages, [Run(0, 1, 1), Run(2, 3, 1), Run(5, 7, 1)])
+    stream.to_rows(rows, pages, blocks_of((0, 1), (2, 3), (5, 7)))
     seen = stream.left[-1]
     assert seen is not None
     assert torch.equal(seen[[0, 2]], pages[[1, 3]])
@@ -129,10 +143,13 @@ def test_a_copy_that_fails_half_way_is_waited_for_all_the_same(monkeypatch: pyte
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(torch, "index_select", fail)
-    for copy in (lambda runs: stream.to_pages(pages, rows, runs), lambda runs: stream.to_rows(rows, pages, runs)):
+    for copy in (
+        lambda blocks: stream.to_pages(pages, rows, blocks),
+        lambda blocks: stream.to_rows(rows, pages, blocks),
+    ):
         stream.left.clear()
         with pytest.raises(RuntimeError, match="out of memory"):
-            copy([Run(0, 1, 1), Run(2, 3, 1)])
+            copy(blocks_of((0, 1), (2, 3)))
         assert stream.left
 
 

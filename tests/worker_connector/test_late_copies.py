@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import ScriptedEngine
-from worker_connector.copy_stream import Run, copy_pairs
+from worker_connector.copy_stream import Blocks, copy_pairs
 
 
 class ManualStream:
@@ -28,11 +28,11 @@ class ManualStream:
     def before(self, engine_stream: Any) -> None:
         self.log.append("before")
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
-        self._copies((page, row) for page, row in copy_pairs(pages, rows, runs))
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
+        self._copies((page, row) for page, row in copy_pairs(pages, rows, blocks))
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
-        self._copies((row, page) for page, row in copy_pairs(pages, rows, runs))
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
+        self._copies((row, page) for page, row in copy_pairs(pages, rows, blocks))
 
     def _copies(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for target, source in pairs:

@@ -53,6 +53,17 @@ def test_many_blocks_at_once_have_the_seals_of_each() -> None:
     assert list(seals(blocks)) == [seals(blocks[index : index + 1])[0] for index in range(5)]
 
 
+@pytest.mark.parametrize(("count", "rows"), [(3, 7), (5, 2), (1, 1)])
+def test_seals_do_not_depend_on_the_steps_in_which_they_are_computed(
+    count: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = np.random.default_rng(4).integers(0, 256, (count, rows * ROW_BYTES), dtype=np.uint8)
+    at_once = list(seals(blocks))
+    for step in (1, 2, 3, 7):
+        monkeypatch.setattr("worker_connector.seal.STEP_ROWS", step)
+        assert list(seals(blocks)) == at_once
+
+
 def test_rows_are_whole_pages_of_words() -> None:
     assert [padded(size) for size in (1, 4096, 4097)] == [4096, 4096, 8192]
 
