@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from dynamo_semkv.bus.publisher import BusPublisher
+from dynamo_semkv.config.schema import ConnectorConfig
 from dynamo_semkv.contracts.codec import parse_donor_payload
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import DONOR_ACTION, DONOR_VERSION, HintDelivery
 from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.telemetry.catalogue import ASK_SECONDS
+from dynamo_semkv.telemetry.target import otlp_target
+from dynamo_semkv.telemetry.tracing import Tracing, start_tracing
+from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Background, Job
 from worker_connector.channel import leader_channel, rank_channel
 from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
+from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.event_intake import listen
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
+from worker_connector.moments import Durations
 from worker_connector.outlet import Identity, JobQueue, Outlet
 from worker_connector.rank import Rank
 from worker_connector.rank_disk import DiskPlace
@@ -46,12 +54,39 @@ class LeaderParts:
     outlet: Outlet
     queue: JobQueue
     background: Background | None
+    tracing: Tracing | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+    """Exceptions caught, by callback."""
+    ask_seconds: Durations = field(default_factory=lambda: Durations(ASK_SECONDS.buckets))
+    """How long the engine waited for its answers."""
     _publisher: BusPublisher | None = None
     _listener: HintListener | None = None
+    _metrics: _Closeable | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and gauges, JSON-able: what metrics are made of."""
+        background, publisher, tracing = self.background, self._publisher, self.tracing
+        return {
+            **self.leader.snapshot(),
+            "connector": CONNECTOR_VERSION,
+            "faults": dict(self.faults),
+            "ask_seconds": self.ask_seconds.snapshot(),
+            "background": None
+            if background is None
+            else {"background_refused": background.refused, "background_failed": background.failed},
+            "bus": None if publisher is None else asdict(publisher.stats()),
+            "spans": None if tracing is None else dict(tracing.counts),
+        }
 
     def close(self, timeout: float = 5.0) -> None:
         """Background first: what it still has to say goes to the publisher."""
-        parts: list[_Closeable | None] = [self._listener, self.background, self._publisher]
+        parts: list[_Closeable | None] = [
+            self._metrics,
+            self._listener,
+            self.background,
+            self._publisher,
+            self.tracing,
+        ]
         for part in parts:
             if part is not None:
                 part.close(timeout)
@@ -76,7 +111,10 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     )
     leader = Leader(settings, llm_args, leader_channel(llm_args), outlet, time.monotonic)
     listen(leader)
-    parts = LeaderParts(leader, outlet, background, background, publisher)
+    target = otlp_target(settings.otlp_endpoint, env)
+    tracing = start_tracing(target, "semkv-connector", settings.stable_routing_id)
+    outlet.tracer = AttemptTracer(tracing) if tracing is not None else None
+    parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher)
     publisher.start()
     background.start()
     return parts
@@ -133,6 +171,23 @@ def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:
     )
     parts._listener = listener
     listener.start()
+    if settings.connector.metrics_port is not None:
+        parts._metrics = _serve_metrics(parts, settings.connector, identity.replica.dp_rank)
+
+
+def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) -> _Closeable | None:
+    """An engine runs on without its metrics: a port that is taken, or a library that is not there, is logged."""
+    port = config.metrics_port
+    assert port is not None
+    try:
+        from dynamo_semkv.telemetry.connector_metrics import MetricsServer
+
+        server = MetricsServer([parts.snapshot], config.metrics_host, port + dp_rank if port else 0)
+    except (ImportError, OSError, OverflowError) as error:
+        _log.warning("semkv connector: no metrics on %s port %d: %s", config.metrics_host, port, error)
+        return None
+    _log.info("semkv connector: metrics of rank %d: %s", dp_rank, server.url)
+    return server
 
 
 def receive_hint(parts: LeaderParts, replica: StableReplica, payload: bytes) -> None:

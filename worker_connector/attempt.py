@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.hints import ParsedHints
+from worker_connector.moments import Moments
 from worker_connector.plan import LoadPlan, PlanKey, PlanState
 from worker_connector.report import Ending
 from worker_connector.verdict import Decline, Question
@@ -44,6 +45,7 @@ class Attempt:
     """The request ended by itself before the ranks had said that its copies landed."""
     leased: bool = False
     closed: bool = False
+    moments: Moments = field(default_factory=Moments)
 
     @property
     def unanswered(self) -> bool:
@@ -71,3 +73,4 @@ class ClosedAttempt(NamedTuple):
     ending: Ending | Decline
     hints: ParsedHints | None
     generation: Generation
+    moments: Moments = Moments()

@@ -5,12 +5,15 @@ Not thread-safe: the leader's lock covers it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.telemetry.catalogue import LOAD_SECONDS
 from worker_connector.attempt import Attempt
 from worker_connector.ledger import Ledger
+from worker_connector.moments import Durations
 from worker_connector.plan import PlanKey, PlanState
 from worker_connector.report import Ending, ending_of
 from worker_connector.verdict import Decline
@@ -29,6 +32,8 @@ class AttemptBook:
         self._copying: dict[PlanKey, Attempt] = {}
         self._given_up: dict[int, None] = {}
         self._leases = 0
+        self._asked = 0
+        self.load_seconds = Durations(LOAD_SECONDS.buckets)
         self.counts: Counter[str] = Counter()
         """`asked`, `superseded`, `replayed`, `offered_tokens`, `confirmed_tokens`, `closed`."""
 
@@ -62,6 +67,7 @@ class AttemptBook:
     def next_epoch(self, request_id: int) -> int:
         """Ends what was open for this request. A question that is put again before the request was in a batch is the same attempt and
         replaces the first one, unreported; a request whose allocation was destroyed is another one."""
+        self._asked = time.time_ns()
         self._given_up.pop(request_id, None)
         previous = self._newest.pop(request_id, None)
         if previous is None:
@@ -80,6 +86,7 @@ class AttemptBook:
     def add(self, attempt: Attempt) -> None:
         """Takes the lease of the blocks that its plan offers."""
         self.counts["asked"] += 1
+        attempt.moments.asked, attempt.moments.answered = self._asked, time.time_ns()
         self._newest[attempt.key.request_id] = attempt
         plan = attempt.plan
         if plan is not None and self._ledger is not None:
@@ -92,6 +99,7 @@ class AttemptBook:
         """Its plan went out to the ranks."""
         if attempt.plan is not None and attempt.plan.copying:
             self._copying[attempt.key] = attempt
+            attempt.moments.sent = time.time_ns()
 
     def copied(
         self, key: PlanKey, iteration: int, ok: bool, seconds: float | None, reason: Reason | None = None
@@ -100,6 +108,9 @@ class AttemptBook:
         attempt = self._copying.get(key)
         if attempt is None or attempt.plan is None or attempt.plan.iteration != iteration:
             return None
+        moments = attempt.moments
+        moments.copied = time.time_ns()
+        self.load_seconds.add((moments.copied - moments.sent) / 1e9)
         del self._copying[key]
         attempt.plan.copy_done(ok, seconds, reason or Reason.COPY_FAILED)
         if attempt.ended_well and attempt.plan.state is PlanState.COPIED:
@@ -200,5 +211,6 @@ class AttemptBook:
         if attempt.closed:
             return
         attempt.closed = True
+        attempt.moments.closed = time.time_ns()
         self.counts["closed"] += 1
         self._on_closed(attempt, ending)

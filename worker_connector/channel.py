@@ -18,7 +18,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -110,6 +110,9 @@ class LocalRank(Protocol):
 
     def disk(self, order: DiskOrder) -> None:
         """For the rank's disk store; answered by a `DiskResult`. Never waits."""
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Numbers, JSON-able."""
 
 
 @dataclass(eq=False)

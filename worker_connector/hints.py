@@ -72,7 +72,7 @@ class HintReader:
             self.counts["unsupported_envelope"] += 1
         except ContractError:
             self.counts["bad_envelope"] += 1
-        return ParsedHints(donor, fetch, traceparent)
+        return ParsedHints(donor, fetch, traceparent or (donor.traceparent if donor is not None else None))
 
     def of_request(self, request: Any) -> ParsedHints | None:
         """From `request.kv_hints`; None where the request has none, so that the table is asked."""

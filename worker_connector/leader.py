@@ -350,13 +350,17 @@ class Leader:
         with self._lock:
             life = self._life
             numbers: dict[str, Any] = {
+                "dp_rank": self._dp_rank,
                 "generation": self._generation,
+                "materialization": self._settings.connector.materialization.value,
                 "iteration": self._iteration,
                 "counts": dict(self.counts),
                 "outlet": dict(self._outlet.counts),
                 "outcomes": {f"{o.value}/{r.value}": n for (o, r), n in self._outlet.outcomes.items()},
+                "tokens": dict(self._outlet.tokens),
                 "donors": len(self._outlet.donors) if self._outlet.donors is not None else 0,
                 "kv_events": self._outlet.device.snapshot() if self._outlet.device is not None else None,
+                "donor_counts": dict(self._outlet.donors.counts) if self._outlet.donors is not None else {},
                 "hints": {**self._outlet.table.counts, **self._outlet.hints.counts},
             }
             if life is not None:
@@ -368,11 +372,14 @@ class Leader:
                     "leases": life.attempts.leases,
                     "attempt_counts": dict(life.attempts.counts),
                     "saves": dict(life.saves.counts) if life.saves is not None else {},
+                    "load_seconds": life.attempts.load_seconds.snapshot(),
+                    "save_seconds": life.saves.seconds.snapshot() if life.saves is not None else None,
                     "open_saves": life.saves.open_orders if life.saves is not None else 0,
                     "ledger": asdict(life.ledger.stats()) if life.ledger is not None else None,
                     "disk": life.disk.snapshot() if life.disk is not None else None,
                 }
-            return numbers
+            rank = self._channel.rank
+        return numbers | {"rank": dict(rank.snapshot()) if rank is not None else None}
 
 
 def _configured_rank(llm_args: Any) -> int | None:

@@ -9,6 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
@@ -258,6 +259,7 @@ class CacheLife:
                 ending,
                 attempt.hints,
                 self._generation(),
+                replace(attempt.moments),  # a copy may still land
             )
         )
 

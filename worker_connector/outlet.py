@@ -8,6 +8,7 @@ outlive its blocks because two messages overtook each other. Reports are bounded
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,13 @@ from dynamo_semkv.contracts.codec import MSGPACK, encode_announcement, encode_re
 from dynamo_semkv.contracts.identity import Generation, StableReplica
 from dynamo_semkv.contracts.keys import prompt_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
+from dynamo_semkv.telemetry.catalogue import TOKEN_STEPS
+from dynamo_semkv.telemetry.logs import about
+from dynamo_semkv.telemetry.names import Carrier
 from worker_connector.attempt import ClosedAttempt
+from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Job
 from worker_connector.device_blocks import DigestOf
 from worker_connector.device_events import DeviceEvents
@@ -147,6 +152,10 @@ class Outlet:
         """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`,
         `donors_not_restored` (background full)."""
         self.outcomes: Counter[tuple[Outcome, Reason]] = Counter()
+        self.tokens: Counter[str] = Counter()
+        """`offered`, `honoured`, `copied`, `confirmed`: sums over the reports."""
+        self.tracer: AttemptTracer | None = None
+        """Makes spans of reported attempts, where spans go somewhere."""
 
     # from the leader, under its lock
 
@@ -353,13 +362,16 @@ class Outlet:
             return
         key = prompt_key(closed.digest, unpack_tokens(closed.tokens))
         hints, ours, expired = closed.hints, closed.key.epoch == 0, False
+        carrier = Carrier.REQUEST
         if hints is None:
             found = self.table.take(key)
             if found is not None:
                 delivery, ours = found
+                carrier = Carrier.HINT if ours else Carrier.EQUAL_PROMPT
                 hints = self.hints.parse(delivery.envelope, delivery.traceparent)
             else:
                 expired = self.table.missed(key)
+        trace = self.tracer.begin(closed, hints, carrier) if self.tracer is not None else None
         ending = closed.ending
         if isinstance(ending, Decline):
             ending = self._explain(closed, ending, hints, expired)
@@ -374,13 +386,23 @@ class Outlet:
             ending=ending,
             hints=hints,
             route_is_ours=ours,
+            traceparent=trace.traceparent if trace is not None else None,
         )
         self.outcomes[(ending.outcome, ending.reason)] += 1
         self.counts["reports"] += 1
-        if not self._sink.publish(
+        for step in TOKEN_STEPS:
+            self.tokens[step] += getattr(report, step)
+        began = time.time_ns()
+        sent = self._sink.publish(
             reports(identity.replica), encode_report(report), content_type=MSGPACK, message_id=report.report_id
-        ):
+        )
+        if not sent:
             self.counts["reports_refused"] += 1
+        if trace is not None:
+            trace.reported(report, began, sent)
+        if _log.isEnabledFor(logging.DEBUG):
+            with about(route_id=report.route_id, traceparent=report.traceparent):
+                _say(report)
 
     def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None, expired: bool) -> Decline:
         hint = hints.donor if hints is not None else None
@@ -393,3 +415,17 @@ class Outlet:
             donor_namespace=donor.namespace if donor is not None else None,
         )
         return explain(decline, closed.question, hint, facts, hint_expired=expired)
+
+
+def _say(report: MaterializationReport) -> None:
+    _log.debug(
+        "attempt %d of the engine's request %d: %s (%s); tokens: %d prompt, %d local, %d offered, %d confirmed",
+        report.epoch,
+        report.request_id,
+        report.outcome.value,
+        report.reason.value,
+        report.prompt_tokens,
+        report.local_tokens,
+        report.offered,
+        report.confirmed,
+    )

@@ -337,6 +337,17 @@ class Rank:
         if self._disk is not None:
             self._disk.order(order)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Numbers for metrics and tests."""
+        slab, scrubber, keeper = self._slab, self._scrubber, self._keeper
+        return {
+            "counts": dict(self.counts),
+            "sealed": slab.sealed if slab is not None else 0,
+            "checked": scrubber.checked if scrubber is not None else 0,
+            "damaged": scrubber.damaged if scrubber is not None else 0,
+            "sealing_failed": keeper.failed if keeper is not None else 0,
+        }
+
     # inside
 
     def _start_parked(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:

@@ -76,8 +76,10 @@ def build_report(
     ending: Ending | Decline,
     hints: ParsedHints | None,
     route_is_ours: bool,
+    traceparent: str | None = None,
 ) -> MaterializationReport:
-    """`route_is_ours`: this attempt is the first to use the hint; a later one of an equal prompt may not close the same route."""
+    """`route_is_ours`: this attempt is the first to use the hint; a later one of an equal prompt may not close the same route.
+    `traceparent`: of the span made of this attempt; else the report carries the one that came with the hint."""
     donor = hints.donor if hints is not None else None
     counts = ending if isinstance(ending, Ending) else Ending(0, 0, 0, 0, ending.outcome, ending.reason, None)
     return MaterializationReport(
@@ -103,5 +105,5 @@ def build_report(
         tier=counts.tier,
         load_seconds=counts.load_seconds,
         differing_field=ending.differing_field if isinstance(ending, Decline) else None,
-        traceparent=hints.traceparent if hints is not None else None,
+        traceparent=traceparent or (hints.traceparent if hints is not None else None),
     )

@@ -11,12 +11,15 @@ Rules, each against a public fault:
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import count
 
+from dynamo_semkv.telemetry.catalogue import SAVE_SECONDS
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.metadata import SaveOrder
+from worker_connector.moments import Durations
 from worker_connector.pages import NO_PAGE
 from worker_connector.tracked import PendingSave, TrackedRequest
 from worker_connector.transfer import Move
@@ -31,7 +34,10 @@ class SavePlanner:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._orders: dict[int, tuple[TrackedRequest, list[PendingSave]]] = {}
+        self._ordered_at: dict[int, float] = {}
         self._admitted: list[tuple[TrackedRequest, BlockEntry]] = []
+        self.seconds = Durations(SAVE_SECONDS.buckets)
+        """From an order to the seals of its blocks."""
         self.counts: Counter[str] = Counter()
         """Blocks: `ordered`, `already_there`, `no_slot`, `admitted`, `withdrawn`, `failed`, `overstated`; requests: `no_page`,
         `chain_evicted`."""
@@ -86,6 +92,7 @@ class SavePlanner:
         self.counts["ordered"] += len(fresh)
         save_id = next(_SAVE_IDS)
         self._orders[save_id] = (request, fresh)
+        self._ordered_at[save_id] = time.perf_counter()
         return SaveOrder(save_id, tuple(moves), request.request_id)
 
     def progressed(self, request: TrackedRequest) -> None:
@@ -114,6 +121,7 @@ class SavePlanner:
         order = self._orders.pop(save_id, None)
         if order is None:
             return None
+        self.seconds.add(time.perf_counter() - self._ordered_at.pop(save_id))
         request, blocks = order
         for pending in blocks:
             pending.landed = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         self._parts = self._assemble(llm_args)
-        self.faults: Counter[str] = Counter()
+        self.faults: Counter[str] = self._parts.faults
         """Exceptions caught, by callback."""
 
     def _assemble(self, llm_args: Any) -> LeaderParts:
@@ -42,12 +43,15 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         return self._parts.leader
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        began = time.perf_counter()
         try:
             offer = self.leader.ask(request, num_computed_tokens)
             return offer.tokens, offer.is_async
         except Exception:  # noqa: BLE001 - see module: nothing is offered instead
             self._fault("get_num_new_matched_tokens")
             return 0, False
+        finally:
+            self._parts.ask_seconds.add(time.perf_counter() - began)
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
         self._allocated(request, block_ids, None)
@@ -94,7 +98,7 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, JSON-able."""
-        return {**self.leader.snapshot(), "faults": dict(self.faults)}
+        return self._parts.snapshot()
 
     def shutdown(self) -> None:
         """Optional hook of the engine; also good for tests. Idempotent."""

@@ -35,6 +35,8 @@ class Settings:
     salt_key: bytes
     stable_routing_id: str
     config_hash: str
+    otlp_endpoint: str | None = None
+    """`observe.otlp_endpoint`."""
 
     @property
     def exact(self) -> bool:
@@ -72,6 +74,7 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
         salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),
         stable_routing_id=stable,
         config_hash=loaded.hash,
+        otlp_endpoint=config.observe.otlp_endpoint,
     )
     if settings.exact:
         refuse_unsupported(llm_args)

@@ -179,6 +179,12 @@ class HostSlab:
             index = np.flatnonzero(self._sealed)
             return list(index[np.argsort(self._checked[index], kind="stable")].tolist())
 
+    @property
+    def sealed(self) -> int:
+        """How many slots have a seal."""
+        with self._lock:
+            return int(np.count_nonzero(self._sealed))
+
     def _longest_unchecked(self, index: Slots, count: int) -> Slots:
         if count >= len(index):
             return index

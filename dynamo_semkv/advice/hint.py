@@ -13,7 +13,7 @@ ACTION_ID = "semkv-1"
 
 
 def build_envelope(
-    decision: Decision, *, route_id: RouteId, namespace_hex: str, generation: str
+    decision: Decision, *, route_id: RouteId, namespace_hex: str, generation: str, traceparent: str | None = None
 ) -> KvHintsEnvelope | None:
     """The envelope of a placed request; None when there is nothing to hint (not placed, no donor, or hints are off).
 
@@ -31,6 +31,7 @@ def build_envelope(
         token_count=match.reusable_token_count,
         exact_prefix_tokens=match.exact_prefix_tokens if match.match_type is MatchType.EXACT_EQUIVALENT else 0,
         score_bucket=match.overlap_bucket,
+        traceparent=traceparent,
     )
     return KvHintsEnvelope(
         protocol_version=PROTOCOL_VERSION, message_id=route_id, actions=[donor_action(ACTION_ID, hint)]

@@ -41,7 +41,7 @@ class KvHintsEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     actions: list[KvHintAction]
 
 
-class DonorHint(msgspec.Struct, frozen=True, kw_only=True):
+class DonorHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Payload of `semkv.donor@1.0` (stability: alpha): why the request was sent here, and what may be reused."""
 
     route_id: str
@@ -54,6 +54,8 @@ class DonorHint(msgspec.Struct, frozen=True, kw_only=True):
     """Reusable tokens that the evidence claims."""
     exact_prefix_tokens: int
     score_bucket: Bucket
+    traceparent: str | None = None
+    """W3C context of the route's span: an engine that carries hints on its requests need not carry a trace context too."""
 
 
 class FetchHint(msgspec.Struct, frozen=True, kw_only=True):

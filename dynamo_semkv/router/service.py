@@ -182,7 +182,7 @@ class RouterService:
     ) -> tuple[Request, Advice]:
         """The request with the envelope in its `extra_args`; it also goes over the bus to the pinned replica's connector. Without an
         envelope the advice says so: what was not hinted is not counted as hinted."""
-        envelope = self._envelope(advice, route_id) if pinned is not None else None
+        envelope = self._envelope(advice, route_id, call.traceparent) if pinned is not None else None
         if envelope is None or pinned is None:
             return request, replace(advice, decision=replace(advice.decision, hinted_tokens=0))
         extra_args = {**(request.get("extra_args") or {}), EXTRA_ARGS_KEY: envelope_to_plain(envelope)}
@@ -193,7 +193,7 @@ class RouterService:
             self._fallbacks.add(FallbackReason.HINT_NOT_SENT, error)
         return {**request, "extra_args": extra_args}, advice
 
-    def _envelope(self, advice: Advice, route_id: RouteId) -> KvHintsEnvelope | None:
+    def _envelope(self, advice: Advice, route_id: RouteId, traceparent: str | None) -> KvHintsEnvelope | None:
         match = advice.decision.match
         try:
             return build_envelope(
@@ -201,6 +201,7 @@ class RouterService:
                 route_id=route_id,
                 namespace_hex=advice.prompt.digest.hex(),
                 generation=match.provider_generation if match is not None else "",
+                traceparent=traceparent,
             )
         except Exception as error:  # noqa: BLE001 - without its hint the request is still served; counted and logged
             self._fallbacks.add(FallbackReason.HINT_ERROR, error)

@@ -35,7 +35,7 @@ from dynamo_semkv.telemetry import names
 from dynamo_semkv.telemetry.tracing import Attributes, Tracing, traceparent_of
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+    from dynamo_semkv.telemetry.tracing import Span
 
 logger = logging.getLogger(__name__)
 

@@ -71,6 +71,8 @@ ANOMALIES = (
     "damaged_loaded",
     "pool_changed",
     "result_errors",
+    "batch_errors",
+    "upkeep_errors",
     "donor_events_lost",
     "restated",
     "misread_reports",

@@ -25,7 +25,7 @@ from dynamo_semkv.telemetry.traceparent import TraceContext, form, parse
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Span as Span  # others take the type from here
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def start_tracing(target: Target, service: str, instance: str) -> Tracing | None
 
 def traceparent_of(span: Span) -> str:
     context = span.get_span_context()
-    return form(TraceContext(context.trace_id, context.span_id, int(context.trace_flags)))
+    return form(TraceContext(context.trace_id, context.span_id, int(context.trace_flags) & 1))
 
 
 def _known(attributes: Attributes) -> dict[str, Any]:

@@ -42,7 +42,7 @@ EDGES = {
     "dynamo": ("dynamo_semkv.router.runtime*", "worker_connector.reference_engine.dynamo_worker*", "graphs.*"),
     "tensorrt_llm": ("worker_connector.engine",),
     "nats": ("dynamo_semkv.bus.*",),
-    "opentelemetry": ("dynamo_semkv.telemetry.tracing", "dynamo_semkv.router.traced"),
+    "opentelemetry": ("dynamo_semkv.telemetry.tracing",),
     "aiohttp": (
         "dynamo_semkv.dashboard.*",
         "dynamo_semkv.router.*",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -147,7 +149,23 @@ def test_a_fault_of_the_exporter_is_counted_and_the_next_batch_goes_on() -> None
     assert tracing.counts == {"ended": 1, "failed": 1}
 
 
-def test_off_imports_and_starts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_off_imports_nothing_and_starts_no_thread() -> None:
+    """In a process of its own: here OpenTelemetry is long imported."""
+    program = """if True:
+        import sys, threading
+        import dynamo_semkv.router.traced, worker_connector.attempt_trace
+        from dynamo_semkv.telemetry.target import otlp_target
+        from dynamo_semkv.telemetry.tracing import start_tracing
+        before = threading.active_count()
+        assert start_tracing(otlp_target(None, {}), "s", "i") is None
+        assert threading.active_count() == before
+        print([name for name in sys.modules if name.startswith(("opentelemetry", "requests"))])
+    """
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_off_says_nothing_and_a_warning_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert start_tracing(Target(None), "s", "i") is None
     assert caplog.records == []
     assert start_tracing(Target(None, "no spans are exported: because"), "s", "i") is None
@@ -157,6 +175,6 @@ def test_off_imports_and_starts_nothing(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_missing_library_is_said_once_and_keeps_nobody_from_starting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert start_tracing(Target("http://127.0.0.1:1/v1/traces"), "s", "i") is None
     assert "dynamo-semkv[telemetry]" in caplog.text

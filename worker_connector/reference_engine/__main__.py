@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import uvloop
 
+from dynamo_semkv.telemetry import logs
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
@@ -22,7 +22,7 @@ CONNECTOR = ("worker_connector.connector", "SemkvConnectorScheduler", "SemkvConn
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(os.environ)
     try:
         engine = EngineConfig(
             model=ModelSource(MODELS[arguments.model]),

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from dynamo.common.utils.prometheus import register_engine_metrics_callback
 from dynamo.common.utils.token_ids import token_ids_to_list
 from dynamo.llm import (
     KvEventPublisher,
@@ -32,6 +33,7 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
+from dynamo_semkv.telemetry.connector_metrics import registry
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency, heartbeat
 from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, submission
@@ -215,6 +217,21 @@ class DynamoWorker:
             if attach is not None:
                 self._host.append(HostResidency(OnLoop(self._loop, relay), size))
                 attach(self._host[-1])
+        self._expose_metrics(endpoint)
+
+    def _expose_metrics(self, endpoint: Any) -> None:
+        """The connectors' metrics at /metrics of the status server, as Dynamo's own workers put their engine's there."""
+        schedulers = (self.engine.connector_scheduler(rank) for rank in range(self._settings.engine.data_parallel_size))
+        sources = [read for scheduler in schedulers if (read := getattr(scheduler, "snapshot", None)) is not None]
+        namespace, component, name = self._settings.endpoint.split(".")
+        register_engine_metrics_callback(
+            endpoint,
+            registry(sources),
+            namespace_name=namespace,
+            component_name=component,
+            endpoint_name=name,
+            model_name=self.engine.model.name,
+        )
 
     async def _status(self, _body: Any = None) -> dict[str, Any]:
         """GET /engine/semkv of the status server: what the engine, the connector and the event relays count."""
