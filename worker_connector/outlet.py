@@ -22,7 +22,7 @@ from dynamo_semkv.contracts.keys import prompt_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
-from dynamo_semkv.telemetry.catalogue import TOKEN_STEPS
+from dynamo_semkv.telemetry.label_sets import TOKEN_STEPS
 from dynamo_semkv.telemetry.logs import about
 from dynamo_semkv.telemetry.names import Carrier
 from worker_connector.attempt import ClosedAttempt

@@ -346,6 +346,8 @@ class Rank:
             "checked": scrubber.checked if scrubber is not None else 0,
             "damaged": scrubber.damaged if scrubber is not None else 0,
             "sealing_failed": keeper.failed if keeper is not None else 0,
+            "disk_failed": self._disk.failed if self._disk is not None else 0,
+            "files": dict(self._disk.store.counts) if self._disk is not None else None,
         }
 
     # inside

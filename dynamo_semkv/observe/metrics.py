@@ -29,7 +29,8 @@ from dynamo_semkv.observe.health import readiness
 from dynamo_semkv.observe.state import RouterState, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, CrossCheck, OrphanReason, OrphanReport, TtftClass
 from dynamo_semkv.outcome.totals import bounded
-from dynamo_semkv.telemetry.catalogue import SPAN_STATES, SPANS
+from dynamo_semkv.telemetry.catalogue import SPANS
+from dynamo_semkv.telemetry.label_sets import SPAN_STATES
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 _LOOKUPS = frozenset(status.value for status in LookupStatus)

@@ -24,6 +24,7 @@ from dynamo_semkv.observe.catalogue import CATALOGUE
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
 from dynamo_semkv.telemetry import catalogue as t
+from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
@@ -65,6 +66,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         t.ATTEMPTS,
         t.OPEN_ATTEMPTS,
         t.TRACKED,
+        t.PARKED,
         t.LEASES,
         t.ASK_SECONDS,
         t.LOAD_SECONDS,
@@ -83,6 +85,12 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         t.OPEN_SAVES,
         t.SAVE_SECONDS,
         t.COPIED_BLOCKS,
+        t.DISK_BLOCKS,
+        t.DISK_CHANGES,
+        t.DISK_FILES,
+        t.DEVICE_BLOCKS,
+        t.DEVICE_EVENTS,
+        t.DEVICE_STANDING,
         t.DONORS,
         t.DONOR_CHANGES,
     ),
@@ -179,7 +187,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.BOOK_EVENTS.name, "event"): _names(BookStats.__dataclass_fields__),
     (c.CONFIG.name, "mode"): _names(PlacementMode),
     (c.CONFIG.name, "config_hash"): "16 hex digits over every value that is in force",
-    (t.SPANS.name, "state"): _names(t.SPAN_STATES),
+    (t.SPANS.name, "state"): _names(label_sets.SPAN_STATES),
     (c.REPLICAS.name, "standing"): _names(c.STANDINGS),
     (c.CATALOG_STREAMS.name, "state"): _names(("ok", "quarantined", "absent")),
     (c.CATALOG_EVENTS.name, "verdict"): _names((*Verdict, *c.CATALOG_NOTES)),
@@ -191,23 +199,26 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.STREAM_REFUSED.name, "kind"): _names(("malformed", "unsupported_version", "foreign_subject")),
     **{(spec.name, "worker_id"): _WORKER for spec in EVERYTHING if "worker_id" in spec.labels},
     **{(spec.name, "dp_rank"): _RANK for spec in EVERYTHING if "dp_rank" in spec.labels},
-    (t.TOKENS.name, "step"): _names(t.TOKEN_STEPS),
+    (t.TOKENS.name, "step"): _names(label_sets.TOKEN_STEPS),
     (t.OUTCOMES.name, "outcome"): _names(Outcome),
     (t.OUTCOMES.name, "reason"): _names(Reason),
-    (t.ATTEMPTS.name, "event"): _names(t.ATTEMPT_EVENTS),
-    (t.HINTS.name, "event"): _names(t.HINT_EVENTS),
-    (t.REPORTS.name, "result"): _names(t.REPORT_RESULTS),
-    (t.SLAB_BLOCKS.name, "state"): _names(t.BLOCK_STATES),
-    (t.CHECKS.name, "result"): _names(t.CHECK_RESULTS),
-    (t.SAVES.name, "event"): _names(t.SAVE_EVENTS),
-    (t.COPIED_BLOCKS.name, "direction"): _names(t.COPY_EVENTS),
-    (t.DONOR_CHANGES.name, "event"): _names(t.DONOR_EVENTS),
+    (t.ATTEMPTS.name, "event"): _names(label_sets.ATTEMPT_EVENTS),
+    (t.HINTS.name, "event"): _names(label_sets.HINT_EVENTS),
+    (t.REPORTS.name, "result"): _names(label_sets.REPORT_RESULTS),
+    (t.SLAB_BLOCKS.name, "state"): _names(label_sets.BLOCK_STATES),
+    (t.CHECKS.name, "result"): _names(label_sets.CHECK_RESULTS),
+    (t.SAVES.name, "event"): _names(label_sets.SAVE_EVENTS),
+    (t.COPIED_BLOCKS.name, "direction"): _names(label_sets.COPY_EVENTS),
+    (t.DONOR_CHANGES.name, "event"): _names(label_sets.DONOR_EVENTS),
+    (t.DISK_CHANGES.name, "event"): _names(label_sets.DISK_EVENTS),
+    (t.DISK_FILES.name, "event"): _names(label_sets.FILE_EVENTS),
+    (t.DEVICE_EVENTS.name, "event"): _names(label_sets.KV_EVENTS),
     (t.INFO.name, "generation"): "of the cache, as reports and donor events name it",
     (t.INFO.name, "materialization"): _names(Materialization),
     (t.INFO.name, "connector"): "version of the connector",
-    (t.FAULTS.name, "callback"): _names(t.CALLBACKS),
-    (t.ANOMALIES_TOTAL.name, "kind"): _names(t.ANOMALIES),
-    (t.CONNECTOR_SPANS.name, "state"): _names(t.SPAN_STATES),
+    (t.FAULTS.name, "callback"): _names(label_sets.CALLBACKS),
+    (t.ANOMALIES_TOTAL.name, "kind"): _names(label_sets.ANOMALIES),
+    (t.CONNECTOR_SPANS.name, "state"): _names(label_sets.SPAN_STATES),
 }
 
 

@@ -1,8 +1,7 @@
 """The metrics of both sides that the router's state does not hold: spans, and everything that a connector says about itself.
 
-Label values come from the closed sets here; a test keeps them equal to what the connector counts, and what is not in its set is
-`other`. Every series of a connector has `dp_rank`. Through a Dynamo worker's status server Dynamo adds its own labels (dynamo_namespace,
-dynamo_component, dynamo_endpoint, worker_id in hex, model).
+Label values come from the closed sets of `label_sets.py`. Every series of a connector has `dp_rank`. Through a Dynamo worker's status
+server Dynamo adds its own labels (dynamo_namespace, dynamo_component, dynamo_endpoint, worker_id in hex, model).
 """
 
 from __future__ import annotations
@@ -12,88 +11,6 @@ from dynamo_semkv.telemetry.metric_spec import MetricSpec
 _RANK = ("dp_rank",)
 _FAST = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _COPY = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-
-SPAN_STATES = ("ended", "exported", "failed")
-TOKEN_STEPS = ("offered", "honoured", "copied", "confirmed")
-ATTEMPT_EVENTS = ("asked", "superseded", "replayed", "closed")
-BLOCK_STATES = ("free", "resident", "pending", "retired")
-SAVE_EVENTS = (
-    "ordered",
-    "already_there",
-    "no_slot",
-    "admitted",
-    "withdrawn",
-    "failed",
-    "overstated",
-    "no_page",
-    "chain_evicted",
-)
-COPY_EVENTS = ("loaded", "saved")
-CHECK_RESULTS = ("checked", "damaged")
-DONOR_EVENTS = (
-    "registered",
-    "repeated",
-    "superseded",
-    "too_short",
-    "shrunk",
-    "evicted",
-    "crowded_out",
-    "resets",
-    "unsent",
-    "invalid",
-)
-HINT_EVENTS = (
-    "received",
-    "taken",
-    "expired",
-    "crowded_out",
-    "misdirected",
-    "undecodable",
-    "donor",
-    "fetch_not_supported",
-    "unknown_action",
-    "unknown_version",
-    "bad_payload",
-    "bad_envelope",
-    "unsupported_envelope",
-)
-REPORT_RESULTS = ("sent", "refused", "dropped")
-ANOMALIES = (
-    "not_ready",
-    "unknown_request",
-    "unasked_replay",
-    "tokens_differ",
-    "position_unknown",
-    "vanished",
-    "rank_differs",
-    "unloadable",
-    "damaged_blocks",
-    "damaged_loaded",
-    "pool_changed",
-    "result_errors",
-    "batch_errors",
-    "upkeep_errors",
-    "donor_events_lost",
-    "restated",
-    "misread_reports",
-    "residency_errors",
-    "background_refused",
-    "background_failed",
-    "sealing_failed",
-    "load_errors",
-    "save_errors",
-    "moved_channel",
-    "foreign_channel",
-    "restarted",
-)
-CALLBACKS = (
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "request_finished",
-    "cancel_load",
-    "request_reset",
-)
 
 
 def _connector(name: str, kind: str, unit: str, labels: tuple[str, ...], meaning: str, usage: str) -> MetricSpec:
@@ -163,6 +80,14 @@ TRACKED = _connector(
     (),
     "Running requests whose pages are known.",
     "Zero while the engine serves: the connector is not attached.",
+)
+PARKED = _connector(
+    "parked_requests",
+    "gauge",
+    "requests",
+    (),
+    "Requests that the engine has parked while what they were offered is copied.",
+    "Rising: the copies do not keep up; raise connector.async_load_min_tokens.",
 )
 OPEN_SAVES = _connector(
     "open_saves",
@@ -270,6 +195,56 @@ SEALED = _connector(
     (),
     "Slots that have a seal; only these are offered.",
     "Far below `resident` of semkv_connector_slab_blocks: sealing lags.",
+)
+DISK_BLOCKS = _connector(
+    "disk_blocks",
+    "gauge",
+    "blocks",
+    (),
+    "Blocks in files below `connector.disk_path`. No series without that tier, so with the two that follow.",
+    "At its ceiling with `evicted` rising: raise connector.disk_bytes.",
+)
+DISK_CHANGES = _connector(
+    "disk_events_total",
+    "counter",
+    "events",
+    ("event",),
+    "Blocks written behind and staged back into host memory, wishes for them, and what became of both.",
+    "`spill_dropped`: the disk does not keep up. `stage_failed`: see semkv_connector_disk_files_total. `no_slot`: the slab is too small "
+    "to stage into, raise connector.slab_bytes.",
+)
+DISK_FILES = _connector(
+    "disk_files_total",
+    "counter",
+    "files",
+    ("event",),
+    "What the store of files did.",
+    "`damaged`, `*_errors`: the disk is not to be trusted. `no_room`: the file system is full.",
+)
+DEVICE_BLOCKS = _connector(
+    "device_blocks",
+    "gauge",
+    "blocks",
+    (),
+    "Blocks that the engine's own KV cache events say are on the device. No series where nobody hands them over, so with the two that "
+    "follow.",
+    "Zero under traffic: events are off in the engine, or are not handed over.",
+)
+DEVICE_EVENTS = _connector(
+    "kv_events_total",
+    "counter",
+    "events",
+    ("event",),
+    "KV cache events of the engine by what they did.",
+    "`gap`, `quarantined`, `overflow`: events are lost; donors of the device tier count for nothing until `resync`.",
+)
+DEVICE_STANDING = _connector(
+    "kv_events_fresh",
+    "gauge",
+    "",
+    (),
+    "1 while no KV cache event of this rank is missing.",
+    "0 that stays: as `gap` of semkv_connector_kv_events_total.",
 )
 DONORS = _connector(
     "donors",

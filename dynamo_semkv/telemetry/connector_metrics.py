@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.telemetry import catalogue as c
+from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 _log = logging.getLogger(__name__)
@@ -137,24 +138,24 @@ def _attempts(shot: Snapshot) -> Values:
     counts = shot.get("attempt_counts")
     # The token sums among them are in TOKENS, by reports.
     kept = None if counts is None else {k: n for k, n in counts.items() if not k.endswith("_tokens")}
-    return _closed(kept, c.ATTEMPT_EVENTS)
+    return _closed(kept, label_sets.ATTEMPT_EVENTS)
 
 
 def _blocks(shot: Snapshot) -> Values:
     ledger = shot.get("ledger")
-    return {(state,): ledger[state] for state in c.BLOCK_STATES} if ledger is not None else {}
+    return {(state,): ledger[state] for state in label_sets.BLOCK_STATES} if ledger is not None else {}
 
 
 def _copied(shot: Snapshot) -> Values:
     rank = shot.get("rank")
     if rank is None:
         return {}
-    return {(way,): rank["counts"].get(f"{way}_blocks", 0) for way in c.COPY_EVENTS}
+    return {(way,): rank["counts"].get(f"{way}_blocks", 0) for way in label_sets.COPY_EVENTS}
 
 
 def _checks(shot: Snapshot) -> Values:
     rank = shot.get("rank")
-    return {(result,): rank[result] for result in c.CHECK_RESULTS} if rank is not None else {}
+    return {(result,): rank[result] for result in label_sets.CHECK_RESULTS} if rank is not None else {}
 
 
 def _reports(shot: Snapshot) -> Values:
@@ -167,6 +168,24 @@ def _reports(shot: Snapshot) -> Values:
     }
 
 
+_DISK_GAUGES = frozenset({"blocks", "waiting_to_spill", "wishes", "in_flight"})
+
+
+def _disk_events(shot: Snapshot) -> Values:
+    disk = shot.get("disk")
+    counts = None if disk is None else {k: n for k, n in disk.items() if k not in _DISK_GAUGES}
+    return _closed(counts, label_sets.DISK_EVENTS)
+
+
+def _kv_events(shot: Snapshot) -> Values:
+    """What was handed over, and what became of it: two counters, no name in both."""
+    known = shot.get("kv_events")
+    if known is None:
+        return {}
+    handed = {name: n for name, n in known.items() if name not in ("standing", "blocks", "waiting", "events")}
+    return _closed({**known["events"], **handed}, label_sets.KV_EVENTS)
+
+
 _ELSEWHERE = frozenset({"loaded_blocks", "saved_blocks"})
 
 
@@ -177,14 +196,15 @@ def _anomalies(shot: Snapshot) -> Values:
         **(shot.get("background") or {}),
         **{kind: count for kind, count in rank["counts"].items() if kind not in _ELSEWHERE},
         "sealing_failed": rank["sealing_failed"],
-        "residency_errors": shot["outlet"].get("residency_errors", 0),
+        "disk_failed": rank.get("disk_failed", 0),
+        **{kind: shot["outlet"].get(kind, 0) for kind in ("residency_errors", "donors_not_restored")},
     }
-    return _closed(found, c.ANOMALIES)
+    return _closed(found, label_sets.ANOMALIES)
 
 
 _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.INFO, _info),
-    (c.TOKENS, lambda shot: _closed(shot["tokens"], c.TOKEN_STEPS)),
+    (c.TOKENS, lambda shot: _closed(shot["tokens"], label_sets.TOKEN_STEPS)),
     (c.OUTCOMES, _outcomes),
     (c.ATTEMPTS, _attempts),
     (c.OPEN_ATTEMPTS, _one("attempts")),
@@ -197,20 +217,30 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.EVICTED, _of("ledger", "evicted")),
     (c.REFUSED_BLOCKS, _of("ledger", "refused")),
     (c.COLLISIONS, _of("ledger", "collisions")),
-    (c.SAVES, lambda shot: _closed(shot.get("saves"), c.SAVE_EVENTS)),
+    (c.SAVES, lambda shot: _closed(shot.get("saves"), label_sets.SAVE_EVENTS)),
     (c.CHECKS, _checks),
     (c.SEALED, _of("rank", "sealed")),
+    (c.PARKED, _one("parked")),
+    (c.DISK_BLOCKS, _of("disk", "blocks")),
+    (c.DISK_CHANGES, _disk_events),
+    (c.DISK_FILES, lambda shot: _closed((shot.get("rank") or {}).get("files"), label_sets.FILE_EVENTS)),
+    (c.DEVICE_BLOCKS, _of("kv_events", "blocks")),
+    (c.DEVICE_EVENTS, _kv_events),
+    (
+        c.DEVICE_STANDING,
+        lambda shot: {(): float(shot["kv_events"]["standing"] == "fresh")} if shot.get("kv_events") else {},
+    ),
     (c.DONORS, _one("donors")),
-    (c.DONOR_CHANGES, lambda shot: _closed(shot["donor_counts"], c.DONOR_EVENTS)),
-    (c.HINTS, lambda shot: _closed(shot["hints"], c.HINT_EVENTS)),
+    (c.DONOR_CHANGES, lambda shot: _closed(shot["donor_counts"], label_sets.DONOR_EVENTS)),
+    (c.HINTS, lambda shot: _closed(shot["hints"], label_sets.HINT_EVENTS)),
     (c.REPORTS, _reports),
     (c.ANNOUNCEMENTS, lambda shot: {(): shot["outlet"].get("announcements", 0)}),
     (c.ANOMALIES_TOTAL, _anomalies),
-    (c.FAULTS, lambda shot: _closed(shot["faults"], c.CALLBACKS)),
+    (c.FAULTS, lambda shot: _closed(shot["faults"], label_sets.CALLBACKS)),
     (c.BUS_CONNECTED, _of("bus", "connected")),
     (c.BUS_BUFFERED, _of("bus", "buffered")),
     (c.BUS_DROPPED, _of("bus", "dropped")),
     (c.BUS_RECONNECTS, _of("bus", "reconnects")),
-    (c.CONNECTOR_SPANS, lambda shot: _closed(shot.get("spans"), c.SPAN_STATES)),
+    (c.CONNECTOR_SPANS, lambda shot: _closed(shot.get("spans"), label_sets.SPAN_STATES)),
 )
 _HISTOGRAMS = ((c.ASK_SECONDS, "ask_seconds"), (c.LOAD_SECONDS, "load_seconds"), (c.SAVE_SECONDS, "save_seconds"))

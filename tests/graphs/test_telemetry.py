@@ -182,7 +182,8 @@ def test_connector_metrics_are_on_the_workers_status_server_and_in_the_engine_pr
     loaded = 0.0
     for worker in graph.worker_names:
         families = metrics(f"{graph.status_url(worker)}/metrics")
-        assert {spec.name.removesuffix("_total") for spec in c.CONNECTOR} == set(families)
+        absent = {"semkv_connector_disk_blocks"}  # no tier of files here; the counters of it have no samples either
+        assert {spec.name.removesuffix("_total") for spec in c.CONNECTOR} == set(families) | absent
         sample = families["semkv_connector_donors"].samples[0]
         assert sample.labels["dp_rank"] == "0"
         assert (sample.labels["dynamo_component"], sample.labels["model"]) == ("backend", "tiny")

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import worker_connector
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.telemetry import catalogue as c
+from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.connector_metrics import ConnectorCollector, MetricsServer, exposition
 from tests.worker_connector.harness import Bench, RecordingSink, engine, prompt, run, settings
 from worker_connector.assembly import LeaderParts, _serve_metrics, assemble_leader_with
@@ -52,7 +53,7 @@ def shown() -> tuple[str, Mapping[str, Any]]:
 
 def test_a_run_shows_in_the_numbers(shown: tuple[str, Mapping[str, Any]]) -> None:
     text, snapshot = shown
-    for step in c.TOKEN_STEPS:
+    for step in label_sets.TOKEN_STEPS:
         assert value(text, "semkv_connector_tokens_total", step=step) == 192
     assert value(text, "semkv_connector_outcome_total", outcome="materialized_exact", reason="ok") == 1
     assert value(text, "semkv_connector_outcome_total", outcome="local_exact", reason="local_covers") == 1
@@ -86,10 +87,14 @@ def test_every_series_is_in_the_catalogue_with_its_labels(shown: tuple[str, Mapp
 
 
 def test_every_metric_of_the_catalogue_is_shown_by_a_connector_with_a_bus(shown: tuple[str, Mapping[str, Any]]) -> None:
-    """What the bench has not: a bus, a background thread, spans."""
+    """What the bench has not: a bus, a background thread, spans, a disk, KV events."""
     bus = {"connected": True, "buffered": 2, "dropped": 1, "reconnects": 3}
     background = {"background_refused": 4, "background_failed": 0}
+    device = {"standing": "quarantined", "blocks": 7, "waiting": 0, "offered": 9, "events": {"stored": 8, "gap": 1}}
+    rank = {**shown[1]["rank"], "files": {"written": 3}}
+    disk = {"blocks": 3, "wishes": 0, "spilled": 3}
     full = {**shown[1], "bus": bus, "background": background, "spans": {"ended": 5}}
+    full |= {"kv_events": device, "disk": disk, "rank": rank}
     text = exposition([lambda: full])
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in samples(text)}
     assert families == {spec.name for spec in c.CONNECTOR}
@@ -97,6 +102,12 @@ def test_every_metric_of_the_catalogue_is_shown_by_a_connector_with_a_bus(shown:
     assert value(text, "semkv_connector_bus_dropped_messages_total") == 1
     assert value(text, "semkv_connector_spans_total", state="ended") == 5
     assert value(text, "semkv_connector_anomalies_total", kind="background_refused") == 4
+    assert value(text, "semkv_connector_disk_files_total", event="written") == 3
+    assert value(text, "semkv_connector_disk_events_total", event="spilled") == 3
+    assert value(text, "semkv_connector_kv_events_total", event="gap") == 1
+    assert value(text, "semkv_connector_kv_events_total", event="offered") == 9
+    assert value(text, "semkv_connector_kv_events_fresh") == 0
+    assert "other" not in {label for _, labels in samples(text) for _, label in labels}
 
 
 def counted(*files: str) -> set[str]:
@@ -108,15 +119,24 @@ def counted(*files: str) -> set[str]:
 @pytest.mark.parametrize(
     ("files", "known"),
     [
-        (("saves.py",), c.SAVE_EVENTS),
-        (("donors.py",), c.DONOR_EVENTS),
-        (("hints.py",), c.HINT_EVENTS),
-        (("attempts.py",), (*c.ATTEMPT_EVENTS, "offered_tokens", "confirmed_tokens")),
-        (("outlet.py",), ("reports", "reports_refused", "reports_dropped", "announcements", "residency_errors")),
+        (("saves.py",), label_sets.SAVE_EVENTS),
+        (("donors.py",), label_sets.DONOR_EVENTS),
+        (("hints.py",), label_sets.HINT_EVENTS),
+        (("attempts.py",), (*label_sets.ATTEMPT_EVENTS, "offered_tokens", "confirmed_tokens")),
         (
-            ("leader.py", "life.py", "batches.py", "rank.py"),
+            ("outlet.py",),
             (
-                *(k for k in c.ANOMALIES if not k.startswith("background") and k != "sealing_failed"),
+                *("reports", "reports_refused", "reports_dropped", "announcements"),
+                *("residency_errors", "donors_not_restored"),
+            ),
+        ),
+        (("disk_tier.py",), label_sets.DISK_EVENTS),
+        (("disk_store.py",), label_sets.FILE_EVENTS),
+        (("kv_events.py", "device_events.py"), label_sets.KV_EVENTS),
+        (
+            ("leader.py", "life.py", "batches.py", "parked.py", "rank.py", "load_thread.py"),
+            (
+                *(k for k in label_sets.ANOMALIES if not k.startswith("background") and k != "sealing_failed"),
                 "loaded_blocks",
                 "saved_blocks",
             ),
@@ -131,7 +151,7 @@ def test_what_is_counted_is_a_known_label(files: tuple[str, ...], known: tuple[s
 
 def test_callbacks_are_the_schedulers() -> None:
     named = set(re.findall(r'_fault\("(\w+)"\)', (ROOT / "scheduler.py").read_text()))
-    assert named == set(c.CALLBACKS)
+    assert named == set(label_sets.CALLBACKS)
 
 
 def test_what_is_in_no_set_is_other(shown: tuple[str, Mapping[str, Any]]) -> None:

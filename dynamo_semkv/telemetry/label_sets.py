@@ -1,0 +1,153 @@
+"""Closed sets of label values of the connector's metrics: the names under which its parts count. A test keeps them equal to the sources;
+what is in none of them is shown as `other`.
+"""
+
+from __future__ import annotations
+
+SPAN_STATES = ("ended", "exported", "failed")
+TOKEN_STEPS = ("offered", "honoured", "copied", "confirmed")
+ATTEMPT_EVENTS = ("asked", "superseded", "replayed", "closed")
+BLOCK_STATES = ("free", "resident", "pending", "retired")
+SAVE_EVENTS = (
+    "ordered",
+    "already_there",
+    "no_slot",
+    "admitted",
+    "withdrawn",
+    "failed",
+    "overstated",
+    "no_page",
+    "chain_evicted",
+)
+COPY_EVENTS = ("loaded", "saved")
+CHECK_RESULTS = ("checked", "damaged")
+DONOR_EVENTS = (
+    "registered",
+    "repeated",
+    "superseded",
+    "too_short",
+    "shrunk",
+    "moved",
+    "restored",
+    "evicted",
+    "crowded_out",
+    "resets",
+    "unsent",
+    "invalid",
+    "unvouched",
+    "doubtful",
+)
+DISK_EVENTS = (
+    "spilled",
+    "spill_failed",
+    "spill_dropped",
+    "staged",
+    "stage_failed",
+    "found",
+    "missed",
+    "hinted",
+    "wish_refused",
+    "wish_dropped",
+    "no_slot",
+    "busy",
+    "cleared",
+)
+FILE_EVENTS = (
+    "written",
+    "already_there",
+    "no_parent",
+    "no_room",
+    "read",
+    "missing",
+    "damaged",
+    "orphaned",
+    "evicted",
+    "write_errors",
+    "read_errors",
+    "remove_errors",
+    "unfinished",
+    "foreign",
+)
+KV_EVENTS = (
+    "offered",
+    "other_rank",
+    "dropped",
+    "not_events",
+    "errors",
+    "created",
+    "stored",
+    "removed",
+    "updated",
+    "gap",
+    "repeated",
+    "restarted",
+    "malformed",
+    "unknown_type",
+    "ignored_quarantined",
+    "quarantined",
+    "resync",
+    "overflow",
+    "partial",
+    "unknown_parent",
+    "already_stored",
+    "unknown_removed",
+    "unknown_updated",
+)
+HINT_EVENTS = (
+    "received",
+    "taken",
+    "expired",
+    "crowded_out",
+    "misdirected",
+    "undecodable",
+    "donor",
+    "fetch_not_supported",
+    "unknown_action",
+    "unknown_version",
+    "bad_payload",
+    "bad_envelope",
+    "unsupported_envelope",
+)
+REPORT_RESULTS = ("sent", "refused", "dropped")
+ANOMALIES = (
+    "not_ready",
+    "unknown_request",
+    "unasked_replay",
+    "tokens_differ",
+    "position_unknown",
+    "vanished",
+    "rank_differs",
+    "unloadable",
+    "damaged_blocks",
+    "damaged_loaded",
+    "pool_changed",
+    "result_errors",
+    "batch_errors",
+    "upkeep_errors",
+    "donor_events_lost",
+    "restated",
+    "misread_reports",
+    "residency_errors",
+    "background_refused",
+    "background_failed",
+    "sealing_failed",
+    "load_errors",
+    "save_errors",
+    "moved_channel",
+    "foreign_channel",
+    "restarted",
+    "late_loads",
+    "repeated_loads",
+    "pages_reassigned",
+    "stale_resumed",
+    "donors_not_restored",
+    "disk_failed",
+)
+CALLBACKS = (
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "request_finished",
+    "cancel_load",
+    "request_reset",
+)
