@@ -8,6 +8,10 @@ hinted or not, so a cell on which nothing is placed any more goes back to its pr
 it costs a bounded share of a replica's routes however large the fleet. The pace of each cell is spread by `scoring.seed`, or every cell of
 a fleet would be tried again at once.
 
+A fleet runs one configuration more often than not, so what other cells of the same match type and tier observed (on any replica, at any
+overlap) is where a cell begins: their posterior, with the same strength, takes the place of the configured share. An engine that declines
+everything is then found out once, not once a cell; a replica that differs from the rest needs as many routes as the prior counts.
+
 Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus knows what it knew. Two
 routers may close neighbouring routes the other way round; a route that moves by d places changes the weight of its trial by at
 most a factor of `2 ** (d / (0.75 * half_life_routes))`, and nothing else.
@@ -89,17 +93,32 @@ def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
 
 
 @dataclass
+class _Sums:
+    """Faded sums, as of `at`."""
+
+    confirmed: float = 0.0
+    trials: float = 0.0
+    at: int = 0
+
+    def faded(self, now: int, half_life: float) -> tuple[float, float]:
+        """(confirmed, trials) as of `now`."""
+        weight = float(2.0 ** (-(now - self.at) / half_life))
+        return self.confirmed * weight, self.trials * weight
+
+    def add(self, lesson: Lesson, now: int, half_life: float) -> None:
+        confirmed, trials = self.faded(now, half_life)
+        self.confirmed, self.trials, self.at = confirmed + lesson.share * lesson.weight, trials + lesson.weight, now
+
+
+@dataclass
 class _Cell:
     pace: float
     """Its half-life, as a multiple of the configured one."""
-    confirmed: float = 0.0
-    trials: float = 0.0
-    """Both as of `at`."""
-    at: int = 0
+    own: _Sums
+    """By the clock of its replica."""
+    in_fleet: _Sums
+    """The same by the fleet's clock: its part of the fleet's sums."""
     routes: int = 0
-
-    def weight(self, now: int, half_life: float) -> float:
-        return float(2.0 ** (-(now - self.at) / (half_life * self.pace)))
 
 
 @dataclass
@@ -120,6 +139,8 @@ class Calibration:
         self._config = config
         self._max_replicas = max_replicas
         self._replicas: OrderedDict[StableReplica, _Replica] = OrderedDict()
+        self._fleet: dict[tuple[MatchType, Tier], _Sums] = {}
+        self._fleet_routes = 0
 
     def reload(self, config: ScoringConfig) -> None:
         """Prior, strength, half-life and switch take effect at once; what was observed stays."""
@@ -132,6 +153,7 @@ class Calibration:
             known = self._replicas.get(StableReplica(served.stable_routing_id, served.dp_rank))
             if known is not None:
                 known.routes += 1
+                self._fleet_routes += 1
         learned, placed = lessons(route), placed_on(route.opened)
         if not learned or placed is None or placed.dp_rank is None:
             return
@@ -142,22 +164,29 @@ class Calibration:
         while len(self._replicas) > self._max_replicas:
             self._replicas.popitem(last=False)
             self.forgotten += 1
+        half_life, slow = self._config.calibration.half_life_routes, self._fleet_half_life()
         for lesson in learned:
-            cell = replica.cells.get(lesson.kind)
+            kind = lesson.kind
+            cell = replica.cells.get(kind)
             if cell is None:
-                cell = replica.cells[lesson.kind] = _Cell(self._pace(name, lesson.kind), at=replica.routes)
-            weight = cell.weight(replica.routes, self._config.calibration.half_life_routes)
-            cell.confirmed = cell.confirmed * weight + lesson.share * lesson.weight
-            cell.trials = cell.trials * weight + lesson.weight
-            cell.at = replica.routes
+                own, in_fleet = _Sums(at=replica.routes), _Sums(at=self._fleet_routes)
+                cell = replica.cells[kind] = _Cell(self._pace(name, kind), own, in_fleet)
+            cell.own.add(lesson, replica.routes, half_life * cell.pace)
+            cell.in_fleet.add(lesson, self._fleet_routes, slow)
             cell.routes += 1
+            fleet = self._fleet.setdefault((kind.match_type, kind.tier), _Sums(at=self._fleet_routes))
+            fleet.add(lesson, self._fleet_routes, slow)
 
     def share(self, replica: StableReplica | None, match_type: MatchType, overlap: Bucket, tier: Tier) -> float:
         """The posterior mean; exactly the prior where nothing was observed."""
         prior = prior_share(self._config.prior, match_type)
-        known = self._replicas.get(replica) if replica is not None and self._config.calibration.enabled else None
-        cell = known.cells.get(Kind(match_type, overlap, tier)) if known is not None else None
-        return self._posterior(prior, cell, known.routes)[0] if cell is not None and known is not None else prior
+        if replica is None or not self._config.calibration.enabled:
+            return prior
+        known = self._replicas.get(replica)
+        kind = Kind(match_type, overlap, tier)
+        cell = known.cells.get(kind) if known is not None else None
+        begins = self._begins(prior, kind, cell)
+        return self._posterior(begins, cell, known.routes)[0] if cell is not None and known is not None else begins
 
     def snapshot(self) -> dict[str, Any]:
         """JSON-able. `cells`: those that were learned of last come first. `match_types`: the mean over all cells, weighted by the trials
@@ -165,9 +194,10 @@ class Calibration:
         rows: list[dict[str, Any]] = []
         weighted = {match_type: [0.0, 0.0] for match_type in MatchType}
         for name, replica in reversed(self._replicas.items()):
-            for kind, cell in sorted(replica.cells.items(), key=lambda item: (-item[1].at, item[0])):
+            for kind, cell in sorted(replica.cells.items(), key=lambda item: (-item[1].own.at, item[0])):
                 prior = prior_share(self._config.prior, kind.match_type)
-                share, trials = self._posterior(prior, cell, replica.routes)
+                begins = self._begins(prior, kind, cell)
+                share, trials = self._posterior(begins, cell, replica.routes)
                 weighted[kind.match_type][0] += share * trials
                 weighted[kind.match_type][1] += trials
                 if len(rows) >= MAX_ROWS:
@@ -180,6 +210,7 @@ class Calibration:
                         "tier": kind.tier.value,
                         "share": share,
                         "prior": prior,
+                        "begins": begins,
                         "trials": trials,
                         "routes": cell.routes,
                     }
@@ -201,11 +232,27 @@ class Calibration:
             "cells": rows,
         }
 
-    def _posterior(self, prior: float, cell: _Cell, now: int) -> tuple[float, float]:
+    def _posterior(self, begins: float, cell: _Cell, now: int) -> tuple[float, float]:
         """(mean, trials that are left)."""
-        weight, strength = cell.weight(now, self._config.calibration.half_life_routes), self._config.prior.strength
-        trials = cell.trials * weight
-        return (prior * strength + cell.confirmed * weight) / (strength + trials), trials
+        confirmed, trials = cell.own.faded(now, self._config.calibration.half_life_routes * cell.pace)
+        strength = self._config.prior.strength
+        return (begins * strength + confirmed) / (strength + trials), trials
+
+    def _begins(self, prior: float, kind: Kind, cell: _Cell | None) -> float:
+        """The share with which a cell begins: the configured one, moved by what all other cells of its match type and tier observed."""
+        fleet = self._fleet.get((kind.match_type, kind.tier))
+        if fleet is None:
+            return prior
+        slow, strength = self._fleet_half_life(), self._config.prior.strength
+        confirmed, trials = fleet.faded(self._fleet_routes, slow)
+        if cell is not None:
+            mine, my_trials = cell.in_fleet.faded(self._fleet_routes, slow)
+            confirmed, trials = max(0.0, confirmed - mine), max(0.0, trials - my_trials)
+        return (prior * strength + min(confirmed, trials)) / (strength + trials)
+
+    def _fleet_half_life(self) -> float:
+        """In routes of the whole fleet: it fades in the time in which a replica's own does."""
+        return self._config.calibration.half_life_routes * max(1, len(self._replicas))
 
     def _pace(self, replica: StableReplica, kind: Kind) -> float:
         name = "\0".join((replica.stable_routing_id, str(replica.dp_rank), *(part.value for part in kind)))

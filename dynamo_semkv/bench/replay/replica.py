@@ -1,0 +1,94 @@
+"""SimulatedReplica: one rank with a prefill queue, a device cache and a host slab. The cost model of the replay, no more.
+
+* Prefill is served in order of arrival at `rate` tokens a second; what is reused on the device costs nothing, what is loaded from the host
+  costs `host_cost` of its prefill. Decode is not modelled: time to first token is queue plus prefill.
+* Both caches are LRU over blocks. What was computed enters both (the connector writes through); a host block is loaded only where the
+  engine *materializes*.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Blocks:
+    """LRU over block ids. Pages are freed leaf first, so the end of a chain is used before its beginning."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._used: OrderedDict[int, None] = OrderedDict()
+
+    def prefix(self, chain: Sequence[int], start: int = 0) -> int:
+        """Blocks of the chain from `start` on that are here without a gap."""
+        end = start
+        while end < len(chain) and chain[end] in self._used:
+            end += 1
+        return end - start
+
+    def touch(self, chain: Sequence[int]) -> None:
+        for block in reversed(chain):
+            self._used[block] = None
+            self._used.move_to_end(block)
+        while len(self._used) > self.capacity:
+            self._used.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class Served:
+    ttft: float
+    start: float
+    end: float
+    device_tokens: int
+    host_tokens: int
+    """Resident in the host slab beyond the device prefix: what may be offered."""
+    confirmed: int
+    """Of these, materialized."""
+    computed: int
+
+
+@dataclass
+class SimulatedReplica:
+    block_tokens: int
+    rate: float
+    host_cost: float
+    device: Blocks
+    host: Blocks
+    busy_until: float = 0.0
+    computed_tokens: int = 0
+    requests: int = 0
+    _landing: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+
+    def settle(self, now: float) -> None:
+        """What has been computed by now is in the caches."""
+        while self._landing and self._landing[0][0] <= now:
+            _, chain = self._landing.pop(0)
+            self.device.touch(chain)
+            self.host.touch(chain)
+
+    def queued_tokens(self, now: float) -> int:
+        return int(max(0.0, self.busy_until - now) * self.rate)
+
+    def overlap(self, chain: Sequence[int]) -> tuple[int, int]:
+        """(blocks on the device, blocks beyond them in the host slab)."""
+        device = self.device.prefix(chain)
+        return device, self.host.prefix(chain, device)
+
+    def would_take(self, chain: Sequence[int], tokens: int, now: float, *, materializes: bool) -> Served:
+        device, host = (count * self.block_tokens for count in self.overlap(chain))
+        device = min(device, tokens - 1)  # the last token is always computed
+        host = max(0, min(host, tokens - 1 - device))
+        confirmed = host if materializes else 0
+        computed = tokens - device - confirmed
+        start = max(now, self.busy_until)
+        end = start + (computed + self.host_cost * confirmed) / self.rate
+        return Served(end - now, start, end, device, host, confirmed, computed)
+
+    def serve(self, chain: tuple[int, ...], tokens: int, now: float, *, materializes: bool) -> Served:
+        served = self.would_take(chain, tokens, now, materializes=materializes)
+        self.busy_until = served.end
+        self.computed_tokens += served.computed
+        self.requests += 1
+        self._landing.append((served.end, chain))
+        return served

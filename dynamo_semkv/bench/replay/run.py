@@ -1,0 +1,137 @@
+"""Runs one trace under one policy, and says what came of it."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynamo_semkv.bench.replay.policies import DynamoKv, Oracle, Policy, RoundRobin, Semkv
+from dynamo_semkv.bench.replay.replica import Blocks, Served, SimulatedReplica
+from dynamo_semkv.bench.replay.trace import TraceRequest
+from dynamo_semkv.config.schema import Config
+
+ENGINES = ("materializes", "declines", "half")
+"""`half`: replicas with an even number materialize, the others decline everything."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    replicas: int = 8
+    block_tokens: int = 512
+    device_blocks: int = 600
+    """Of each replica."""
+    host_blocks: int = 6_000
+    rate: float = 20_000.0
+    """Prefill tokens a second of one replica."""
+    host_cost: float = 0.25
+    """Of the prefill time, for a token that is loaded from the host."""
+
+    def make(self) -> list[SimulatedReplica]:
+        return [
+            SimulatedReplica(
+                self.block_tokens, self.rate, self.host_cost, Blocks(self.device_blocks), Blocks(self.host_blocks)
+            )
+            for _ in range(self.replicas)
+        ]
+
+
+@dataclass(frozen=True)
+class Figures:
+    policy: str
+    requests: int
+    confirmed_share: float
+    """Tokens that were loaded from the host and confirmed, of all prompt tokens."""
+    device_share: float
+    mean_prefill_tokens: float
+    mean_ttft: float
+    p50_ttft: float
+    p99_ttft: float
+    late_mean_ttft: float
+    """Of the second half of the trace, when everything that can be learned was."""
+    regret: float
+    """Mean TTFT above the oracle's in the same trace and on the same engines, as a share of the oracle's."""
+    load_spread: float
+    """Standard deviation over mean of the prefill tokens that the replicas computed."""
+    placed: int
+    placed_late: int
+    """In the last tenth of the trace."""
+
+
+def materializing(engine: str, replicas: int) -> list[bool]:
+    return [engine == "materializes" or (engine == "half" and n % 2 == 0) for n in range(replicas)]
+
+
+def replay(
+    trace: Sequence[TraceRequest], policy: Policy, fleet: Fleet, materializes: Sequence[bool]
+) -> tuple[list[Served], list[SimulatedReplica]]:
+    """Requests arrive as the trace says; what became of one is told to the policy when it is served, not before."""
+    replicas = fleet.make()
+    results: list[Served] = []
+    pending: list[tuple[float, int, TraceRequest, int, Served]] = []
+    for request in trace:
+        while pending and pending[0][0] <= request.at:
+            _, _, done, index, served = heapq.heappop(pending)
+            policy.served(done, index, served)
+        for replica in replicas:
+            replica.settle(request.at)
+        index = policy.choose(request, replicas, request.at)
+        served = replicas[index].serve(request.chain, request.tokens, request.at, materializes=materializes[index])
+        results.append(served)
+        heapq.heappush(pending, (served.end, request.number, request, index, served))
+    while pending:
+        _, _, done, index, served = heapq.heappop(pending)
+        policy.served(done, index, served)
+    return results, replicas
+
+
+def compare(
+    trace: Sequence[TraceRequest],
+    fleet: Fleet,
+    config: Config,
+    *,
+    engine: str = "materializes",
+    index_sees_host: bool = True,
+) -> list[Figures]:
+    """Round robin, Dynamo, ours and the oracle on the same trace and engines; the oracle last."""
+    able = materializing(engine, fleet.replicas)
+    policies: list[Policy] = [
+        RoundRobin(),
+        DynamoKv(index_sees_host=index_sees_host),
+        Semkv(fleet.replicas, config, DynamoKv(index_sees_host=index_sees_host), index_sees_host=index_sees_host),
+        Oracle(materializes=able),
+    ]
+    runs = [(policy, *replay(trace, policy, fleet, able)) for policy in policies]
+    best = statistics.fmean(served.ttft for served in runs[-1][1])
+    return [_figures(trace, policy, results, replicas, best) for policy, results, replicas in runs]
+
+
+def _figures(
+    trace: Sequence[TraceRequest],
+    policy: Policy,
+    results: Sequence[Served],
+    replicas: Sequence[SimulatedReplica],
+    best: float,
+) -> Figures:
+    tokens = sum(request.tokens for request in trace)
+    ttft = np.array([served.ttft for served in results])
+    loads = [replica.computed_tokens for replica in replicas]
+    placed = policy.placed if isinstance(policy, Semkv) else []
+    return Figures(
+        policy=policy.name,
+        requests=len(trace),
+        confirmed_share=sum(served.confirmed for served in results) / tokens,
+        device_share=sum(served.device_tokens for served in results) / tokens,
+        mean_prefill_tokens=sum(served.computed for served in results) / len(results),
+        mean_ttft=float(ttft.mean()),
+        p50_ttft=float(np.quantile(ttft, 0.5)),
+        p99_ttft=float(np.quantile(ttft, 0.99)),
+        late_mean_ttft=float(ttft[len(ttft) // 2 :].mean()),
+        regret=float(ttft.mean()) / best - 1.0,
+        load_spread=statistics.pstdev(loads) / statistics.fmean(loads),
+        placed=len(placed),
+        placed_late=sum(number >= trace[-len(trace) // 10].number for number in placed),
+    )

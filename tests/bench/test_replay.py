@@ -1,0 +1,138 @@
+"""The replay: traces are read or refused, the cost model adds up, and placement converges to the oracle or to Dynamo's own choices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_semkv.bench.replay.__main__ import main
+from dynamo_semkv.bench.replay.policies import DynamoKv, RoundRobin, Semkv
+from dynamo_semkv.bench.replay.replica import Blocks, SimulatedReplica
+from dynamo_semkv.bench.replay.run import Figures, Fleet, compare, materializing, replay
+from dynamo_semkv.bench.replay.trace import TraceRequest, read_mooncake, repeated_share, synthetic
+from dynamo_semkv.config.load import build
+from dynamo_semkv.contracts.errors import ContractError
+
+FLEET = Fleet(replicas=4, device_blocks=300, host_blocks=4_000)
+TRACE = synthetic(1_500, seed=3, documents=200, rate=2.0)
+CONFIG = build({})
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[tuple[str, bool], dict[str, Figures]]:
+    return {
+        (engine, sees): {row.policy: row for row in compare(TRACE, FLEET, CONFIG, engine=engine, index_sees_host=sees)}
+        for engine in ("materializes", "declines")
+        for sees in (True, False)
+    }
+
+
+def test_with_an_engine_that_materializes_placement_comes_close_to_the_oracle(figures) -> None:
+    for sees in (True, False):
+        rows = figures["materializes", sees]
+        assert rows["semkv"].regret < 0.05
+        assert rows["semkv"].confirmed_share > 0.9 * rows["oracle"].confirmed_share
+    hidden = figures["materializes", False]
+    assert hidden["Dynamo kv"].regret > 0.15, "donors must be worth something here, or this shows nothing"
+    assert hidden["semkv"].mean_ttft < 0.9 * hidden["Dynamo kv"].mean_ttft
+
+
+def test_with_an_engine_that_declines_everything_placement_returns_to_dynamo(figures) -> None:
+    for sees in (True, False):
+        rows = figures["declines", sees]
+        assert rows["semkv"].confirmed_share == 0.0
+        assert rows["semkv"].mean_ttft < 1.03 * rows["Dynamo kv"].mean_ttft
+        assert rows["semkv"].late_mean_ttft < 1.03 * rows["Dynamo kv"].late_mean_ttft
+        assert rows["semkv"].load_spread < rows["Dynamo kv"].load_spread + 0.1
+        able = figures["materializes", sees]["semkv"]
+        assert rows["semkv"].placed < able.placed / 2
+        assert rows["semkv"].placed_late < 0.1 * len(TRACE) / 10
+
+
+def test_load_is_spread_whatever_the_policy(figures) -> None:
+    assert all(row.load_spread < 0.5 for rows in figures.values() for row in rows.values())
+
+
+def test_half_of_the_fleet_declining_is_learned_per_replica() -> None:
+    able = materializing("half", FLEET.replicas)
+    policy = Semkv(FLEET.replicas, CONFIG, DynamoKv(index_sees_host=False), index_sees_host=False)
+    replay(TRACE, policy, FLEET, able)
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for row in policy.calibration.snapshot()["cells"]:
+        if row["trials"] >= 3.0:
+            shares[able[int(row["replica"].removeprefix("worker-").removesuffix("/0"))]].append(row["share"])
+    assert min(shares[True]) > 0.6 > max(shares[False])
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=6, unique=True), max_size=40), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_token_is_reused_loaded_or_computed_and_nothing_runs_before_its_time(chains, materializes) -> None:
+    trace = [TraceRequest(n, n * 0.01, tuple(chain), len(chain) * 16 + 5) for n, chain in enumerate(chains)]
+    fleet = Fleet(replicas=3, block_tokens=16, device_blocks=8, host_blocks=20, rate=500.0)
+    results, replicas = replay(trace, RoundRobin(), fleet, [materializes] * 3)
+    for request, served in zip(trace, results, strict=True):
+        assert served.device_tokens + served.confirmed + served.computed == request.tokens
+        assert served.confirmed == (served.host_tokens if materializes else 0)
+        assert served.computed >= 1
+        assert served.start >= request.at
+        assert served.end > served.start
+    assert sum(replica.computed_tokens for replica in replicas) == sum(served.computed for served in results)
+
+
+def test_blocks_leave_leaf_first_and_the_unused_first() -> None:
+    blocks = Blocks(4)
+    blocks.touch((1, 2, 3))
+    blocks.touch((1, 9))
+    assert (blocks.prefix((1, 2, 3)), blocks.prefix((1, 9))) == (3, 2)
+    blocks.touch((5,))
+    assert (blocks.prefix((1, 2, 3)), blocks.prefix((1, 9))) == (2, 2)
+
+
+def test_what_runs_now_is_not_cached_yet() -> None:
+    replica = SimulatedReplica(16, 100.0, 0.25, Blocks(10), Blocks(10))
+    first = replica.serve((1, 2), 40, 0.0, materializes=True)
+    replica.settle(first.end - 0.01)
+    assert replica.overlap((1, 2)) == (0, 0)
+    replica.settle(first.end)
+    assert replica.overlap((1, 2)) == (2, 0)
+
+
+def test_a_mooncake_trace_is_read_scaled_and_timed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 1_100, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 3_000, "input_length": 1_536, "output_length": 5, "hash_ids": [0, 1, 7]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, two = read_mooncake(path, scale=32, speed=2.0)
+    assert (one.chain, one.tokens, one.at) == ((0, 1), 34, 0.0)  # the third block is not full
+    assert (two.chain, two.tokens, two.at) == ((0, 1, 7), 48, 1.5)
+    assert repeated_share([one, two]) == pytest.approx(2 / 5)
+    assert len(read_mooncake(path, limit=1)) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"timestamp": 0}', '{"timestamp": 0, "input_length": "x", "hash_ids": []}', "[]"]
+)
+def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}\n' + line + "\n")
+    with pytest.raises(ContractError, match="line 2"):
+        read_mooncake(path)
+
+
+@pytest.mark.parametrize(("options", "field"), [({"scale": 3}, "scale"), ({"speed": 0.0}, "speed")])
+def test_bad_options_are_named(tmp_path: Path, options: dict[str, float], field: str) -> None:
+    with pytest.raises(ContractError, match=field):
+        read_mooncake(tmp_path / "trace.jsonl", **options)
+
+
+def test_the_command_prints_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--requests", "60", "--engine", "half", "--replicas", "2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["half"]
+    assert [row["policy"] for row in rows] == ["round robin", "Dynamo kv", "semkv", "oracle"]
+    assert all(row["requests"] == 60 for row in rows)
