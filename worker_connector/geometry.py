@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from worker_connector._cache_layout import KvCacheRegion
 from worker_connector.refusal import Refused
 
 FINGERPRINT_SCHEMA = "semkv-layout-1"
@@ -78,37 +79,43 @@ class PoolGeometry:
         return self.planes[0].pages.device
 
     @classmethod
-    def from_layout(cls, layout: Any) -> PoolGeometry:
-        """From `register_kv_cache_layout`. Refused: no groups, a group without regions, more layouts than bytes can describe."""
+    def from_layout(cls, layout: Any, device: torch.device | None = None) -> PoolGeometry:
+        """From `register_kv_cache_layout`; versions of its types differ, so everything is read by name. `device`: where the pools are, for
+        regions that cannot make a tensor themselves (None: the current CUDA device, or the CPU without one). Refused, with what is
+        wrong: what does not describe groups of regions of bytes."""
+        tokens_per_block = getattr(layout, "tokens_per_block", None)
+        if not isinstance(tokens_per_block, int) or tokens_per_block < 1:
+            raise _unknown(f"tokens_per_block = {tokens_per_block!r}", "it must be a whole number of tokens")
+        groups = getattr(layout, "groups", None)
+        if groups is None:
+            raise _unknown(type(layout).__name__, "it has no groups")
         planes: list[Plane] = []
         offset = 0
         marks: list[str] = []
-        for index, group in enumerate(layout.groups):
+        ids: list[int] = []
+        for index, group in enumerate(groups):
             window = getattr(group, "window_size", None)
+            if int(group.layer_group_id) in ids:
+                raise _unknown(f"{len(groups)} groups", f"layer group {group.layer_group_id} is there twice")
+            ids.append(int(group.layer_group_id))
+            found = _regions(group)
             marks.append(f"group {group.layer_group_id} window {window} layers {','.join(map(str, group.layer_ids))}")
-            for region in _regions(group):
-                layers, regular = _layers_of(region.buffers)
-                planes.append(Plane(index, offset, region.size, region.as_tensor(torch.uint8), layers, regular))
+            for region in found:
+                planes.append(Plane(index, offset, region.size, _pages(region, device)))
                 offset += region.size
                 buffers = (f"{b.layer_id}/{b.role}/{getattr(b, 'expansion', 1)}" for b in region.buffers)
                 marks.append(f"region {region.size} {','.join(buffers)}")
-        ids = tuple(int(group.layer_group_id) for group in layout.groups)
         if not planes or {plane.group for plane in planes} != set(range(len(ids))):
-            raise Refused(
-                "register_kv_cache_layout",
-                f"{len(ids)} groups, {len(planes)} regions",
-                "every layer group needs at least one region",
-                "use a KV cache that describes its pools, or set connector.materialization: off",
-            )
+            raise _unknown(f"{len(ids)} groups, {len(planes)} regions", "every layer group needs at least one region")
         dtype = _dtype_name(getattr(layout, "dtype", torch.uint8))
         return cls(
-            tokens_per_block=int(layout.tokens_per_block),
-            group_ids=ids,
-            windows=tuple(getattr(group, "window_size", None) for group in layout.groups),
+            tokens_per_block=tokens_per_block,
+            group_ids=tuple(ids),
+            windows=tuple(getattr(group, "window_size", None) for group in groups),
             planes=tuple(planes),
             bytes_per_block=offset,
             dtype=dtype,
-            fingerprint=_fingerprint(int(layout.tokens_per_block), dtype, marks),
+            fingerprint=_fingerprint(tokens_per_block, dtype, marks),
         )
 
     @classmethod
@@ -160,10 +167,36 @@ def _slices(plane: Plane) -> list[Plane]:
     ]
 
 
+def _unknown(value: object, why: str) -> Refused:
+    return Refused(
+        "register_kv_cache_layout",
+        value,
+        why,
+        "use a KV cache that describes its pools as layer groups of regions, or set connector.materialization: off",
+    )
+
+
 def _regions(group: Any) -> tuple[Any, ...]:
     """All byte ranges of a page. Some versions keep what every tensor-parallel rank holds alike in a list of its own
     (`replicated_regions`); left out, those bytes of a loaded page would be whatever was there before."""
+    if getattr(group, "regions", None) is None:
+        raise _unknown(f"layer group {group.layer_group_id}", "it has no regions")
     return (*group.regions, *(getattr(group, "replicated_regions", None) or ()))
+
+
+def _pages(region: Any, device: torch.device | None) -> torch.Tensor:
+    """uint8 `[num_slots, size]`. The region's own view where its version has one, checked; else from its numbers."""
+    if hasattr(region, "as_tensor"):
+        pages: torch.Tensor = region.as_tensor(torch.uint8)
+    else:
+        at = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        local = KvCacheRegion(region.base, region.size, region.stride, region.num_slots, (), device=str(at))
+        pages = local.as_tensor(torch.uint8)
+    if pages.dtype is not torch.uint8 or pages.dim() != 2 or pages.shape[1] != region.size or region.size < 1:
+        raise _unknown(
+            f"a region of {pages.dtype} {tuple(pages.shape)}", f"it must be [slots, {region.size} bytes] of uint8"
+        )
+    return pages
 
 
 def _dtype_name(dtype: object) -> str:

@@ -67,7 +67,7 @@ class CacheLife:
     ) -> None:
         self.pool = pool
         self.ledger = Ledger(pool.slots, pool.tokens_per_block) if settings.exact else None
-        self.saves = SavePlanner(self.ledger) if self.ledger is not None else None
+        self.saves = SavePlanner(self.ledger, pool.windows) if self.ledger is not None else None
         self.attempts = AttemptBook(self.ledger, self._closed)
         self.running = RunningRequests(self.ledger, self.saves, outlet, namespaces.open_digest)
         self.parked = ParkedLoads(pool, self.attempts, generation, counts)

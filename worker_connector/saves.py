@@ -6,14 +6,16 @@ Rules, each against a public fault:
   says that they really were computed: older builds overstate `num_scheduled_tokens` (#13318);
 * a request that vanishes without `request_finished` was cancelled or failed: what is not proven by then is thrown away (#15018);
 * a block that is there already, or that another request is just saving, is not saved twice;
-* a block without a page in every layer group is not saved, and nothing that continues it.
+* a block without a page in every layer group is not saved, and nothing that continues it;
+* nor is a block that the smallest window has passed, or is about to: its page may be another request's by then, and no report says so (KV
+  Cache Connector doc, "Blocks with no page"). So a save that had to be put off is made under full attention only.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from dynamo_semkv.telemetry.catalogue import SAVE_SECONDS
@@ -31,8 +33,10 @@ _SAVE_IDS = count(1)
 class SavePlanner:
     """Not thread-safe: the leader's lock covers it."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, windows: Sequence[int | None] = ()) -> None:
+        """`windows`: attention window of each layer group in tokens; None for full attention."""
         self._ledger = ledger
+        self._window = min((window for window in windows if window is not None), default=None)
         self._orders: dict[int, tuple[TrackedRequest, list[PendingSave]]] = {}
         self._ordered_at: dict[int, float] = {}
         self._admitted: list[tuple[TrackedRequest, BlockEntry]] = []
@@ -40,7 +44,7 @@ class SavePlanner:
         """From an order to the seals of its blocks."""
         self.counts: Counter[str] = Counter()
         """Blocks: `ordered`, `already_there`, `no_slot`, `admitted`, `withdrawn`, `failed`, `overstated`; requests: `no_page`,
-        `chain_evicted`."""
+        `window_passed`, `chain_evicted`."""
 
     @property
     def open_orders(self) -> int:
@@ -72,6 +76,10 @@ class SavePlanner:
                 self.counts["already_there"] += 1
                 request.chain.append(entry)
                 continue
+            if self._passed(request, (ordinal + 1) * size):
+                self.counts["window_passed"] += 1
+                request.saving = False
+                break
             pages = request.pages.at(ordinal)
             if pages is None or NO_PAGE in pages:
                 self.counts["no_page"] += 1
@@ -94,6 +102,14 @@ class SavePlanner:
         self._orders[save_id] = (request, fresh)
         self._ordered_at[save_id] = time.perf_counter()
         return SaveOrder(save_id, tuple(moves), request.request_id)
+
+    def _passed(self, request: TrackedRequest, end: int) -> bool:
+        """Would a page of the block that ends here be free by the time of the copy? With a block to spare: with overlap scheduling the
+        engine is a token ahead of its report."""
+        size = self._ledger.tokens_per_block
+        return (
+            self._window is not None and end <= request.computed - self._window + 1 + size and end <= request.computed
+        )
 
     def progressed(self, request: TrackedRequest) -> None:
         """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled but was not computed

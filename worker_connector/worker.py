@@ -41,8 +41,9 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         self._rank.register(geometry, keeps_pages=False)
 
     def register_kv_cache_layout(self, layout: KvCacheLayout) -> None:
-        check_tokens_per_block(self._llm_args, layout.tokens_per_block)
-        self._rank.register(PoolGeometry.from_layout(layout))
+        geometry = PoolGeometry.from_layout(layout)
+        check_tokens_per_block(self._llm_args, geometry.tokens_per_block)
+        self._rank.register(geometry)
 
     def bind_connector_meta(self, metadata: object) -> None:
         super().bind_connector_meta(metadata)

@@ -216,6 +216,16 @@ class ScriptedEngine:
                 if slots[-1] >= 0:
                     self.pools[group][slots[-1]] = GARBAGE
 
+    def reclaim(self, request: Request) -> None:
+        for group, slots in enumerate(request.pages):
+            window = self.windows[group]
+            for ordinal in range(len(slots) if window is not None else 0):
+                passed = (ordinal + 1) * self.size <= request.context_current_position - (window or 0) + 1
+                if passed and slots[ordinal] >= 0 and ordinal < request.reported_pages:
+                    self.pools[group][slots[ordinal]] = GARBAGE
+                    self.free[group].append(slots[ordinal])
+                    slots[ordinal] = -1
+
     def data(self, request: Request, scheduled: int) -> RequestData:
         position = request.context_current_position - request.external
         request.external = 0
@@ -238,7 +248,8 @@ class ScriptedEngine:
         )
 
     def schedule(self, request: Request, scheduled: int) -> None:
-        """Adds to the coming iteration."""
+        """Adds to the coming iteration. What a window has passed by then goes to whoever comes next; no report says so."""
+        self.reclaim(request)
         self.grow(request, request.context_current_position + scheduled)
         data = self.data(request, scheduled)
         (self.output.new_requests if request.is_new else self.output.cached_requests).append(data)
