@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from dynamo_semkv.bus.publisher import BusPublisher
@@ -30,6 +31,8 @@ from worker_connector.moments import Durations
 from worker_connector.outlet import Identity, JobQueue, Outlet
 from worker_connector.rank import Rank
 from worker_connector.rank_disk import DiskPlace
+from worker_connector.rank_endpoint import RankEndpoint
+from worker_connector.ranks import rank_of, world_of
 from worker_connector.settings import Settings, load_settings
 from worker_connector.sink import ReportSink
 
@@ -60,6 +63,7 @@ class LeaderParts:
     ask_seconds: Durations = field(default_factory=lambda: Durations(ASK_SECONDS.buckets))
     """How long the engine waited for its answers."""
     _publisher: BusPublisher | None = None
+    endpoint: RankEndpoint | None = None
     _listener: HintListener | None = None
     _metrics: _Closeable | None = None
 
@@ -81,6 +85,7 @@ class LeaderParts:
     def close(self, timeout: float = 5.0) -> None:
         """Background first: what it still has to say goes to the publisher."""
         parts: list[_Closeable | None] = [
+            self.endpoint,
             self._metrics,
             self._listener,
             self.background,
@@ -109,12 +114,12 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         time.monotonic,
         on_open=lambda identity: _listen(parts, settings, identity),
     )
-    leader = Leader(settings, llm_args, leader_channel(llm_args), outlet, time.monotonic)
+    leader, endpoint = _leader(settings, llm_args, outlet, time.monotonic)
     listen(leader)
     target = otlp_target(settings.otlp_endpoint, env)
     tracing = start_tracing(target, "semkv-connector", settings.stable_routing_id)
     outlet.tracer = AttemptTracer(tracing) if tracing is not None else None
-    parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher)
+    parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher, endpoint=endpoint)
     publisher.start()
     background.start()
     return parts
@@ -126,29 +131,58 @@ def assemble_leader_with(
     """Without threads and bus: everything runs in the caller's thread, and `sink` gets what would be published."""
     queue = InlineQueue()
     outlet = Outlet(sink, queue, settings.connector, clock)
-    return LeaderParts(Leader(settings, llm_args, leader_channel(llm_args), outlet, clock), outlet, queue, None)
+    leader, endpoint = _leader(settings, llm_args, outlet, clock)
+    return LeaderParts(leader, outlet, queue, None, endpoint=endpoint)
+
+
+def _leader(
+    settings: Settings, llm_args: Any, outlet: Outlet, clock: Callable[[], float]
+) -> tuple[Leader, RankEndpoint | None]:
+    """With an endpoint for the ranks of other processes, where there are any whose results are awaited."""
+    world = world_of(llm_args) if settings.exact else 1
+    endpoint = RankEndpoint(world) if world > 1 else None
+    leader = Leader(
+        settings,
+        llm_args,
+        leader_channel(llm_args),
+        outlet,
+        clock,
+        world=world,
+        endpoint=endpoint.address if endpoint is not None else None,
+    )
+    if endpoint is not None:
+        endpoint.start(leader)
+    return leader, endpoint
 
 
 def assemble_rank(llm_args: Any, env: Mapping[str, str]) -> Rank:
-    return assemble_rank_with(llm_args, load_settings(llm_args, env))
+    return assemble_rank_with(llm_args, load_settings(llm_args, env), env=env)
 
 
 def assemble_rank_with(
-    llm_args: Any, settings: Settings, *, inline: bool = False, restarts_failed: bool | None = None
+    llm_args: Any,
+    settings: Settings,
+    *,
+    inline: bool = False,
+    restarts_failed: bool | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> Rank:
-    """`restarts_failed` None: as the engine's own base class says."""
-    number = getattr(llm_args, "attention_dp_rank", None)
+    """`restarts_failed` None: as the engine's own base class says; never with several ranks, which could not agree on it."""
+    number = rank_of(llm_args, env) if settings.exact else 0
+    alone = world_of(llm_args) == 1
     return Rank(
         rank_channel(llm_args),
-        number if isinstance(number, int) else 0,
+        number,
         settings.connector.slab_bytes if settings.exact else None,
         inline=inline,
-        restarts_failed=restarts_failed_loads() if restarts_failed is None else restarts_failed,
-        restarts_failed_parked=restarts_failed_parked_loads() if restarts_failed is None else restarts_failed,
+        restarts_failed=alone and (restarts_failed_loads() if restarts_failed is None else restarts_failed),
+        restarts_failed_parked=alone
+        and (restarts_failed_parked_loads() if restarts_failed is None else restarts_failed),
+        apart=not alone and number > 0,
         async_loads=settings.connector.async_load_min_tokens is not None,
         async_deadline_seconds=settings.connector.async_load_deadline_seconds,
         trust_layer_hooks=settings.connector.trust_layer_hooks,
-        disk=_disk_place(settings, number if isinstance(number, int) else 0),
+        disk=_disk_place(settings, number),
     )
 
 
@@ -162,6 +196,7 @@ def _disk_place(settings: Settings, number: int) -> DiskPlace | None:
 def _beat(parts: LeaderParts) -> None:
     parts.outlet.announce()
     parts.leader.sweep_idle()
+    parts.leader.warn_of_missing_ranks()
     parts.leader.restate_if_due()
 
 

@@ -48,9 +48,11 @@ class BatchReader:
         self._parked = parked
         self._generation = generation
         self._counts = counts
+        self._saving = True
 
-    def read(self, output: Any, iteration: int, content: int) -> Orders:
-        """`content`: number of the cache's content now (`Attempt.content`)."""
+    def read(self, output: Any, iteration: int, content: int, *, saving: bool) -> Orders:
+        """`content`: number of the cache's content now (`Attempt.content`). `saving`: blocks may be saved now; else they are later."""
+        self._saving = saving
         orders = Orders()
         for data in (*output.new_requests, *output.cached_requests):
             try:
@@ -182,7 +184,7 @@ class BatchReader:
         self._save(tracked, orders)
 
     def _save(self, tracked: TrackedRequest, orders: Orders) -> None:
-        if self._saves is None or not tracked.saving:
+        if self._saves is None or not self._saving or not tracked.saving:
             return
         order = self._saves.plan(tracked)
         if order is not None:

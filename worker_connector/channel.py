@@ -7,21 +7,23 @@ has both), so a process-local channel serves: whoever comes first makes it, unde
 both were given. If one object is given to several ranks of one process that is ambiguous, and the first metadata settles it: it names
 the channel of its leader, and the worker moves there.
 
-Messages go one way, rank -> leader, and are handled in the caller's thread. A rank in another process (tensor parallelism) has no such
-channel; reducing the results of several ranks to one is a seam: `RankResult.rank` says who speaks, and a leader that expects more than
-one rank refuses to start materialization today.
+Messages go one way, rank -> leader, and are handled in the caller's thread. Under tensor parallelism the other ranks are processes of their
+own: they send the same messages over a socket (remote_channel.py, rank_endpoint.py), and the leader reduces what all ranks say to one
+message (rank_board.py). Channel ids are random, so that a channel of another process is never taken for one of this.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Protocol
+
+import msgspec
 
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.disk_orders import DiskOrder, DiskResult
@@ -31,8 +33,7 @@ _log = logging.getLogger(__name__)
 _WAITING = 1024
 
 
-@dataclass(frozen=True)
-class RankReady:
+class RankReady(msgspec.Struct, frozen=True, tag=True):
     """The rank's pools are registered."""
 
     rank: int
@@ -44,10 +45,11 @@ class RankReady:
     kv_layout: str
     slots: int
     """Blocks that the rank's slab holds; 0 without a slab."""
+    incarnation: str = ""
+    """Another one means that this rank's slab is empty, or that results of it were lost: what was saved before may not be offered."""
 
 
-@dataclass(frozen=True)
-class LoadDone:
+class LoadDone(msgspec.Struct, frozen=True, tag=True):
     """The copies of one plan have landed (`ok`), or will not."""
 
     rank: int
@@ -59,8 +61,7 @@ class LoadDone:
     """Why not, where it is not simply that the copy failed."""
 
 
-@dataclass(frozen=True)
-class LoadGivenUp:
+class LoadGivenUp(msgspec.Struct, frozen=True, tag=True):
     """The engine will not use what is being copied for this plan; its `LoadDone` follows when the copies have landed."""
 
     rank: int
@@ -69,16 +70,14 @@ class LoadGivenUp:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class ForwardDone:
+class ForwardDone(msgspec.Struct, frozen=True, tag=True):
     """`wait_for_save` of this iteration was called: its forward pass was enqueued behind its loads."""
 
     rank: int
     iteration: int
 
 
-@dataclass(frozen=True)
-class SaveDone:
+class SaveDone(msgspec.Struct, frozen=True, tag=True):
     """The blocks of one save order have landed and are sealed (`ok`), or their slots hold nothing."""
 
     rank: int
@@ -86,8 +85,7 @@ class SaveDone:
     ok: bool
 
 
-@dataclass(frozen=True)
-class SlotsDamaged:
+class SlotsDamaged(msgspec.Struct, frozen=True, tag=True):
     """The scrubber found slots whose bytes are not what was sealed."""
 
     rank: int
@@ -151,7 +149,6 @@ class _Pairing:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ids = count(1)
         self._channels: weakref.WeakValueDictionary[int, RankChannel] = weakref.WeakValueDictionary()
         self._halves: dict[int, tuple[str, weakref.ref[RankChannel]]] = {}
 
@@ -164,7 +161,7 @@ class _Pairing:
                 channel = reference()
                 if channel is not None and other != side:
                     return channel
-            channel = RankChannel(next(self._ids))
+            channel = RankChannel(secrets.randbits(62) + 1)
             self._channels[channel.channel_id] = channel
             self._halves[id(llm_args)] = (side, weakref.ref(channel))
             return channel

@@ -85,6 +85,13 @@ def resolve_engine_api(import_module: Callable[[str], ModuleType] = importlib.im
     )
 
 
+def engine_rank(import_module: Callable[[str], ModuleType] = importlib.import_module) -> int | None:
+    """This process's rank as tensorrt_llm knows it; None without tensorrt_llm, or where it does not say."""
+    found = _import_if_present("tensorrt_llm._utils", import_module)
+    rank = getattr(found, "mpi_rank", None)
+    return int(rank()) if rank is not None else None
+
+
 _api = resolve_engine_api()
 ENGINE_API: str = _api.source
 BAD_PAGE_INDEX = _cache_layout.BAD_PAGE_INDEX
@@ -127,6 +134,7 @@ __all__ = [
     "KvCacheRegion",
     "RequestData",
     "SchedulerOutput",
+    "engine_rank",
     "resolve_engine_api",
     "valid_page_slots",
 ]

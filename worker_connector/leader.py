@@ -27,6 +27,8 @@ from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
 from worker_connector.outlet import Identity, Outlet
 from worker_connector.parked import Grouped
+from worker_connector.rank_board import RankBoard
+from worker_connector.rank_wire import Endpoint
 from worker_connector.request_view import RequestScope, is_dummy
 from worker_connector.settings import Settings
 from worker_connector.sink import ResidencySink
@@ -34,6 +36,10 @@ from worker_connector.sink import ResidencySink
 _log = logging.getLogger(__name__)
 
 NOTHING = Offer(0, False)
+REMOTE_PATIENCE = 64
+"""Iterations within which a rank of another process has told of a forward pass."""
+MISSING_SECONDS = 60.0
+"""Between two warnings about ranks that have not reported."""
 IDLE_SECONDS = 30.0
 """Without any iteration for this long, an engine has no running request."""
 RESTATES_PER_MEMORY = 6
@@ -48,8 +54,17 @@ class Leader:
     """Thread-safe."""
 
     def __init__(
-        self, settings: Settings, llm_args: Any, channel: RankChannel, outlet: Outlet, clock: Callable[[], float]
+        self,
+        settings: Settings,
+        llm_args: Any,
+        channel: RankChannel,
+        outlet: Outlet,
+        clock: Callable[[], float],
+        *,
+        world: int = 1,
+        endpoint: Endpoint | None = None,
     ) -> None:
+        """`world`: ranks that obey this leader; those of other processes find it at `endpoint`."""
         self._settings = settings
         self._llm_args = llm_args
         self._channel = channel
@@ -58,6 +73,9 @@ class Leader:
         self._lock = threading.RLock()
         self._generation = new_generation()
         self._dp_rank = _configured_rank(llm_args)
+        self._board = RankBoard(world)
+        self._endpoint = endpoint
+        self._missing_since: float | None = clock() if world > 1 else None
         self._life: CacheLife | None = None
         self._namespaces: RequestNamespaces | None = None
         self._iteration = 0
@@ -85,7 +103,7 @@ class Leader:
             if self._life is None:
                 self.counts["not_ready"] += 1
                 return NOTHING
-            return self._life.ask(request, computed)
+            return self._life.ask(request, computed, all_ranks=self._board.complete)
 
     def allocated(self, request: Any, flat: Iterable[int] = (), grouped: Grouped = None) -> None:
         """Pages are there. They are taken from the reports that follow, and here where the request is to be parked, since no report
@@ -113,6 +131,7 @@ class Leader:
                 tuple(orders.parked_loads),
                 tuple(orders.nothing_to_load),
                 tuple(orders.abandoned),
+                self._endpoint,
             )
 
     def _orders(self, output: Any) -> Orders:
@@ -127,7 +146,7 @@ class Leader:
         if life is None:
             return Orders()
         try:
-            return life.batch(output, self._iteration)
+            return life.batch(output, self._iteration, all_ranks=self._board.complete)
         except Exception as error:
             self.counts["batch_errors"] += 1
             if not life.break_promises():
@@ -157,16 +176,51 @@ class Leader:
     # from the ranks
 
     def on_result(self, result: RankResult) -> None:
-        """Never raises: it is called from the rank's copies."""
+        """Never raises: it is called from the rank's copies, or by the thread of a rank in another process."""
+        self._on_ranks(lambda: self._board.take(result))
+
+    def rank_here(self, rank: int) -> None:
+        """A rank of another process is connected. Never raises."""
+        self._on_ranks(lambda: self._board.here(rank))
+
+    def rank_lost(self, rank: int) -> None:
+        """Its connection is gone: what waits for it fails, and nothing is offered until it is back. Never raises."""
+        _log.error("semkv connector: rank %d is lost; nothing is loaded or saved until it is back", rank)
+        self._on_ranks(lambda: self._board.lost(rank))
+
+    def _on_ranks(self, learn: Callable[[], Sequence[RankResult]]) -> None:
         try:
             with self._lock:
-                if isinstance(result, RankReady):
-                    self._ready(result)
-                elif self._life is not None:
-                    self._book(self._life, result)
+                for result in learn():
+                    if isinstance(result, RankReady):
+                        self._ready(result)
+                    elif self._life is not None:
+                        self._book(self._life, result)
+                self._note_missing()
         except Exception:  # noqa: BLE001 - a fault of the leader's books may not fail a rank's forward pass
             self.counts["result_errors"] += 1
             _log.exception("semkv connector: a rank's result could not be booked")
+
+    def _note_missing(self) -> None:
+        if not self._board.missing:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = self._clock()
+
+    def warn_of_missing_ranks(self) -> None:
+        """From the beat: says every so often which ranks are awaited."""
+        with self._lock:
+            since, missing = self._missing_since, self._board.missing
+            if since is None or self._clock() - since < MISSING_SECONDS:
+                return
+            self._missing_since = self._clock()
+        _log.warning(
+            "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as without the connector. "
+            "A rank connects with the first batch, to a socket of this machine: ranks on other machines cannot. Remedy: keep "
+            "tensor_parallel_size within one machine, or set connector.materialization: off",
+            missing,
+            self._board.world,
+        )
 
     @staticmethod
     def _book(life: CacheLife, result: RankResult) -> None:
@@ -204,6 +258,7 @@ class Leader:
             self._verify,
             lambda: self._generation,
             self.counts,
+            patience=1 if self._board.world == 1 else REMOTE_PATIENCE,
         )
         if self._settings.connector.disk_path is not None:
             self._life.attach_disk(self._to_disk, self._lock)
@@ -361,6 +416,7 @@ class Leader:
                 "donors": len(self._outlet.donors) if self._outlet.donors is not None else 0,
                 "kv_events": self._outlet.device.snapshot() if self._outlet.device is not None else None,
                 "donor_counts": dict(self._outlet.donors.counts) if self._outlet.donors is not None else {},
+                "ranks": self._board.describe(),
                 "hints": {**self._outlet.table.counts, **self._outlet.hints.counts},
             }
             if life is not None:

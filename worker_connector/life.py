@@ -42,7 +42,7 @@ FORGET_AFTER = 256
 """Iterations without a report after which a request is taken for cancelled: the engine need not say so (NVIDIA/TensorRT-LLM#15018)."""
 OFFER_PATIENCE = 16 * FORGET_AFTER
 """... and how many more an allocated offer is kept: the engine counts on it, and its request may wait that long for a place in a batch."""
-_FORWARDS = 64
+_FORWARDS = 256
 
 
 class Offer(NamedTuple):
@@ -64,7 +64,11 @@ class CacheLife:
         verify: Verify,
         generation: Callable[[], Generation],
         counts: Counter[str],
+        *,
+        patience: int = 1,
     ) -> None:
+        """`patience`: iterations that a forward pass's end may take to be heard of."""
+        self._patience = patience
         self.pool = pool
         self.ledger = Ledger(pool.slots, pool.tokens_per_block) if settings.exact else None
         self.saves = SavePlanner(self.ledger, pool.windows) if self.ledger is not None else None
@@ -120,11 +124,14 @@ class CacheLife:
 
     # the engine's callbacks
 
-    def ask(self, request: Any, computed: int) -> Offer:
+    def ask(self, request: Any, computed: int, *, all_ranks: bool = True) -> Offer:
+        """`all_ranks`: every rank of this leader is there, and can load."""
         request_id = int(request.request_id)
         self.running.retire(request_id)
         self.parked.left(request_id)
         refused = Reason.COPY_FAILED if self.attempts.load_failed(request_id) else None
+        if not all_ranks:
+            refused = Reason.WORKER_LOST
         epoch = self.attempts.next_epoch(request_id)
         attempt = self._offering.attempt(request, computed, epoch, self.iteration, self.attempts.leases, refused)
         attempt.content = self.content
@@ -163,9 +170,10 @@ class CacheLife:
         self.parked.left(request_id)
         self.attempts.reset(request_id)
 
-    def batch(self, output: Any, iteration: int) -> Orders:
+    def batch(self, output: Any, iteration: int, *, all_ranks: bool = True) -> Orders:
+        """`all_ranks`: what is saved now can become resident."""
         self.iteration = iteration
-        orders = self._reader.read(output, iteration, self.content)
+        orders = self._reader.read(output, iteration, self.content, saving=all_ranks)
         try:
             self._keep_house(iteration)
         except Exception:  # noqa: BLE001 - the orders are made: lost here, the engine would run on pages that nobody wrote
@@ -175,7 +183,7 @@ class CacheLife:
 
     def _keep_house(self, iteration: int) -> None:
         for attempt in self.attempts.awaiting_forward():
-            if attempt.plan is not None and (attempt.plan.iteration or 0) < iteration - 1:
+            if attempt.plan is not None and (attempt.plan.iteration or 0) < iteration - self._patience:
                 self.attempts.end(attempt, Reason.NOT_SCHEDULED)  # copied, and no forward pass came behind it
         if iteration % SWEEP_EVERY == 0:
             self.sweep(iteration - FORGET_AFTER)

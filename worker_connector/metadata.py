@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dynamo_semkv.contracts.load_plan import SemanticTrtLoadPlan
 from worker_connector.plan import PlanKey
+from worker_connector.rank_wire import Endpoint
 from worker_connector.transfer import Move
 
 
@@ -64,3 +65,5 @@ class ConnectorMetadata:
     """Requests that the engine parked although it honours nothing of their offers: they are released at once."""
     abandoned: tuple[PlanKey, ...] = ()
     """Parked loads whose pages the engine has given to somebody else: no byte may be written for them from this forward pass on."""
+    endpoint: Endpoint | None = None
+    """Where ranks of other processes reach the leader; None where there are none."""

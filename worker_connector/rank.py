@@ -10,17 +10,19 @@ no way to take that back (KV Cache Connector doc; NVIDIA/TensorRT-LLM connector 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, RankResult, SaveDone, SlotsDamaged
+from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
 from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.disk_orders import DiskOrder
 from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.layer_hooks import LayerHooks
+from worker_connector.leader_link import LeaderLink
 from worker_connector.load_thread import LoadThread
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.rank_disk import DiskPlace, RankDisk
@@ -48,12 +50,13 @@ class Rank:
         async_deadline_seconds: float = 2.0,
         disk: DiskPlace | None = None,
         trust_layer_hooks: bool = False,
+        apart: bool = False,
     ) -> None:
         """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed` before the
         forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
         `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier below the slab.
-        `trust_layer_hooks`: see layer_hooks.py."""
-        self._channel = channel
+        `trust_layer_hooks`: see layer_hooks.py. `apart`: the leader is in another process (tensor parallelism)."""
+        self._apart = apart
         self._number = number
         self._slab_bytes = slab_bytes
         self._memory = memory
@@ -69,7 +72,6 @@ class Rank:
         self._untaken: set[int] = set()
         self._without_pages: set[int] = set()
         self._geometry: PoolGeometry | None = None
-        self._ready: RankReady | None = None
         self._stream: CopyStream = CpuStream()
         self._save_stream: CopyStream = CpuStream()
         self._hooks = LayerHooks((), trusted=False)
@@ -81,9 +83,9 @@ class Rank:
         self._awaiting_forward: ConnectorMetadata | None = None
         self._landing: deque[tuple[Ticket, list[LoadDone]]] = deque()
         self.counts: Counter[str] = Counter()
-        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`,
+        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`, `called_leader`,
         `restarted`; of parked loads `late_loads`, `repeated_loads`."""
-        channel.rank = self
+        self._link = LeaderLink(channel, self, number, apart, self.counts)
 
     # bring-up
 
@@ -116,7 +118,7 @@ class Rank:
                 self._slab,
                 copy_stream_for(geometry.device),
                 self._stream,
-                lambda done: self._channel.post(done),
+                self._link.post,
                 self._on_damaged,
                 self.counts,
                 deadline_seconds=self._async_deadline,
@@ -124,7 +126,7 @@ class Rank:
                 run=(lambda job: job()) if self._inline else None,
             )
             self._open_disk(geometry, self._slab)
-        self._ready = RankReady(
+        ready = RankReady(
             rank=self._number,
             tokens_per_block=geometry.tokens_per_block,
             group_ids=geometry.group_ids,
@@ -133,8 +135,9 @@ class Rank:
             kv_dtype=geometry.dtype,
             kv_layout=geometry.fingerprint,
             slots=slots,
+            incarnation=secrets.token_hex(8),
         )
-        self._channel.post(self._ready)
+        self._link.post(ready)
         if self._disk is not None:
             self._disk.start()
 
@@ -145,29 +148,19 @@ class Rank:
             self._number,
             self._place.open(geometry.fingerprint, geometry.bytes_per_block),
             slab,
-            self._post,
-            heard=lambda: self._channel.has_leader,
+            self._link.post,
+            heard=lambda: self._link.has_leader,
             manual=self._inline,
         )
 
-    def _post(self, result: RankResult) -> None:
-        self._channel.post(result)
-
     def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
-        """Moves to the channel of the leader that made this metadata, if construction paired us with another (see channel.py)."""
-        if metadata.channel_id == self._channel.channel_id:
-            return
-        channel = find(metadata.channel_id)
-        if channel is None:
-            self.counts["foreign_channel"] += 1
-            return
-        self.counts["moved_channel"] += 1
-        if self._channel.rank is self:
-            self._channel.rank = None
-        self._channel = channel
-        channel.rank = self
-        if self._ready is not None:
-            channel.post(self._ready)
+        """Speaks to the leader that made this metadata from now on."""
+        self._link.meet(metadata, find)
+
+    def shut(self) -> None:
+        """The engine ends: what `close` does, and the connection to a leader elsewhere. Idempotent."""
+        self.close()
+        self._link.close()
 
     def close(self) -> None:
         if self._disk is not None:
@@ -276,17 +269,17 @@ class Rank:
             raise LoadFailed(
                 "the engine ran a layer without calling wait_for_layer_load; set connector.trust_layer_hooks: false"
             )
-        self._channel.post(ForwardDone(self._number, metadata.iteration))
+        self._link.post(ForwardDone(self._number, metadata.iteration))
         for order in metadata.saves:
             if order.request_id in self._without_pages:
-                self._channel.post(SaveDone(self._number, order.save_id, False))
+                self._link.post(SaveDone(self._number, order.save_id, False))
                 continue
             try:
                 self._save(order, engine_stream)
             except Exception:  # noqa: BLE001 - see above; the blocks are answered as not saved
                 self.counts["save_errors"] += 1
                 _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
-                self._channel.post(SaveDone(self._number, order.save_id, False))
+                self._link.post(SaveDone(self._number, order.save_id, False))
 
     def finished_loads(self, parked: Collection[int]) -> list[int]:
         """`get_finished`, in every iteration: requests whose parked loads have ended, each once. `parked`: ids that it names for the first
@@ -322,7 +315,7 @@ class Rank:
         """Reports loads whose copies have landed, in order."""
         while self._landing and self._landing[0][0].done():
             for result in self._landing.popleft()[1]:
-                self._channel.post(result)
+                self._link.post(result)
 
     # the leader's calls
 
@@ -389,6 +382,12 @@ class Rank:
         if order.plan.provider_generation != metadata.generation:
             raise LoadFailed(f"plan {tuple(order.key)} is of another life of the cache")
         check_moves(self._geometry, self._slab, order.moves)
+        if self._apart:
+            # The leader could only check the rows of its own rank before it offered.
+            wrong = self._slab.verify([move.slot for move in order.moves], OFFER_BUDGET)
+            if wrong:
+                self._on_damaged(wrong, False)
+                raise LoadFailed(f"host slots {wrong[:4]} do not hold what was saved")
         unsealed = self._slab.verify([move.slot for move in order.moves], NO_READING)
         if unsealed:
             raise LoadFailed(f"host slots {unsealed[:4]} are being written")
@@ -404,7 +403,7 @@ class Rank:
 
     def _answer(self, order: LoadOrder, metadata: ConnectorMetadata, *, ok: bool) -> None:
         self.counts["load_errors"] += 0 if ok else 1
-        self._channel.post(LoadDone(self._number, metadata.iteration, order.key, ok))
+        self._link.post(LoadDone(self._number, metadata.iteration, order.key, ok))
 
     def _restart(self, request_id: int, why: str) -> None:
         _log.error("semkv connector: request %d is restarted without what it was offered: %s", request_id, why)
@@ -420,7 +419,7 @@ class Rank:
     def _drop_saves(self, metadata: ConnectorMetadata) -> None:
         self._forwarded = metadata.iteration
         for order in metadata.saves:
-            self._channel.post(SaveDone(self._number, order.save_id, False))
+            self._link.post(SaveDone(self._number, order.save_id, False))
 
     def _save(self, order: SaveOrder, engine_stream: Any) -> None:
         slab, keeper = self._slab, self._keeper
@@ -442,7 +441,7 @@ class Rank:
             slab.seal(slots)
             ok = True
         finally:
-            self._channel.post(SaveDone(self._number, save_id, ok))
+            self._link.post(SaveDone(self._number, save_id, ok))
 
     def _on_damaged(self, slots: Sequence[int], loaded: bool) -> None:
-        self._channel.post(SlotsDamaged(self._number, tuple(slots), loaded))
+        self._link.post(SlotsDamaged(self._number, tuple(slots), loaded))

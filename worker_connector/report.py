@@ -36,6 +36,7 @@ _OUTCOMES = {
     Reason.OK: Outcome.MATERIALIZED_EXACT,
     Reason.COPY_FAILED: Outcome.LOAD_FAILED,
     Reason.LOAD_TIMEOUT: Outcome.LOAD_FAILED,
+    Reason.WORKER_LOST: Outcome.LOAD_FAILED,
     Reason.CHECKSUM_MISMATCH: Outcome.LOAD_FAILED,
     Reason.CANCELLED: Outcome.CANCELLED,
     Reason.GENERATION_STALE: Outcome.STALE_DONOR,

@@ -17,6 +17,7 @@ from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materializati
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import check_stable_routing_id
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from worker_connector.ranks import world_of
 from worker_connector.refusal import Refused
 
 _log = logging.getLogger(__name__)
@@ -78,12 +79,26 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
     )
     if settings.exact:
         refuse_unsupported(llm_args)
+        _refuse_if(
+            settings.connector.async_load_min_tokens is not None and world_of(llm_args) > 1,
+            "connector.async_load_min_tokens",
+            settings.connector.async_load_min_tokens,
+            "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills them",
+            "set it to null",
+        )
+        _refuse_if(
+            settings.connector.disk_path is not None and world_of(llm_args) > 1,
+            "connector.disk_path",
+            settings.connector.disk_path,
+            "orders to the disk tier do not reach tensor-parallel ranks of other processes",
+            "set it to null",
+        )
     return settings
 
 
 def refuse_unsupported(llm_args: Any) -> None:
-    """Engine settings under which page slots may change hands unreported, or results of several ranks would have to be reduced (KV Cache
-    Connector doc, "A page slot must not be reassigned underneath the connector")."""
+    """Engine settings under which page slots may change hands unreported, or a block is spread over ranks in another way than by heads
+    (KV Cache Connector doc, "A page slot must not be reassigned underneath the connector")."""
     cache = getattr(llm_args, "kv_cache_config", None)
     _refuse_if(
         getattr(llm_args, "speculative_config", None) is not None,
@@ -115,13 +130,14 @@ def refuse_unsupported(llm_args: Any) -> None:
     ):
         value = getattr(llm_args, name, None) or 1
         _refuse_if(value > 1, name, value, why, "set it to 1")
-    tensor = getattr(llm_args, "tensor_parallel_size", None) or 1
+    world = world_of(llm_args)
+    local = getattr(llm_args, "gpus_per_node", None) or world
     _refuse_if(
-        tensor > 1 and not getattr(llm_args, "enable_attention_dp", False),
+        world > local,
         "tensor_parallel_size",
-        tensor,
-        "the results of several ranks are not reduced to one by this build",
-        "set it to 1, use attention data parallelism,",
+        world,
+        f"with {local} GPUs a machine the ranks are on several, and the leader's results come over a socket of one",
+        "set it to at most that, use attention data parallelism,",
     )
     policy = getattr(getattr(llm_args, "scheduler_config", None), "capacity_scheduler_policy", None)
     name = str(getattr(policy, "value", policy) or "GUARANTEED_NO_EVICT")

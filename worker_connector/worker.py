@@ -85,7 +85,7 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
 
     def shutdown(self) -> None:
         """Optional hook of the engine. Idempotent."""
-        self._rank.close()
+        self._rank.shut()
 
     def _bound(self) -> ConnectorMetadata | None:
         metadata = self.get_connector_meta()

@@ -113,7 +113,7 @@ class ScriptedEngine:
         args = args if args is not None else llm_args(tokens_per_block)
         self.parts = assemble_leader_with(args, it, self.sink, clock=lambda: self.now)
         self.leader = self.parts.leader
-        self.rank = assemble_rank_with(args, it, inline=True, restarts_failed=restarts_failed)
+        self.rank = assemble_rank_with(args, it, inline=True, restarts_failed=restarts_failed, env={"RANK": "0"})
         self.rank.register(PoolGeometry.from_layout(self.layout()))
         if slots is not None:
             self._use_slots(slots)

@@ -7,7 +7,7 @@ the request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ import worker_connector.slab
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome
 from tests.worker_connector.scripted import Request
 from tests.worker_connector.through_callbacks import CallbackEngine
-from worker_connector.copy_stream import CpuStream, Run
+from worker_connector.copy_stream import Blocks, CpuStream
 from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
 from worker_connector.refusal import LoadFailed
 
@@ -66,21 +66,20 @@ class FaultyStream(CpuStream):
         self._at = at
         self.calls = 0
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, runs: Sequence[Run]) -> None:
-        for run in self._single(runs):
-            super().to_pages(pages, rows, [run])
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
+        for block in self._single(blocks):
+            super().to_pages(pages, rows, block)
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, runs: Sequence[Run]) -> None:
-        for run in self._single(runs):
-            super().to_rows(rows, pages, [run])
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
+        for block in self._single(blocks):
+            super().to_rows(rows, pages, block)
 
-    def _single(self, runs: Sequence[Run]) -> Iterator[Run]:
-        for run in runs:
-            for block in range(run.blocks):
-                self.calls += 1
-                if self.calls == self._at + 1:
-                    raise InjectedError("the copy failed")
-                yield Run(run.slot + block, run.page + block, 1)
+    def _single(self, blocks: Blocks) -> Iterator[Blocks]:
+        for at in range(len(blocks)):
+            self.calls += 1
+            if self.calls == self._at + 1:
+                raise InjectedError("the copy failed")
+            yield Blocks(blocks.slots[at : at + 1], blocks.pages[at : at + 1])
 
 
 Inject = Callable[[CallbackEngine, pytest.MonkeyPatch], Any]

@@ -10,6 +10,7 @@ import pytest
 
 from dynamo_semkv.contracts.errors import ContractError
 from tests.worker_connector.scripted import llm_args
+from worker_connector.ranks import rank_of
 from worker_connector.refusal import Refused
 from worker_connector.settings import check_tokens_per_block, configured_tokens_per_block, load_settings
 
@@ -63,7 +64,7 @@ def test_experimental_is_refused_with_its_reason() -> None:
         ({"max_beam_width": 2}, "max_beam_width"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({"context_parallel_size": 2}, "context_parallel_size"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 8, "gpus_per_node": 4}, "tensor_parallel_size"),
         (
             {"scheduler_config": SimpleNamespace(capacity_scheduler_policy=SimpleNamespace(value="MAX_UTILIZATION"))},
             "scheduler_config.capacity_scheduler_policy",
@@ -83,6 +84,9 @@ def test_what_cannot_be_served_correctly_is_refused_with_a_remedy(changes: dict[
     "changes",
     [
         {"tensor_parallel_size": 4, "enable_attention_dp": True},
+        {"tensor_parallel_size": 16, "gpus_per_node": 8, "enable_attention_dp": True},
+        {"tensor_parallel_size": 4, "gpus_per_node": 8},
+        {"tensor_parallel_size": 2, "gpus_per_node": None},
         {"kv_cache_config": cache(host_cache_size=0, disk_cache_size=None)},
         {"scheduler_config": SimpleNamespace(capacity_scheduler_policy="GUARANTEED_NO_EVICT")},
         {"scheduler_config": None},
@@ -91,6 +95,25 @@ def test_what_cannot_be_served_correctly_is_refused_with_a_remedy(changes: dict[
 )
 def test_what_can_be_served_is_not_refused(changes: dict[str, Any]) -> None:
     assert load_settings(llm_args(32, **changes), ENV).exact
+
+
+def test_asynchronous_loads_are_refused_under_tensor_parallelism() -> None:
+    env = ENV | {"SEMKV_CONNECTOR__ASYNC_LOAD_MIN_TOKENS": "4096"}
+    with pytest.raises(Refused, match="Remedy: set it to null") as refused:
+        load_settings(llm_args(32, tensor_parallel_size=2), env)
+    assert refused.value.setting == "connector.async_load_min_tokens"
+    assert load_settings(llm_args(32, tensor_parallel_size=2, enable_attention_dp=True), env).exact
+
+
+def test_rank_is_read_from_the_launcher_and_refused_when_unknown() -> None:
+    args = llm_args(32, tensor_parallel_size=4)
+    assert rank_of(args, {"OMPI_COMM_WORLD_RANK": "3", "RANK": "1"}) == 3
+    assert rank_of(args, {"SLURM_PROCID": "2"}) == 2
+    for env in ({}, {"RANK": "4"}, {"RANK": "-1"}, {"RANK": "first"}):
+        with pytest.raises(Refused, match="which of the 4 ranks"):
+            rank_of(args, env)
+    assert rank_of(llm_args(32), {}) == 0
+    assert rank_of(llm_args(32, enable_attention_dp=True, attention_dp_rank=2, tensor_parallel_size=4), {}) == 2
 
 
 def test_partial_reuse_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,220 @@
+"""RankEndpoint: the leader's end of the connections of ranks in other processes (tensor parallelism within one machine).
+
+A socket in a directory that only this user can enter; a rank shows the random token that the metadata carried, and belongs to this user.
+One thread a rank; what it reads goes to the listener on that thread, never on the engine's. A rank that speaks nonsense is disconnected and
+may come back; one that is gone is reported as lost, and as here again when its connection is back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections import Counter
+from typing import Protocol
+
+from worker_connector.channel import RankResult
+from worker_connector.rank_wire import (
+    PROTOCOL,
+    Endpoint,
+    Hello,
+    Numbered,
+    Seen,
+    WireError,
+    frame,
+    machine_id,
+    read_from_rank,
+)
+
+_log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 5.0
+_MAX_PATH = 100
+"""The kernel's limit is 108 bytes."""
+
+
+class RankListener(Protocol):
+    """The leader. Called on the endpoint's threads; must not raise."""
+
+    def on_result(self, result: RankResult) -> None: ...
+
+    def rank_here(self, rank: int) -> None:
+        """Connected, or again."""
+
+    def rank_lost(self, rank: int) -> None:
+        """Not connected any more."""
+
+
+class _Session:
+    """What was taken of one rank's results."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seen = 0
+
+
+class RankEndpoint:
+    """`world`: ranks under this leader, itself included; ranks 1 to world - 1 connect."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._token = secrets.token_hex(32)
+        self._directory = _private_directory()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = os.path.join(self._directory, "ranks")
+        self._listening.bind(path)
+        os.chmod(path, 0o600)
+        self._listening.listen(world * 2)
+        self.address = Endpoint(path, self._token, machine_id())
+        self._listener: RankListener | None = None
+        self._lock = threading.Lock()
+        self._connections: dict[int, socket.socket] = {}
+        self._sessions: dict[int, _Session] = {}
+        self._turn: dict[int, threading.Lock] = {rank: threading.Lock() for rank in range(1, world)}
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self.counts: Counter[str] = Counter()
+        """`connected`, `lost`, `refused`, `duplicates`."""
+
+    def start(self, listener: RankListener) -> None:
+        """Once."""
+        self._listener = listener
+        self._spawn(self._accept, "accept")
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends all threads and takes the socket away. Idempotent."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections.values())
+            threads = list(self._threads)
+        for each in (self._listening, *connections):
+            _shut(each)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _spawn(self, run: object, name: str, *args: object) -> None:
+        thread = threading.Thread(target=run, args=args, name=f"semkv-ranks-{name}", daemon=True)  # type: ignore[arg-type]
+        with self._lock:
+            self._threads = [known for known in self._threads if known.is_alive()]
+            self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return  # closed
+            self._spawn(self._serve, "rank", connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        rank: int | None = None
+        try:
+            rank, session = self._greet(connection)
+            if session is None:
+                return
+            with self._turn[rank]:  # an older connection of this rank has handed over all that it read
+                connection.sendall(frame(Seen(session.seen)))
+                self._announce(rank, connection)
+                self._listen(connection, rank, session)
+        except (OSError, EOFError, WireError) as error:
+            if isinstance(error, WireError):
+                self.counts["refused"] += 1
+                _log.warning("semkv connector: a connection of rank %s was refused: %s", rank, error)
+        finally:
+            _shut(connection)
+            if rank is not None:
+                self._drop(rank, connection)
+
+    def _greet(self, connection: socket.socket) -> tuple[int, _Session | None]:
+        """Who is it? WireError for nobody of ours."""
+        connection.settimeout(HELLO_SECONDS)
+        if _other_user(connection):
+            raise WireError("of another user")
+        hello = read_from_rank(connection)
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
+            raise WireError(f"expected a greeting of protocol {PROTOCOL}")
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            raise WireError("wrong token")
+        if not 1 <= hello.rank < self._world:
+            raise WireError(f"rank {hello.rank}, expected 1 to {self._world - 1}")
+        connection.settimeout(None)
+        with self._lock:
+            if self._closed:
+                return hello.rank, None
+            older = self._connections.get(hello.rank)
+            self._connections[hello.rank] = connection
+            session = self._sessions.get(hello.rank)
+            if session is None or session.name != hello.session:
+                session = self._sessions[hello.rank] = _Session(hello.session)
+        if older is not None:
+            _shut(older)
+        return hello.rank, session
+
+    def _announce(self, rank: int, connection: socket.socket) -> None:
+        with self._lock:
+            current = self._connections.get(rank) is connection
+        if current and self._listener is not None:
+            self.counts["connected"] += 1
+            self._listener.rank_here(rank)
+
+    def _listen(self, connection: socket.socket, rank: int, session: _Session) -> None:
+        assert self._listener is not None
+        while True:
+            message = read_from_rank(connection)
+            if not isinstance(message, Numbered):
+                raise WireError("a second greeting")
+            if message.result.rank != rank:
+                raise WireError(f"rank {rank} speaks for rank {message.result.rank}")
+            if message.number <= session.seen:
+                self.counts["duplicates"] += 1
+            elif message.number != session.seen + 1:
+                raise WireError(f"result {message.number} after {session.seen}")
+            else:
+                self._listener.on_result(message.result)
+                session.seen = message.number
+            connection.sendall(frame(Seen(session.seen)))
+
+    def _drop(self, rank: int, connection: socket.socket) -> None:
+        with self._lock:
+            if self._connections.get(rank) is not connection:
+                return
+            del self._connections[rank]
+            closed = self._closed
+        if not closed and self._listener is not None:
+            self.counts["lost"] += 1
+            self._listener.rank_lost(rank)
+
+
+def _private_directory() -> str:
+    """Mode 0700, with a path short enough for a socket."""
+    directory = tempfile.mkdtemp(prefix="semkv-")
+    if len(os.path.join(directory, "ranks").encode()) > _MAX_PATH:
+        os.rmdir(directory)
+        directory = tempfile.mkdtemp(prefix="semkv-", dir="/tmp")
+    return directory
+
+
+def _other_user(connection: socket.socket) -> bool:
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return False  # the directory's mode and the token still hold
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return bool(user != os.getuid())
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wakes whoever reads from it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # not connected, or already shut
+    connection.close()
