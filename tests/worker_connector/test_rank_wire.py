@@ -146,7 +146,9 @@ def test_result_that_was_taken_and_not_acknowledged_is_not_taken_twice(
     endpoint: RankEndpoint, listener: Listener
 ) -> None:
     first = frame(Numbered(1, SaveDone(1, 5, True)))
-    dial(endpoint, hello(endpoint), first).close()
+    with dial(endpoint, hello(endpoint), first) as connection:
+        assert read_from_leader(connection).number == 0
+        wait_for(lambda: len(listener.heard) == 1)
     wait_for(lambda: listener.gone == [1])
     with dial(endpoint, hello(endpoint), first, frame(Numbered(2, SaveDone(1, 6, True)))) as connection:
         wait_for(lambda: len(listener.heard) == 2)
