@@ -69,6 +69,8 @@ class ManualTicket:
 
 
 class ManualKeeper:
+    failed = 0
+
     def __init__(self) -> None:
         self.jobs: list[Callable[[], None]] = []
 
