@@ -25,13 +25,13 @@ KV_EVENT_MEDIUM: dict[Tier, str] = {
 """What Dynamo's KV events call the tiers."""
 
 
-class WorkerLocation(msgspec.Struct, frozen=True, tag_field="kind", tag="worker"):
+class WorkerLocation(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="worker"):
     worker_id: int
     dp_rank: int
     tier: Tier
 
 
-class SharedLocation(msgspec.Struct, frozen=True, tag_field="kind", tag="shared"):
+class SharedLocation(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="shared"):
     backend: str
     tier: Tier
     locator: str

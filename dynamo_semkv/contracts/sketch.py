@@ -157,31 +157,33 @@ def merged_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-class DonorSketch:
-    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; holds its wire form and nothing else.
+def _position_size(tokens: int) -> int:
+    return 2 if tokens <= _NARROW_TOKENS else 4
+
+
+class DonorSketch(bytes):
+    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; it is its own wire form, one
+    object that no garbage collection looks at.
 
     `checkpoints`: (ordinal, key) pairs of the donor's block key chain. If the request's own chain has the same key at a checkpoint,
     its first `ordinal + 1` blocks are identical to the donor's.
     """
 
-    __slots__ = ("_checkpoint_count", "_sample_count", "raw", "token_count")
-    token_count: int
-    _checkpoint_count: int
-    _sample_count: int
+    __slots__ = ()
 
-    def __init__(self, raw: bytes) -> None:
+    def __new__(cls, raw: bytes) -> DonorSketch:
         """Raises ContractError for another algorithm, a wrong length or positions that are not ascending within the donor."""
         if len(raw) < _HEADER.size or raw[:8] != ALGORITHM:
             raise ContractError("sketch.algorithm", raw[:8], ALGORITHM.decode())
-        _, self.token_count, self._checkpoint_count, self._sample_count = _HEADER.unpack_from(raw)
-        if self._checkpoint_count > MAX_CHECKPOINTS or self._sample_count > MAX_SAMPLES:
-            counts = (self._checkpoint_count, self._sample_count)
-            raise ContractError("sketch.counts", counts, f"at most {MAX_CHECKPOINTS}, {MAX_SAMPLES}")
-        expected = self._samples_at() + self._sample_count * (6 + self._position_size())
+        self = super().__new__(cls, raw)
+        _, tokens, checkpoints, samples = self._header()
+        if checkpoints > MAX_CHECKPOINTS or samples > MAX_SAMPLES:
+            raise ContractError("sketch.counts", (checkpoints, samples), f"at most {MAX_CHECKPOINTS}, {MAX_SAMPLES}")
+        expected = _HEADER.size + checkpoints * _STRIDE + samples * (6 + _position_size(tokens))
         if len(raw) != expected:
             raise ContractError("sketch.length", len(raw), f"{expected} bytes")
-        self.raw = bytes(raw)
         self._check_order()
+        return self
 
     @classmethod
     def of(cls, tokens: TokenArray, namespace_digest: bytes, chain: Sequence[BlockKey]) -> DonorSketch:
@@ -202,37 +204,43 @@ class DonorSketch:
         return cls(b"".join(parts))
 
     def to_bytes(self) -> bytes:
-        return self.raw
+        return bytes(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> DonorSketch:
         return cls(raw)
 
     @property
+    def token_count(self) -> int:
+        return self._header()[1]
+
+    @property
     def sample_count(self) -> int:
-        return self._sample_count
+        return self._header()[3]
 
     @property
     def fingerprints(self) -> U32Array:
         """A view: no copy."""
-        return np.frombuffer(self.raw, "<u4", self._sample_count, self._samples_at())
+        _, _, checkpoints, samples = self._header()
+        return np.frombuffer(self, "<u4", samples, _HEADER.size + checkpoints * _STRIDE)
 
     @property
     def positions(self) -> npt.NDArray[np.uint16] | U32Array:
         """u16 or u32, a view."""
-        width = self._position_size()
-        return np.frombuffer(self.raw, f"<u{width}", self._sample_count, self._samples_at() + 4 * self._sample_count)
+        _, tokens, checkpoints, samples = self._header()
+        kind = "<u2" if tokens <= _NARROW_TOKENS else "<u4"
+        return np.frombuffer(self, kind, samples, _HEADER.size + checkpoints * _STRIDE + 4 * samples)
 
     @property
     def links(self) -> U16Array:
-        at = self._samples_at() + (4 + self._position_size()) * self._sample_count
-        return np.frombuffer(self.raw, "<u2", self._sample_count, at)
+        _, _, _, samples = self._header()
+        return np.frombuffer(self, "<u2", samples, len(self) - 2 * samples)
 
     @property
     def checkpoints(self) -> list[tuple[int, BlockKey]]:
-        raw, end = self.raw, self._samples_at()
+        end = _HEADER.size + self._header()[2] * _STRIDE
         return [
-            (_ORDINAL.unpack_from(raw, at)[0], BlockKey(raw[at + _ORDINAL.size : at + _STRIDE]))
+            (_ORDINAL.unpack_from(self, at)[0], BlockKey(self[at + _ORDINAL.size : at + _STRIDE]))
             for at in range(_HEADER.size, end, _STRIDE)
         ]
 
@@ -261,15 +269,14 @@ class DonorSketch:
         kept = [(o, key) for o, key in self.checkpoints if (o + 1) * tokens_per_block <= prefix]
         return DonorSketch.pack(self.token_count, samples, kept)
 
-    def _samples_at(self) -> int:
-        return _HEADER.size + self._checkpoint_count * _STRIDE
-
-    def _position_size(self) -> int:
-        return 2 if self.token_count <= _NARROW_TOKENS else 4
+    def _header(self) -> tuple[bytes, int, int, int]:
+        """Algorithm, tokens, checkpoints, samples."""
+        header: tuple[bytes, int, int, int] = _HEADER.unpack_from(self)
+        return header
 
     def _check_order(self) -> None:
-        if self._sample_count == 0:
-            return
         positions = self.positions
+        if len(positions) == 0:
+            return
         if int(positions[-1]) + NGRAM > self.token_count or not bool(np.all(positions[1:] > positions[:-1])):
             raise ContractError("sketch.positions", "unordered or out of range", "ascending window starts in the donor")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from dynamo_semkv.contracts.donor_events import (
     DonorEvent,
@@ -23,7 +24,8 @@ from dynamo_semkv.contracts.donor_events import (
     DonorsPurged,
 )
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.evidence.donor import CatalogDonor, StreamKey
+from dynamo_semkv.evidence.chains import NOBODY, Chains, Sharded, Slots
+from dynamo_semkv.evidence.donor import CatalogDonor, StreamKey, parts_of
 from dynamo_semkv.evidence.emitters import donor_from, in_scope, may_place, may_purge, partition_of, restricted
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.evidence.retention import Retention
@@ -64,10 +66,17 @@ class DonorCatalog:
         self._max_held_per_stream = max_held_per_stream
         self._absent_seconds = absent_seconds
         self._streams: OrderedDict[StreamKey, Stream] = OrderedDict()
-        self._donors: dict[str, CatalogDonor] = {}
-        self._of_stream: dict[StreamKey, dict[str, None]] = {}
-        self._ended: deque[dict[str, None]] = deque()
-        self._retention = Retention()
+        self._slots = Slots()
+        self._donors: Sharded[str, CatalogDonor] = Sharded()
+        self._by_slot: list[CatalogDonor | None] = []
+        self._chains = Chains(self._slots)
+        self._of_stream: dict[StreamKey, int] = {}
+        """Head of the chain of a stream's donors, in the life that it is in."""
+        self._sizes: Counter[StreamKey] = Counter()
+        self._ended: deque[int] = deque()
+        """Chains of donors whose life is over."""
+        self._retention = Retention(self._slots)
+        self._count = 0
         self._on_use = self.touch  # one bound method for all donors
         self._bytes = 0
         self._held = 0
@@ -75,26 +84,26 @@ class DonorCatalog:
         """Events by Verdict, and `evicted_full`, `quarantined`, `unknown_segment`, `listener_error`."""
 
     def __len__(self) -> int:
-        return len(self._donors)
+        return self._count
 
     def apply(self, event: DonorEvent) -> Verdict:
         """One event as it was decoded. Never raises; what it did is counted and returned."""
         key = StreamKey(event.worker_id, event.dp_rank)
         stream = self._stream(key)
         if stream is None:
-            return self._count(Verdict.TOO_MANY_STREAMS)
+            return self._counted(Verdict.TOO_MANY_STREAMS)
         life, held = stream.life, stream.held
         verdict, ready = stream.admit(event, may_hold=self._held < self._max_held)
         self._held += stream.held - held
         if stream.life is not life and life is not None:
             self._end_donors(key)
         if not ready:
-            return self._count(verdict)
+            return self._counted(verdict)
         outcome = self._apply(stream, ready[0])
         for waiting in ready[1:]:
-            self._count(self._apply(stream, waiting))
+            self._counted(self._apply(stream, waiting))
         self.sweep(16)
-        return self._count(outcome)
+        return self._counted(outcome)
 
     def quarantine(self, worker_id: int, dp_rank: int) -> None:
         """No credit until the emitter resets: for a consumer that knows it lost events (a message that could not be decoded)."""
@@ -114,7 +123,7 @@ class DonorCatalog:
         if stream is None:
             return 0
         stream.leave(self._clock())
-        return len(self._of_stream.get(key, ()))
+        return self._sizes[key]
 
     def readmit_replica(self, worker_wire_id: int, dp_rank: int, generation: str) -> bool:
         """The worker is back and says which generation it is in: True when its donors count again. Another generation stays out until
@@ -128,26 +137,26 @@ class DonorCatalog:
         return donor if donor is not None and not donor.life.over else None
 
     def donors_of(self, worker_wire_id: int, dp_rank: int) -> list[CatalogDonor]:
-        found = (self.get(donor_id) for donor_id in self._of_stream.get(StreamKey(worker_wire_id, dp_rank), ()))
-        return [donor for donor in found if donor is not None]
+        return [donor for donor in self._donors_in(StreamKey(worker_wire_id, dp_rank)) if not donor.life.over]
 
     def touch(self, donor_id: str) -> None:
         """The donor was a match: it is evicted later than one that never was. Any thread."""
-        if donor_id in self._donors:
-            self._retention.touch(donor_id)
+        donor = self._donors.get(donor_id)
+        if donor is not None:
+            self._retention.touch(donor.slot)
 
     def sweep(self, limit: int = 64) -> int:
         """Takes at most `limit` donors whose life is over from the listeners. Every applied event sweeps a little; call it when idle."""
         swept = 0
         while self._ended and swept < limit:
-            donor_id = next(iter(self._ended[0]), None)
-            if donor_id is None:
-                self._ended.popleft()
+            slot = self._chains.first(self._ended[0])
+            if slot == NOBODY:
+                self._chains.end(self._ended.popleft())
                 continue
-            del self._ended[0][donor_id]
-            donor = self._donors.get(donor_id)
-            # Registered again in a later life: that one stays.
-            if donor is not None and donor.life.over:
+            donor = self._by_slot[slot]
+            # One that was registered again in a later life is in that one's chain.
+            self._chains.remove(slot)
+            if donor is not None:
                 self._remove(donor)
             swept += 1
         return swept
@@ -172,7 +181,7 @@ class DonorCatalog:
     def snapshot(self) -> dict[str, Any]:
         """JSON-able and bounded. Worker ids as strings: they exceed 2^53."""
         return {
-            "donors": len(self._donors),
+            "donors": self._count,
             "sketch_bytes": self._bytes,
             "namespaces": self._retention.groups,
             "held_events": self._held,
@@ -183,7 +192,7 @@ class DonorCatalog:
                     "dp_rank": key.dp_rank,
                     "generation": stream.generation,
                     "next_event_id": stream.expected,
-                    "donors": len(self._of_stream.get(key, ())),
+                    "donors": self._sizes[key],
                     "quarantined": stream.quarantined,
                     "absent": stream.absent_since is not None,
                 }
@@ -191,7 +200,7 @@ class DonorCatalog:
             ],
         }
 
-    def _count(self, verdict: Verdict) -> Verdict:
+    def _counted(self, verdict: Verdict) -> Verdict:
         self.counts[verdict.value] += 1
         return verdict
 
@@ -202,7 +211,7 @@ class DonorCatalog:
             return stream
         if len(self._streams) >= self._max_streams:
             silent = next(iter(self._streams))
-            if self._of_stream.get(silent):
+            if self._sizes[silent]:
                 return None
             self._held -= self._streams.pop(silent).held
         self._streams[key] = Stream(key, self._max_held_per_stream)
@@ -254,7 +263,7 @@ class DonorCatalog:
             self.counts["unknown_segment"] += 1
         else:
             sketch = restricted(donor.sketch, donor.token_count, left, donor.tokens_per_block)
-            self._put(replace(donor, segments=left, sketch=sketch))
+            self._put(replace(donor, parts=parts_of(left, donor.token_count), sketch=sketch))
         return Verdict.APPLIED
 
     def _relocate(self, stream: Stream, data: DonorRelocated) -> Verdict:
@@ -271,7 +280,7 @@ class DonorCatalog:
     def _purge(self, stream: Stream, data: DonorsPurged) -> Verdict:
         if not may_purge(stream.key, data.scope):
             return Verdict.FOREIGN_SCOPE
-        own = [self._donors[donor_id] for donor_id in self._of_stream.get(stream.key, ())]
+        own = list(self._donors_in(stream.key))
         leaving = [donor for donor in own if in_scope(donor, data.scope)]
         if len(leaving) == len(own):
             stream.renew()
@@ -286,45 +295,70 @@ class DonorCatalog:
         known = self._donors.get(donor.donor_id)
         if known is not None:
             self._unlink(known)
+            donor = replace(donor, slot=known.slot)
+        else:
+            donor = replace(donor, slot=self._slots.take())
+            self._count += 1
         self._donors[donor.donor_id] = donor
-        self._of_stream.setdefault(donor.stream, {})[donor.donor_id] = None
-        self._retention.add(donor.namespace_digest_hex, donor.donor_id)
+        while len(self._by_slot) <= donor.slot:
+            self._by_slot.append(None)
+        self._by_slot[donor.slot] = donor
+        head = self._of_stream.get(donor.stream)
+        if head is None:
+            head = self._of_stream[donor.stream] = self._chains.new()
+        self._chains.append(head, donor.slot)
+        self._sizes[donor.stream] += 1
+        self._retention.add(donor.namespace_digest_hex, donor.slot)
         self._bytes += _sketch_bytes(donor)
         self._make_room(donor.namespace_digest_hex)
-        if donor.donor_id in self._donors:
+        if self._donors.get(donor.donor_id) is donor:
             self._tell(lambda listener: listener.donor_added(donor))
 
     def _make_room(self, namespace: str) -> None:
         while self._retention.size(namespace) > self._max_per_namespace:
             self._evict_for_room(namespace)
-        while len(self._donors) > self._max_donors or (self._bytes > self._max_bytes and len(self._donors) > 1):
+        while self._count > self._max_donors or (self._bytes > self._max_bytes and self._count > 1):
             self._evict_for_room(None)
 
     def _evict_for_room(self, namespace: str | None) -> None:
         victim = self._retention.victim(namespace)
-        if victim is not None:
+        donor = self._by_slot[victim] if victim is not None else None
+        if donor is not None:
             self.counts["evicted_full"] += 1
-            self._remove(self._donors[victim])
+            self._remove(donor)
 
     def _remove(self, donor: CatalogDonor) -> None:
         self._unlink(donor)
         del self._donors[donor.donor_id]
+        self._by_slot[donor.slot] = None
+        self._slots.give_back(donor.slot)
+        self._count -= 1
         self._tell(lambda listener: listener.donor_removed(donor.donor_id))
 
     def _unlink(self, donor: CatalogDonor) -> None:
-        self._retention.discard(donor.namespace_digest_hex, donor.donor_id)
+        self._retention.discard(donor.namespace_digest_hex, donor.slot)
         self._bytes -= _sketch_bytes(donor)
-        siblings = self._of_stream.get(donor.stream)
-        if siblings is not None and not donor.life.over:
-            siblings.pop(donor.donor_id, None)
-            if not siblings:
-                del self._of_stream[donor.stream]
+        self._chains.remove(donor.slot)
+        if not donor.life.over:
+            self._sizes[donor.stream] -= 1
+            if not self._sizes[donor.stream]:
+                del self._sizes[donor.stream]
+                self._chains.end(self._of_stream.pop(donor.stream))
 
     def _end_donors(self, key: StreamKey) -> None:
         """The stream's donors so far belong to a life that is over; they leave step by step."""
         ended = self._of_stream.pop(key, None)
-        if ended:
+        del self._sizes[key]
+        if ended is not None:
             self._ended.append(ended)
+
+    def _donors_in(self, key: StreamKey) -> Iterator[CatalogDonor]:
+        """In order of registration. Not to be changed meanwhile."""
+        head = self._of_stream.get(key)
+        for slot in self._chains.members(head) if head is not None else ():
+            donor = self._by_slot[slot]
+            if donor is not None:
+                yield donor
 
     def _tell(self, what: Callable[[DonorListener], None]) -> None:
         for listener in self._listeners:
@@ -336,4 +370,4 @@ class DonorCatalog:
 
 
 def _sketch_bytes(donor: CatalogDonor) -> int:
-    return len(donor.sketch.raw) if donor.sketch is not None else 0
+    return len(donor.sketch) if donor.sketch is not None else 0

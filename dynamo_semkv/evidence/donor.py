@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeVar, cast
+
+import msgspec
 
 from dynamo_semkv.contracts.location import Location
 from dynamo_semkv.contracts.sketch import DonorSketch
+
+T = TypeVar("T", bound=Hashable)
+MAX_INTERNED = 1_024
+"""A life: tiers and shared places of a rank, tenants that are active on it."""
 
 
 class StreamKey(NamedTuple):
@@ -21,10 +26,11 @@ class Life:
     """One generation of one stream, shared by all its donors: purging, quarantining or fencing off any number of donors is one
     assignment, seen at once by every thread that holds one of them."""
 
-    __slots__ = ("creditable", "generation", "over")
+    __slots__ = ("_interned", "creditable", "generation", "over")
 
     def __init__(self, generation: str) -> None:
         self.generation = generation
+        self._interned: dict[object, object] = {}
         self.creditable = True
         """False: quarantined after a gap, absent with its worker, or over."""
         self.over = False
@@ -34,13 +40,28 @@ class Life:
         self.creditable = False
         self.over = True
 
+    def interned(self, value: T) -> T:
+        """One object for equal values: every event brings its own copy of the partition and of the place. Beyond a few not shared."""
+        known = self._interned.get(value)
+        if known is None and len(self._interned) < MAX_INTERNED:
+            self._interned[value] = known = value
+        return value if known is None else cast(T, known)
+
 
 def _nobody(_: str) -> None:
     """Where no catalog keeps the donor."""
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogDonor:
+Segment = tuple[int | str, int, int]
+"""(segment id, start, end), half-open."""
+
+
+class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Compared by identity. The garbage collector does not look at them: walking a hundred thousand would stop the event loop for a tenth
+    of a second. The price: `on_use` leads back to the catalog, so a catalog that is thrown away with donors in it is never freed. A process
+    has one.
+    """
+
     donor_id: str
     namespace_digest_hex: str
     """Hex digest of the full CacheNamespace; `wire:...` for donors of other emitters, which no request's digest can equal."""
@@ -49,11 +70,18 @@ class CatalogDonor:
     sketch: DonorSketch | None
     """None for donors of other emitters: they give no fingerprint evidence."""
     stream: StreamKey
-    life: Life = field(repr=False)
+    life: Life
     tokens_per_block: int = 1
-    segments: tuple[tuple[int | str, int, int], ...] = ()
-    """(segment id, start, end) of what is still there, in order, half-open; `sketch` covers no more than these."""
-    on_use: Callable[[str], None] = field(default=_nobody, repr=False, compare=False)
+    parts: tuple[Segment, ...] = ()
+    """What `segments` is made of; empty for the one segment that nearly every donor has, number 0 over all its tokens."""
+    on_use: Callable[[str], None] = _nobody
+    slot: int = -1
+    """Its number in the catalog that keeps it, while it does."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What is still there, in order; `sketch` covers no more than these."""
+        return self.parts or ((0, 0, self.token_count),)
 
     @property
     def generation(self) -> str:
@@ -67,3 +95,8 @@ class CatalogDonor:
     def used(self) -> None:
         """A provider made a match of it: its turn to be evicted comes later. Any thread."""
         self.on_use(self.donor_id)
+
+
+def parts_of(segments: tuple[Segment, ...], token_count: int) -> tuple[Segment, ...]:
+    """As CatalogDonor keeps them."""
+    return () if segments == ((0, 0, token_count),) else segments

@@ -20,7 +20,7 @@ from dynamo_semkv.contracts.donor_events import (
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.location import Location, SharedLocation
 from dynamo_semkv.contracts.sketch import ALGORITHM, DonorSketch, merged_ranges
-from dynamo_semkv.evidence.donor import CatalogDonor, Life, StreamKey
+from dynamo_semkv.evidence.donor import CatalogDonor, Life, Segment, StreamKey, parts_of
 
 WIRE_PREFIX = "wire:"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -69,7 +69,7 @@ def donor_from(
     data: DonorRegistered, partition: str, emitter: StreamKey, life: Life, on_use: Callable[[str], None]
 ) -> CatalogDonor:
     """Raises ContractError for a sketch that is damaged or describes another donor. Embeddings of other emitters are not read."""
-    segments = tuple((s.segment_id, *s.token_range) for s in data.segments)
+    segments: tuple[Segment, ...] = tuple((s.segment_id, *s.token_range) for s in data.segments)
     sketch = None
     if not partition.startswith(WIRE_PREFIX):
         sketch = _sketch_in(data.segments)
@@ -77,14 +77,14 @@ def donor_from(
             raise ContractError("sketch.token_count", sketch.token_count, f"{data.token_count}, as registered")
     return CatalogDonor(
         donor_id=data.donor_id,
-        namespace_digest_hex=partition,
-        location=data.location,
+        namespace_digest_hex=life.interned(partition),
+        location=life.interned(data.location),
         token_count=data.token_count,
         sketch=restricted(sketch, data.token_count, segments, data.namespace.block_size),
         stream=emitter,
         life=life,
         tokens_per_block=data.namespace.block_size,
-        segments=segments,
+        parts=parts_of(segments, data.token_count),
         on_use=on_use,
     )
 
@@ -92,7 +92,7 @@ def donor_from(
 def restricted(
     sketch: DonorSketch | None,
     token_count: int,
-    segments: tuple[tuple[int | str, int, int], ...],
+    segments: tuple[Segment, ...],
     tokens_per_block: int,
 ) -> DonorSketch | None:
     """The sketch of what the segments still cover."""

@@ -22,14 +22,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.ma  # noqa: F401  np.unique imports it at its first call: tens of milliseconds that the first lookup would pay
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
 from dynamo_semkv.contracts.sketch import SAMPLING, DonorSketch, sample, sketch_key
 from dynamo_semkv.evidence.alignment import Alignment, Run, align
+from dynamo_semkv.evidence.chains import Sharded, Slots
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.partition import FloatArray, Partition
-from dynamo_semkv.evidence.postings import Hits
+from dynamo_semkv.evidence.postings import MAX_ROWS, ROW_BITS, Hits
 from dynamo_semkv.evidence.provider import LookupQuery
 
 MAX_CANDIDATES = 16
@@ -53,8 +55,12 @@ class FingerprintProvider:
     def __init__(self, config: FingerprintConfig | None = None) -> None:
         self._config = config if config is not None else FingerprintConfig()
         self._lock = threading.Lock()
-        self._partitions: dict[str, Partition] = {}
-        self._where: dict[str, str] = {}
+        self._partitions: dict[str, tuple[int, Partition]] = {}
+        self._numbered: list[Partition | None] = []
+        """The same partitions by number; a number is not used twice at a time."""
+        self._numbers = Slots()
+        self._where: Sharded[str, int] = Sharded()
+        """Partition number and row of each donor: one small integer a donor."""
         self.counts: Counter[str] = Counter()
         """`indexed`, `removed`, `without_sketch`, `partition_full`, `lookups`, `no_partition`, `tenant_unknown`, `candidates`, `matches`;
         why candidates were rejected: `weak`, `short`, `small`, `stale`."""
@@ -66,32 +72,37 @@ class FingerprintProvider:
         sketch = donor.sketch
         with self._lock:
             known = self._known(donor.donor_id)
-            if (
-                known is not None
-                and known.sketch is sketch
-                and known.namespace_digest_hex == donor.namespace_digest_hex
-            ):
-                self._partitions[donor.namespace_digest_hex].replace(donor)
-                return
             if known is not None:
-                self._remove(donor.donor_id)
+                at, partition, row = known
+                before = partition.donor(row)
+                same = before is not None and before.namespace_digest_hex == donor.namespace_digest_hex
+                if same and before is not None and before.sketch is sketch:
+                    partition.replace(row, donor)
+                    return
+                self._remove(donor.donor_id, at)
             if sketch is None or sketch.sample_count == 0:
                 self.counts["without_sketch"] += 1
                 return
-            partition = self._partitions.get(donor.namespace_digest_hex)
-            if partition is None:
-                partition = self._partitions[donor.namespace_digest_hex] = Partition(self._config.max_postings)
+            found = self._partitions.get(donor.namespace_digest_hex)
+            if found is None:
+                most = min(self._config.max_donors, self._config.max_donors_per_namespace)
+                found = (self._numbers.take(), Partition(self._config.max_postings, most))
+                self._partitions[donor.namespace_digest_hex] = found
+                while len(self._numbered) <= found[0]:
+                    self._numbered.append(None)
+                self._numbered[found[0]] = found[1]
+            number, partition = found
             if partition.full:
                 self.counts["partition_full"] += 1
                 return
-            partition.add(donor, sketch)
-            self._where[donor.donor_id] = donor.namespace_digest_hex
+            self._where[donor.donor_id] = number << ROW_BITS | partition.add(donor, sketch)
             self.counts["indexed"] += 1
 
     def donor_removed(self, donor_id: str) -> None:
         with self._lock:
-            if donor_id in self._where:
-                self._remove(donor_id)
+            known = self._known(donor_id)
+            if known is not None:
+                self._remove(donor_id, known[0])
 
     def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
         """Best first; at most MAX_CANDIDATES."""
@@ -102,10 +113,11 @@ class FingerprintProvider:
         samples = sample(query.tokens, sketch_key(query.digest))
         unique, position = np.unique(samples.fingerprints, return_inverse=True)
         with self._lock:
-            partition = self._partitions.get(query.digest.hex())
-            if partition is None:
+            numbered = self._partitions.get(query.digest.hex())
+            if numbered is None:
                 self.counts["no_partition"] += 1
                 return ()
+            partition = numbered[1]
             hits = partition.find(unique)
             rarity = partition.rarity(unique, hits)
             candidates = self._candidates(partition, hits, rarity)
@@ -128,8 +140,9 @@ class FingerprintProvider:
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:
-            largest = max(map(len, self._partitions.values()), default=0)
-            postings = sum(partition.nbytes for partition in self._partitions.values())
+            partitions = [partition for _, partition in self._partitions.values()]
+            largest = max(map(len, partitions), default=0)
+            postings = sum(partition.nbytes for partition in partitions)
             return {
                 "donors": len(self._where),
                 "partitions": len(self._partitions),
@@ -138,17 +151,25 @@ class FingerprintProvider:
                 "counts": dict(self.counts),
             }
 
-    def _known(self, donor_id: str) -> CatalogDonor | None:
-        digest = self._where.get(donor_id)
-        return self._partitions[digest].get(donor_id) if digest is not None else None
+    def _known(self, donor_id: str) -> tuple[int, Partition, int] | None:
+        """Where it is: as kept, the partition, its row there."""
+        at = self._where.get(donor_id)
+        partition = self._numbered[at >> ROW_BITS] if at is not None else None
+        return (at, partition, at & MAX_ROWS - 1) if at is not None and partition is not None else None
 
-    def _remove(self, donor_id: str) -> None:
-        digest = self._where.pop(donor_id)
-        partition = self._partitions[digest]
-        partition.remove(donor_id)
-        if not len(partition):
-            del self._partitions[digest]
+    def _remove(self, donor_id: str, at: int) -> None:
+        number = at >> ROW_BITS
+        partition = self._numbered[number]
+        del self._where[donor_id]
         self.counts["removed"] += 1
+        if partition is None:
+            return
+        donor = partition.donor(at & MAX_ROWS - 1)
+        partition.remove(at & MAX_ROWS - 1)
+        if not len(partition) and donor is not None:
+            del self._partitions[donor.namespace_digest_hex]
+            self._numbered[number] = None
+            self._numbers.give_back(number)
 
     def _candidates(self, partition: Partition, hits: Hits, rarity: FloatArray) -> list[_Candidate]:
         """Donors by the rarity of what they share, at most MAX_CANDIDATES."""

@@ -17,10 +17,10 @@ from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
 POSTINGS_PER_DONOR = 128
 """Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all."""
 CLEANED_PER_STEP = 2
-MOVED_PER_STEP = 4
+MOVED_PER_STEP = 2
 VISITED_PER_STEP = 64
-GROWTH = 1.5
-"""At this factor two rows moved for each one added are enough; four leave the second half of the room at full speed."""
+GROWTH = 2
+"""At this factor one row moved for each one added would do; two leave half of the new room when the old table goes."""
 _FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
 
 FloatArray = npt.NDArray[np.float64]
@@ -35,7 +35,8 @@ def posted(sketch: DonorSketch) -> U32Array:
     """Each once, ascending."""
     fingerprints = sketch.fingerprints
     k = thinning(sketch)
-    ordered = np.sort(fingerprints[fingerprints & np.uint32((1 << k) - 1) == 0] if k else fingerprints)
+    ordered = fingerprints[fingerprints & np.uint32((1 << k) - 1) == 0] if k else fingerprints.copy()
+    ordered.sort()
     again = ordered[1:] == ordered[:-1]
     return np.delete(ordered, np.flatnonzero(again)) if again.any() else ordered
 
@@ -43,10 +44,13 @@ def posted(sketch: DonorSketch) -> U32Array:
 class Partition:
     """Not thread-safe. A donor's row is stable while it is here."""
 
-    def __init__(self, ways: int) -> None:
+    def __init__(self, ways: int, max_donors: int = MAX_ROWS) -> None:
+        """`max_donors`: how many it is meant to hold at most; its table does not grow beyond that many."""
         self._ways = ways
+        # With room for rows that left and were not cleaned up yet.
+        self._largest = max(_FIRST_CAPACITY, max_donors * POSTINGS_PER_DONOR * 17 // 16)
         self._donors: list[CatalogDonor | None] = []
-        self._rows: dict[str, int] = {}
+        self._count = 0
         self._free: list[int] = []
         self._leaving: deque[tuple[int, DonorSketch | None]] = deque()
         """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
@@ -59,7 +63,7 @@ class Partition:
         self._cursor = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
     @property
     def nbytes(self) -> int:
@@ -72,30 +76,27 @@ class Partition:
     def donor(self, row: int) -> CatalogDonor | None:
         return self._donors[row] if row < len(self._donors) else None
 
-    def get(self, donor_id: str) -> CatalogDonor | None:
-        row = self._rows.get(donor_id)
-        return self._donors[row] if row is not None else None
-
-    def add(self, donor: CatalogDonor, sketch: DonorSketch) -> None:
-        """A donor that is not here yet; `sketch` is its own."""
+    def add(self, donor: CatalogDonor, sketch: DonorSketch) -> int:
+        """A donor that is not here yet; `sketch` is its own. Returns the row that it has from now on."""
         fingerprints = posted(sketch)
         self._clean(CLEANED_PER_STEP)
         self._grow(len(fingerprints))
         row = self._take_row()
-        self._rows[donor.donor_id] = row
+        self._count += 1
         self._donors[row] = donor
         self._thinned[row] = thinning(sketch)
         self._by_thinning[thinning(sketch)] += 1
         self._moved[row] = self._next is not None
-        (self._next or self._table).insert(fingerprints, np.full(len(fingerprints), row, np.uint32))
+        (self._next or self._table).insert(fingerprints, row)
+        return row
 
-    def replace(self, donor: CatalogDonor) -> None:
+    def replace(self, row: int, donor: CatalogDonor) -> None:
         """The same donor with the same sketch at another place."""
-        self._donors[self._rows[donor.donor_id]] = donor
+        self._donors[row] = donor
 
-    def remove(self, donor_id: str) -> None:
+    def remove(self, row: int) -> None:
         """At once for every search; its postings are taken out as others are added, so that removing many does not stall."""
-        row = self._rows.pop(donor_id)
+        self._count -= 1
         donor = self._donors[row]
         self._donors[row] = None
         self._by_thinning[int(self._thinned[row])] -= 1
@@ -122,7 +123,7 @@ class Partition:
 
         Thinned donors keep quiet about most of theirs, so carriers are counted among those that would have said.
         """
-        donors = max(1, len(self._rows))
+        donors = max(1, self._count)
         asked = np.zeros(len(fingerprints))
         for k, count in self._by_thinning.items():
             asked += count * (fingerprints & np.uint32((1 << k) - 1) == 0)
@@ -150,7 +151,10 @@ class Partition:
 
     def _grow(self, arriving: int) -> None:
         if self._next is None and self._table.used + arriving > self._table.capacity:
-            self._next = Postings(int(GROWTH * self._table.capacity), self._ways)
+            wanted = GROWTH * self._table.capacity
+            # The last table is just large enough, unless somebody keeps more donors than was said.
+            largest = self._largest if self._table.capacity < self._largest else wanted
+            self._next = Postings(min(wanted, largest), self._ways)
             self._cursor = 0
             self._moved[:] = False
         self._move(MOVED_PER_STEP)

@@ -1,6 +1,6 @@
 """Postings: which rows carry a fingerprint. A set-associative table in one NumPy array.
 
-A fingerprint chooses a set; the set has `ways` slots, the newest posting first. When a set is full its oldest posting falls out, so memory
+A fingerprint chooses a set; the set has `ways` slots. When a set is full one of its oldest postings falls out, so memory
 and the cost of every operation are fixed: no list grows, nothing is rebuilt, and a fingerprint that everybody carries occupies one set. How
 many rows carry it is counted apart, because that is what makes it worthless as evidence.
 
@@ -29,6 +29,7 @@ _LARGE = 1 << 20
 _TAGS = (1 << (32 - ROW_BITS)) - 1
 _ROW_SHIFT = np.uint32(ROW_BITS)
 _ROW_MASK = np.uint32(MAX_ROWS - 1)
+_RANGE = np.arange(4_096)
 
 IntArray = npt.NDArray[np.intp]
 
@@ -65,49 +66,66 @@ class Postings:
         self.capacity = int(self.sets * ways * FILL)
         self.used = 0
         self._slots = _zeros(self.sets, ways)
+        self._flat = self._slots.reshape(-1)
         self._population = np.zeros(self.sets, np.int32)
         """Postings of a set, those that fell out included."""
+        self._turn = np.zeros(self.sets, np.uint8)
+        """Of a full set the slot that goes next: nearly the oldest."""
 
     @property
     def nbytes(self) -> int:
-        return self._slots.nbytes + self._population.nbytes
+        return self._slots.nbytes + self._population.nbytes + self._turn.nbytes
 
-    def insert(self, fingerprints: U32Array, rows: U32Array) -> None:
-        """Shapes [n]; no (fingerprint, row) pair twice."""
+    def insert(self, fingerprints: U32Array, rows: U32Array | int) -> None:
+        """Fingerprints of shape [n], ascending where `rows` is one row; no (fingerprint, row) pair twice."""
         if len(fingerprints) == 0:
             return
-        sets = self._sets(fingerprints)
-        order = np.argsort(sets, kind="stable")
-        values, ordered = self._values(fingerprints, rows)[order], sets[order]
-        place = np.arange(len(ordered))
-        starts = np.ones(len(ordered), np.bool_)
-        starts[1:] = ordered[1:] != ordered[:-1]
-        nth = place - np.maximum.accumulate(np.where(starts, place, 0))
-        # One arrival a set and round; once a table has grown, hardly a set has a second one.
-        for n in range(int(nth.max()) + 1):
-            arriving = nth == n
-            touched = ordered[arriving]
-            pushed = np.empty((len(touched), self.ways), np.uint32)
-            pushed[:, 0] = values[arriving]
-            pushed[:, 1:] = self._slots[touched, :-1]
-            self._slots[touched] = pushed
-        first = np.flatnonzero(starts)
-        self._population[ordered[first]] += np.diff(first, append=len(ordered)).astype(np.int32)
+        sets, values = self._sets(fingerprints), self._values(fingerprints, rows)
+        if not isinstance(rows, int):
+            order = sets.argsort(kind="stable")
+            sets, values = sets[order], values[order]
         self.used += len(fingerprints)
+        # One arrival a set and round; once a table has grown, hardly a set has a second one.
+        while True:
+            again = sets[1:] == sets[:-1]
+            if not again.any():
+                return self._insert_once(sets, values)
+            later = np.zeros(len(sets), np.bool_)
+            later[1:] = again
+            self._insert_once(sets[~later], values[~later])
+            sets, values = sets[later], values[later]
+
+    def _insert_once(self, sets: IntArray, values: U32Array) -> None:
+        """Each set once. A free slot takes the arrival; in a full set, the slot whose turn it is."""
+        slots = self._slots.take(sets, axis=0)
+        free = slots == 0
+        way = free.argmax(axis=1)
+        full = np.flatnonzero(~free[self._range(len(sets)), way])
+        if len(full):
+            turn = self._turn[sets[full]]
+            way[full] = turn
+            self._turn[sets[full]] = (turn + 1) % self.ways
+        self._flat[sets * self.ways + way] = values
+        self._population[sets] += 1
 
     def remove(self, fingerprints: U32Array, row: int) -> None:
-        """Takes back what `insert` put there for `row`, whether or not it fell out since."""
+        """Takes back what `insert` put there for `row`, whether or not it fell out since. Fingerprints ascending."""
         sets = self._sets(fingerprints)
-        np.subtract.at(self._population, sets, 1)
         self.used -= len(fingerprints)
-        touched = np.unique(sets)
-        slots = self._slots[touched]
-        keep = ((slots & _ROW_MASK) != row) & (slots != 0)
-        packed = np.zeros_like(slots)
-        into = np.cumsum(keep, axis=1) - 1
-        at = np.nonzero(keep)
-        packed[at[0], into[at]] = slots[at]
-        self._slots[touched] = packed
+        if len(sets) > 1 and (sets[1:] == sets[:-1]).any():
+            np.subtract.at(self._population, sets, 1)
+            sets = np.unique(sets)
+        else:
+            self._population[sets] -= 1
+        slots = self._slots.take(sets, axis=0)
+        mine = np.flatnonzero((slots & _ROW_MASK) == row)
+        mine = mine[slots.ravel()[mine] != 0]
+        self._flat[sets[mine // self.ways] * self.ways + mine % self.ways] = 0
+
+    def _range(self, n: int) -> IntArray:
+        if n > len(_RANGE):
+            return np.arange(n)
+        return _RANGE[:n]
 
     def find(self, fingerprints: U32Array) -> Hits:
         """`fingerprints`: shape [n], each once."""
@@ -132,6 +150,6 @@ class Postings:
         tags: U32Array = fingerprints % np.uint32(_TAGS) + np.uint32(1)
         return tags
 
-    def _values(self, fingerprints: U32Array, rows: U32Array) -> U32Array:
-        values: U32Array = (self._tags(fingerprints) << _ROW_SHIFT) | rows
+    def _values(self, fingerprints: U32Array, rows: U32Array | int) -> U32Array:
+        values: U32Array = (self._tags(fingerprints) << _ROW_SHIFT) | np.asarray(rows, np.uint32)
         return values

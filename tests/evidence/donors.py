@@ -23,5 +23,4 @@ def donor(
         stream=StreamKey(worker, 0),
         life=life,
         tokens_per_block=BLOCK,
-        segments=((0, 0, len(tokens)),),
     )

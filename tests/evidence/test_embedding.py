@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dynamo_semkv.config.schema import EmbeddingConfig
 from dynamo_semkv.contracts.errors import ContractError
@@ -161,8 +162,7 @@ def test_a_relocated_donor_keeps_its_vectors(make: Callable[..., EmbeddingProvid
     provider.prompt_routed(query_of(tokens, A))
     provider.donor_added(known)
     wait_for("embedded", lambda: settled(provider))
-    moved = donor("d", tokens, A, worker=9)
-    object.__setattr__(moved, "sketch", known.sketch)
+    moved = replace(donor("d", tokens, A, worker=9), sketch=known.sketch)
     provider.donor_added(moved)
     (match,) = provider.lookup(query_of(tokens, A))
     assert match.location == moved.location

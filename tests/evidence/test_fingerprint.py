@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType
@@ -300,7 +300,7 @@ def test_only_one_partition_is_ever_searched(monkeypatch: pytest.MonkeyPatch) ->
     for n, where in enumerate(tenants):
         provider.donor_added(donor(str(n), text, where))
     asked: list[str] = []
-    for digest, partition in provider._partitions.items():
+    for digest, (_, partition) in provider._partitions.items():
         find = partition.find
         monkeypatch.setattr(partition, "find", lambda f, d=digest, find=find: (asked.append(d), find(f))[1])
     assert found_by(provider, text, tenants[1]) == ["1"]

@@ -145,16 +145,14 @@ class PartitionMachine(RuleBasedStateMachine):
             one = DONORS[(seed + n) % len(DONORS)]
             if one.donor_id not in self.here:
                 assert one.sketch is not None
-                self.partition.add(one, one.sketch)
-                self.here[one.donor_id] = (seed + n) % len(DONORS)
+                self.here[one.donor_id] = self.partition.add(one, one.sketch)
 
     @precondition(lambda self: bool(self.here))
     @rule(data=st.data(), burst=st.integers(1, 12))
     def remove(self, data: st.DataObject, burst: int) -> None:
         for _ in range(min(burst, len(self.here))):
             donor_id = data.draw(st.sampled_from(sorted(self.here)))
-            self.partition.remove(donor_id)
-            del self.here[donor_id]
+            self.partition.remove(self.here.pop(donor_id))
 
     @invariant()
     def who_is_here_is_found_and_nobody_else(self) -> None:
