@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.ma  # noqa: F401  np.unique imports it at its first call: tens of milliseconds that the first lookup would pay
+import numpy.ma  # np.unique imports it at its first call: tens of milliseconds that the first lookup would pay
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
