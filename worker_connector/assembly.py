@@ -21,6 +21,7 @@ from dynamo_semkv.telemetry.target import otlp_target
 from dynamo_semkv.telemetry.tracing import Tracing, start_tracing
 from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Background, Job
+from worker_connector.cache_reset import owns_cache
 from worker_connector.channel import leader_channel, rank_channel
 from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
 from worker_connector.engine_namespace import CONNECTOR_VERSION
@@ -116,6 +117,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     )
     leader, endpoint = _leader(settings, llm_args, outlet, time.monotonic)
     listen(leader)
+    owns_cache(leader)
     target = otlp_target(settings.otlp_endpoint, env)
     tracing = start_tracing(target, "semkv-connector", settings.stable_routing_id)
     outlet.tracer = AttemptTracer(tracing) if tracing is not None else None

@@ -104,6 +104,8 @@ class BatchReader:
         if bytes(tracked.tokens) != attempt.tokens:
             self._counts["tokens_differ"] += 1
             tracked.saving = tracked.donates = False
+        if attempt.content != content:
+            tracked.saving = tracked.donates = False  # asked about before a reset: whose KV it will be is not known
         self._running.add(tracked)
         start = tracked.computed
         if attempt.parked:

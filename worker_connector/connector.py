@@ -1,8 +1,9 @@
 """The module that TensorRT-LLM's `kv_connector_config.connector_module` names: both classes of the connector, and where the
-engine's KV cache events are handed in."""
+engine's KV cache events are handed in, and where it is said that its weights or its cache changed."""
 
+from worker_connector.cache_reset import reset_cache, weights_changed
 from worker_connector.event_intake import observe_kv_events
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 
-__all__ = ["SemkvConnectorScheduler", "SemkvConnectorWorker", "observe_kv_events"]
+__all__ = ["SemkvConnectorScheduler", "SemkvConnectorWorker", "observe_kv_events", "reset_cache", "weights_changed"]

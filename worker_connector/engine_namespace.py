@@ -29,10 +29,13 @@ PROMPT_FORMAT = "token-ids"
 _SCOPES = 4_096
 
 
-def engine_namespace(llm_args: Any, pool: RankReady, served_model: str | None) -> CacheNamespace:
-    """Without a request in it: tenant, adapter and media are None."""
+def engine_namespace(
+    llm_args: Any, pool: RankReady, served_model: str | None, weights_revision: str | None = None
+) -> CacheNamespace:
+    """Without a request in it: tenant, adapter and media are None. `weights_revision`: of weights that were put in place of those that
+    `llm_args` names."""
     return CacheNamespace(
-        model=_model(llm_args, served_model),
+        model=_model(llm_args, served_model, weights_revision),
         engine=_engine(),
         tokenizer=_tokenizer(llm_args),
         prompt_format=PROMPT_FORMAT,
@@ -68,6 +71,11 @@ class RequestNamespaces:
         self._adapters = adapters
         self._salt_key = salt_key
         self._known: OrderedDict[RequestScope, tuple[CacheNamespace, bytes, Reason | None]] = OrderedDict()
+
+    def rebase(self, base: CacheNamespace) -> None:
+        """The engine's namespace is another one from now on."""
+        self.base = base
+        self._known.clear()
 
     @property
     def open_digest(self) -> bytes:
@@ -139,11 +147,11 @@ def _engine() -> str:
         return f"{name}/0"
 
 
-def _model(llm_args: Any, served_model: str | None) -> str | None:
+def _model(llm_args: Any, served_model: str | None, weights_revision: str | None) -> str | None:
     model = getattr(llm_args, "model", None) or served_model
     if not model:
         return None
-    revision = _text(getattr(llm_args, "revision", None)) or ""
+    revision = weights_revision or _text(getattr(llm_args, "revision", None)) or ""
     quant = getattr(getattr(llm_args, "quant_config", None), "quant_algo", None)
     return f"{model}@{revision}" + (f"+{_text(quant)}" if quant is not None else "")
 

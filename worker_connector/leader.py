@@ -14,10 +14,10 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
+from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankChannel, RankReady, RankResult, SaveDone
 from worker_connector.device_events import KvEvents
 from worker_connector.dialect import unmet_reservations
@@ -78,6 +78,7 @@ class Leader:
         self._missing_since: float | None = clock() if world > 1 else None
         self._life: CacheLife | None = None
         self._namespaces: RequestNamespaces | None = None
+        self._weights_revision: str | None = None
         self._iteration = 0
         self._last_batch = clock()
         self._stated_at = clock()
@@ -246,7 +247,7 @@ class Leader:
             self._life.close()
             self._new_generation()
         self._namespaces = RequestNamespaces(
-            engine_namespace(self._llm_args, pool, self._settings.model),
+            self._base_namespace(pool),
             adapters_of(self._llm_args),
             self._settings.salt_key,
         )
@@ -317,11 +318,24 @@ class Leader:
         return self._replica
 
     def reset_cache(self) -> None:
-        """The engine's weights changed or its cache was reset for another reason that makes old KV wrong."""
+        """The engine's cache was reset for a reason that makes old KV wrong."""
         with self._lock:
             if self._life is not None:
                 self._life.forget_blocks()
             self._new_generation()
+
+    def weights_changed(self, revision: str) -> None:
+        """The same, and what is saved from now on is another model's: of these weights."""
+        with self._lock:
+            self._weights_revision = revision
+            self.reset_cache()
+            if self._life is not None and self._namespaces is not None:
+                self._namespaces.rebase(self._base_namespace(self._life.pool))
+                self._life.running.open_digest = self._namespaces.open_digest
+                self._open()
+
+    def _base_namespace(self, pool: RankReady) -> CacheNamespace:
+        return engine_namespace(self._llm_args, pool, self._settings.model, self._weights_revision)
 
     def _new_generation(self) -> None:
         self._generation = new_generation()
@@ -420,20 +434,7 @@ class Leader:
                 "hints": {**self._outlet.table.counts, **self._outlet.hints.counts},
             }
             if life is not None:
-                numbers |= {
-                    "parked": len(life.parked),
-                    "tracked": len(life.running),
-                    "finishing": life.running.finishing,
-                    "attempts": len(life.attempts),
-                    "leases": life.attempts.leases,
-                    "attempt_counts": dict(life.attempts.counts),
-                    "saves": dict(life.saves.counts) if life.saves is not None else {},
-                    "load_seconds": life.attempts.load_seconds.snapshot(),
-                    "save_seconds": life.saves.seconds.snapshot() if life.saves is not None else None,
-                    "open_saves": life.saves.open_orders if life.saves is not None else 0,
-                    "ledger": asdict(life.ledger.stats()) if life.ledger is not None else None,
-                    "disk": life.disk.snapshot() if life.disk is not None else None,
-                }
+                numbers |= life.numbers()
             rank = self._channel.rank
         return numbers | {"rank": dict(rank.snapshot()) if rank is not None else None}
 

@@ -9,7 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
@@ -305,3 +305,20 @@ class CacheLife:
         self.running.forget_blocks()
         if self.disk is not None:
             self.disk.clear()
+
+    def numbers(self) -> dict[str, Any]:
+        """For the leader's snapshot."""
+        return {
+            "parked": len(self.parked),
+            "tracked": len(self.running),
+            "finishing": self.running.finishing,
+            "attempts": len(self.attempts),
+            "leases": self.attempts.leases,
+            "attempt_counts": dict(self.attempts.counts),
+            "saves": dict(self.saves.counts) if self.saves is not None else {},
+            "load_seconds": self.attempts.load_seconds.snapshot(),
+            "save_seconds": self.saves.seconds.snapshot() if self.saves is not None else None,
+            "open_saves": self.saves.open_orders if self.saves is not None else 0,
+            "ledger": asdict(self.ledger.stats()) if self.ledger is not None else None,
+            "disk": self.disk.snapshot() if self.disk is not None else None,
+        }

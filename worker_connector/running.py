@@ -23,7 +23,7 @@ class RunningRequests:
         self._ledger = ledger
         self._saves = saves
         self._outlet = outlet
-        self._open_digest = open_digest
+        self.open_digest = open_digest
         self._tracked: dict[int, TrackedRequest] = {}
         self._finishing: list[TrackedRequest] = []
         self.disk: DiskTier | None = None
@@ -82,6 +82,7 @@ class RunningRequests:
         """The bytes are there and worth nothing. Requests that run go on, and save nothing more."""
         for tracked in self._tracked.values():
             self._withdraw(tracked)
+            tracked.donates = False
         self._finishing.clear()
         if self._ledger is not None:
             self._ledger.clear()
@@ -121,7 +122,7 @@ class RunningRequests:
 
     def scoped(self, entry: BlockEntry) -> bool:
         """Does the block belong to a request with a salt, an adapter or media?"""
-        return entry.digest != self._open_digest
+        return entry.digest != self.open_digest
 
     def flush(self) -> None:
         """Hands on what became resident and what left, in this order."""

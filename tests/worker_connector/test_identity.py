@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.config.schema import Materialization
 from dynamo_semkv.contracts.donor_events import DonorRegistered, GenerationReset
 from dynamo_semkv.contracts.report import Outcome, Reason
-from tests.worker_connector.harness import MIB, off_settings, settings
+from tests.worker_connector.harness import MIB, RecordingSink, off_settings, settings
 from tests.worker_connector.scripted import OPTIONS, SIZE, ScriptedEngine, llm_args, make
+from worker_connector import connector
+from worker_connector.assembly import assemble_leader_with, assemble_rank_with
+from worker_connector.cache_reset import owns_cache
+from worker_connector.geometry import PoolGeometry
+from worker_connector.refusal import LoadFailed
 
 
 def test_kthena_1428_restart_is_a_new_generation() -> None:
@@ -93,3 +103,80 @@ def test_rank_that_only_the_scheduler_output_tells_is_waited_for() -> None:
     engine.serve(list(range(41)))
     assert {event.dp_rank for event in engine.sink.donor_events} == {3}
     assert {report.dp_rank for report in engine.sink.reports} == {3}
+
+
+def test_weights_that_changed_are_another_namespace_and_nothing_old_is_offered() -> None:
+    engine = make()
+    tokens = list(range(41))
+    engine.serve(tokens)
+    before = engine.sink.announcements[-1]
+    engine.leader.weights_changed("step-42")
+    after = engine.sink.announcements[-1]
+    assert (before.namespace.model, after.namespace.model) == ("scripted@1", "scripted@step-42")
+    assert after.generation != before.generation
+    request = engine.serve(tokens)
+    assert (engine.report_of(request).offered, engine.report_of(request).generation) == (0, after.generation)
+    again = engine.serve(tokens)
+    assert engine.report_of(again).confirmed == 40
+    assert engine.report_of(again).namespace != engine.sink.reports[0].namespace
+    assert engine.leader.snapshot()["donors"] == 1
+    engine.check_balance()
+
+
+@pytest.mark.parametrize("options", [{}, {"materialization": Materialization.OFF}])
+def test_request_that_runs_through_a_weight_update_leaves_nothing(options: dict[str, Any]) -> None:
+    """Whether it was asked about, prefilled or decoding when the weights changed: whose KV it holds nobody can say."""
+    engine = ScriptedEngine(settings(MIB, **OPTIONS, **options))
+    asked, running, ending = (engine.request([n] * 40 + [9]) for n in range(3))
+    for request in (running, ending):
+        engine.prefill(request)
+    engine.ask(asked)
+    ending.tokens.append(1)
+    engine.leader.weights_changed("step-42")
+    engine.finish(ending)
+    engine.allocate(asked, 0, 0, 41)
+    engine.iterate((asked, 41))
+    engine.decode(running, [1, 2, 3, 4])
+    for request in (asked, running):
+        engine.finish(request)
+    assert engine.leader.snapshot()["donors"] == 0
+    assert engine.leader.resident_blocks() == 0
+    engine.check_balance()
+
+
+def test_whoever_updates_weights_reaches_every_connector_of_the_process() -> None:
+    engines = [make(), make()]
+    for engine in engines:
+        owns_cache(engine.leader)
+        engine.serve(list(range(41)))
+    assert connector.weights_changed("step-42") >= 2
+    assert [engine.leader.resident_blocks() for engine in engines] == [0, 0]
+    for engine in engines:
+        engine.serve(list(range(41)))
+    assert connector.reset_cache() >= 2
+    assert [engine.leader.resident_blocks() for engine in engines] == [0, 0]
+    assert {engine.sink.announcements[-1].namespace.model for engine in engines} == {"scripted@step-42"}
+    with pytest.raises(ValueError, match="revision = ' ', expected a name"):
+        connector.weights_changed(" ")
+
+
+def test_weights_that_changed_before_the_pool_was_registered() -> None:
+    args = llm_args(SIZE)
+    sink = RecordingSink()
+    leader = assemble_leader_with(args, settings(MIB, **OPTIONS), sink).leader
+    leader.weights_changed("step-1")
+    rank = assemble_rank_with(args, settings(MIB, **OPTIONS), inline=True)
+    rank.register(PoolGeometry.from_layout(make().layout()))
+    assert sink.announcements[-1].namespace.model == "scripted@step-1"
+
+
+def test_offer_that_is_out_when_the_weights_change_is_not_fulfilled_from_old_blocks() -> None:
+    engine = make()
+    tokens = list(range(41))
+    engine.serve(tokens)
+    request = engine.request(tokens)
+    engine.allocate(request, 0, engine.ask(request), 41)
+    engine.leader.weights_changed("step-42")
+    with pytest.raises(LoadFailed, match="given up"):
+        engine.iterate((request, 1))
+    assert engine.report_of(request).reason is Reason.GENERATION_STALE
