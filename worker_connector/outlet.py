@@ -400,9 +400,11 @@ class Outlet:
             self.counts["reports_refused"] += 1
         if trace is not None:
             trace.reported(report, began, sent)
-        if _log.isEnabledFor(logging.DEBUG):
+        # What failed is said with its route: lines of the engine's threads know the engine's number of the request only.
+        level = logging.WARNING if report.outcome is Outcome.LOAD_FAILED else logging.DEBUG
+        if _log.isEnabledFor(level):
             with about(route_id=report.route_id, traceparent=report.traceparent):
-                _say(report)
+                _say(level, report)
 
     def _explain(self, closed: ClosedAttempt, decline: Decline, hints: ParsedHints | None, expired: bool) -> Decline:
         hint = hints.donor if hints is not None else None
@@ -417,8 +419,9 @@ class Outlet:
         return explain(decline, closed.question, hint, facts, hint_expired=expired)
 
 
-def _say(report: MaterializationReport) -> None:
-    _log.debug(
+def _say(level: int, report: MaterializationReport) -> None:
+    _log.log(
+        level,
         "attempt %d of the engine's request %d: %s (%s); tokens: %d prompt, %d local, %d offered, %d confirmed",
         report.epoch,
         report.request_id,

@@ -46,7 +46,8 @@ def spans() -> Iterator[Kept]:
 class Traced:
     """A Rig with every wrapper on, as the process puts them."""
 
-    def __init__(self, tracing: Tracing, rig: Rig) -> None:
+    def __init__(self, tracing: Tracing, rig: Rig, around: Callable[[Any], Any] = lambda journal: journal) -> None:
+        """`around`: more wrappers of the journal, inside the traced one."""
         self.rig = rig
         edge = TracedEdge(rig.edge, tracing)
         self.advisor = Advisor(
@@ -60,7 +61,7 @@ class Traced:
             edge=edge,
             directory=rig.directory,
             advisor=TracedAdvisor(self.advisor, tracing),
-            journal=TracedJournal(rig.journal, tracing),
+            journal=TracedJournal(around(rig.journal), tracing),
             hints=TracedHints(rig.hints, tracing),
             fallbacks=rig.fallbacks,
             attempts=Attempts(),
