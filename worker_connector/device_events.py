@@ -106,6 +106,7 @@ class DeviceEvents:
     def snapshot(self) -> dict[str, Any]:
         return {
             **self.counts,
+            **self._blocks.counts,
             "standing": self._freshness.standing(self._rank).value,
             "blocks": len(self._blocks),
             "waiting": len(self._waiting),

@@ -89,6 +89,22 @@ PARKED = _connector(
     "Requests that the engine has parked while what they were offered is copied.",
     "Rising: the copies do not keep up; raise connector.async_load_min_tokens.",
 )
+RANKS = _connector(
+    "ranks",
+    "gauge",
+    "ranks",
+    ("state",),
+    "Tensor-parallel ranks behind this leader: expected, missing (silent so far, or lost), and lost.",
+    "`missing` or `lost` above zero: nothing is saved or loaded; read the logs of the engine's other rank processes.",
+)
+RANKS_AGREE = _connector(
+    "ranks_agree",
+    "gauge",
+    "",
+    (),
+    "0 while the ranks disagree on the layout of the cache, and nothing is saved or loaded.",
+    "0: read this worker's log, it names the difference.",
+)
 OPEN_SAVES = _connector(
     "open_saves",
     "gauge",
@@ -177,7 +193,7 @@ SAVES = _connector(
     "events",
     ("event",),
     "Saving: blocks that were ordered, there already, without a slot, admitted, withdrawn, failed or reported too early; and requests of "
-    "which a page was missing or the chain was evicted.",
+    "which a page was missing, a window had passed, or the chain was evicted.",
     "`failed`: read this worker's log. `no_slot`, `chain_evicted`: raise connector.slab_bytes.",
 )
 CHECKS = _connector(

@@ -168,6 +168,11 @@ def _reports(shot: Snapshot) -> Values:
     }
 
 
+def _ranks(shot: Snapshot) -> Values:
+    ranks = shot["ranks"]
+    return {("expected",): ranks["world"], ("missing",): len(ranks["missing"]), ("lost",): len(ranks["lost"])}
+
+
 _DISK_GAUGES = frozenset({"blocks", "waiting_to_spill", "wishes", "in_flight"})
 
 
@@ -186,7 +191,7 @@ def _kv_events(shot: Snapshot) -> Values:
     return _closed({**known["events"], **handed}, label_sets.KV_EVENTS)
 
 
-_ELSEWHERE = frozenset({"loaded_blocks", "saved_blocks"})
+_ELSEWHERE = frozenset({"loaded_blocks", "saved_blocks", "called_leader"})
 
 
 def _anomalies(shot: Snapshot) -> Values:
@@ -196,6 +201,7 @@ def _anomalies(shot: Snapshot) -> Values:
         **(shot.get("background") or {}),
         **{kind: count for kind, count in rank["counts"].items() if kind not in _ELSEWHERE},
         "sealing_failed": rank["sealing_failed"],
+        **{kind: shot["ranks"].get(kind, 0) for kind in ("ranks_lost", "late_results")},
         "disk_failed": rank.get("disk_failed", 0),
         **{kind: shot["outlet"].get(kind, 0) for kind in ("residency_errors", "donors_not_restored")},
     }
@@ -221,6 +227,8 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.CHECKS, _checks),
     (c.SEALED, _of("rank", "sealed")),
     (c.PARKED, _one("parked")),
+    (c.RANKS, _ranks),
+    (c.RANKS_AGREE, lambda shot: {(): float(shot["ranks"]["disagreement"] is None)}),
     (c.DISK_BLOCKS, _of("disk", "blocks")),
     (c.DISK_CHANGES, _disk_events),
     (c.DISK_FILES, lambda shot: _closed((shot.get("rank") or {}).get("files"), label_sets.FILE_EVENTS)),

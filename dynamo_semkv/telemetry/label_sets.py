@@ -17,6 +17,7 @@ SAVE_EVENTS = (
     "failed",
     "overstated",
     "no_page",
+    "window_passed",
     "chain_evicted",
 )
 COPY_EVENTS = ("loaded", "saved")
@@ -92,6 +93,7 @@ KV_EVENTS = (
     "already_stored",
     "unknown_removed",
     "unknown_updated",
+    "unmapped",
 )
 HINT_EVENTS = (
     "received",
@@ -142,7 +144,11 @@ ANOMALIES = (
     "stale_resumed",
     "donors_not_restored",
     "disk_failed",
+    "layer_hooks_missed",
+    "ranks_lost",
+    "late_results",
 )
+RANK_STATES = ("expected", "missing", "lost")
 CALLBACKS = (
     "get_num_new_matched_tokens",
     "update_state_after_alloc",
