@@ -93,10 +93,12 @@ class DiskTier:
         on_staged: Callable[[Sequence[BlockEntry]], None],
         on_gone: Callable[[Sequence[DiskBlock]], None],
         on_found: Callable[[Sequence[tuple[CacheNamespace, DiskBlock]]], None],
+        flush: Callable[[], None] = lambda: None,
         ranks: int = 1,
     ) -> None:
         """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became resident;
-        `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left."""
+        `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left; `flush`: tells
+        the world what had to leave the slab."""
         self.index = DiskIndex(ranks)
         self._ledger = ledger
         self._ranks = ranks
@@ -107,6 +109,7 @@ class DiskTier:
         self._on_staged = on_staged
         self._on_gone = on_gone
         self._on_found = on_found
+        self._flush = flush
         self._words: OrderedDict[bytes, bytes] = OrderedDict()
         self._found: set[int] = set()
         self._clearing: Counter[int] = Counter()
@@ -223,6 +226,7 @@ class DiskTier:
             self._wishes.popleft()
             self.counts["wish_dropped"] += 1
         self._pump_up()
+        self._flush()
 
     def _pump_up(self) -> None:
         limit = max(1, STAGE_BYTES // self._bytes)

@@ -111,6 +111,7 @@ class CacheLife:
             on_staged=self.running.staged,
             on_gone=self._outlet.disk_gone,
             on_found=self._outlet.donors_on_disk,
+            flush=self.running.flush,
             ranks=ranks,
         )
         self.running.disk = self.disk

@@ -1,0 +1,134 @@
+"""Random schedules with a disk below a slab of 16 blocks: whatever is evicted, written, brought up, damaged or reset, and in whatever order
+the disk comes to it, every page that a forward pass reads is right, and books, donors and Dynamo's view agree with what is there."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from tests.worker_connector.disk import disk_of, donors, files, flip, tier_of
+from tests.worker_connector.harness import MIB, settings
+from tests.worker_connector.scripted import SIZE, ScriptedEngine
+from tests.worker_connector.test_channel_and_threads import Recorder, believed_and_true
+from tests.worker_connector.test_random_engine import EngineMachine
+
+_KEPT = 7 / 8
+_LONG = st.lists(st.integers(0, 2), min_size=2, max_size=7).map(
+    lambda heads: [t for head in heads for t in [head] * SIZE]
+)
+
+
+class DiskMachine(EngineMachine):
+    @initialize(groups=st.sampled_from([(None,), (None, 9), (None, None)]), flat=st.booleans(), small=st.booleans())
+    def start(self, groups: tuple[int | None, ...], flat: bool, small: bool) -> None:  # type: ignore[override]
+        self.path = Path(tempfile.mkdtemp(prefix="semkv-disk-"))
+        it = settings(
+            MIB, min_offer_tokens=1, min_donor_tokens=8, max_leases=3, disk_path=str(self.path), disk_bytes=MIB
+        )
+        self.engine = ScriptedEngine(it, windows=groups, flat=flat and len(groups) == 1, num_pages=400, slots=16)
+        if small:
+            disk_of(self.engine).store._limit = 9_000  # about a dozen blocks
+        self.running, self.asked, self.gone = [], [], []
+        self.recorder = Recorder()
+        self.engine.leader.attach_residency(self.recorder)  # type: ignore[arg-type]
+
+    @rule(orders=st.integers(1, 4))
+    def disk_works(self, orders: int) -> None:
+        disk_of(self.engine).run_pending(orders)
+
+    @rule(data=st.data())
+    def hint(self, data: st.DataObject) -> None:
+        known = sorted(donors(self.engine.sink))
+        if known:
+            self.engine.leader.hint_received(data.draw(st.sampled_from(known)))
+
+    @rule(data=st.data(), chance=st.integers(0, 3))
+    def damage_a_file(self, data: st.DataObject, chance: int) -> None:
+        found = files(self.path)
+        if found and chance == 3:
+            chosen = data.draw(st.sampled_from(found))
+            flip(chosen, data.draw(st.integers(0, chosen.stat().st_size - 1)))
+
+    @rule(data=st.data(), chance=st.integers(0, 3))
+    def lose_a_file(self, data: st.DataObject, chance: int) -> None:
+        found = files(self.path)
+        if found and chance == 3:
+            data.draw(st.sampled_from(found)).unlink()
+
+    @rule(tokens=_LONG, salt=st.sampled_from([None, "a"]), orders=st.integers(0, 6), times=st.integers(1, 2))
+    def serve(self, tokens: list[int], salt: str | None, orders: int, times: int) -> None:
+        """Whole requests of one prompt; the disk comes to some of its work in between."""
+        for _ in range(times):
+            self.engine.serve(tokens, cache_salt=salt)
+            disk_of(self.engine).run_pending(orders)
+
+    @rule(chance=st.integers(0, 9))
+    def reset_cache(self, chance: int) -> None:
+        if chance == 9 and not self.asked:  # what was promised before it fails closed, as it should
+            self.engine.leader.reset_cache()
+
+    @invariant()
+    def router_s_belief_is_what_is_resident(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        said = donors(self.engine.sink)
+        registry = self.engine.parts.outlet.donors
+        assert registry is not None
+        assert set(said) == set(registry._donors)
+        index = tier_of(self.engine).index
+        for donor in registry._donors.values():
+            end = donor.below or donor.tip
+            assert end is not None
+            for ordinal, block in enumerate(end.chain()):
+                in_slab = ordinal < donor.in_slab
+                assert not in_slab or self.engine.leader._life.ledger.by_key(block.key) is not None  # type: ignore[union-attr]
+                assert in_slab or index.get(block.key) is not None
+            tokens, tier = said[donor.donor_id]
+            assert donor.blocks * 4 <= tokens
+            assert donor.blocks * 4 >= tokens * _KEPT
+            assert tier == ("host_pinned" if donor.in_slab >= donor.blocks * _KEPT else "disk")
+
+    @invariant()
+    def dynamo_s_belief_is_the_slab(self) -> None:
+        if hasattr(self, "engine"):
+            believed, true = believed_and_true(self.engine, self.recorder)
+            assert believed == true
+
+    @invariant()
+    def index_is_the_store(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        tier, store = tier_of(self.engine), disk_of(self.engine).store
+        if tier._clearing[0] or not disk_of(self.engine)._known:
+            return
+        assert {block.key for block in tier.index._blocks.values()} == set(store._names)
+        for block in tier.index._blocks.values():
+            assert block.parent is None or tier.index.get(block.parent.key) is block.parent
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        try:
+            while disk_of(self.engine).run_pending():
+                pass
+            assert disk_of(self.engine).failed == 0
+            super().teardown()
+            while disk_of(self.engine).run_pending():
+                pass
+            assert tier_of(self.engine).in_flight == 0
+            self.engine.idle()
+            believed, true = believed_and_true(self.engine, self.recorder)
+            assert believed == true
+            self.engine.check_balance_of(16)
+        finally:
+            self.engine.rank.close()
+            shutil.rmtree(self.path)
+
+
+TestDiskMachine = DiskMachine.TestCase
+TestDiskMachine.settings = hypothesis_settings(max_examples=40, stateful_step_count=30, deadline=None)
