@@ -14,6 +14,7 @@ from worker_connector.reference_engine.executor import Executor, Probe
 from worker_connector.reference_engine.fair_lock import FairLock
 from worker_connector.reference_engine.forward_pass import warm_up
 from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.layer_groups import layer_groups
 from worker_connector.reference_engine.models import LoadedModel
 
 
@@ -34,16 +35,19 @@ def assemble_rank(
     dice: Dice | None = None,
 ) -> RankParts:
     """Pool, connector and executor of one rank. What a connector refuses at bring-up passes through."""
+    longest = config.resolved_max_seq_len(model.config)
     pool = KvPool(
         model.config,
         config.num_blocks,
         config.tokens_per_block,
         poison=config.poison_pages,
         device=torch.device(config.device),
+        groups=layer_groups(model.config.num_layers, config.max_attention_window, config.sink_token_length, longest),
     )
-    events = KvEventBuffer(rank, config.resolved_max_seq_len(model.config), config.event_buffer_max_size)
+    windows = [pages.group.window or longest for pages in pool.groups]
+    events = KvEventBuffer(rank, windows, config.event_buffer_max_size)
     for _ in range(config.behaviours.warmup_forwards):
-        warm_up(model.model, pool, min(config.max_num_tokens, config.resolved_max_seq_len(model.config)))
+        warm_up(model.model, pool, min(config.max_num_tokens, longest))
     manager = None
     if connector is not None:
         manager = bring_up(connector, build_llm_args(config, model, connector, rank), pool, config)

@@ -1,8 +1,9 @@
-"""Page allocation of one rank: free pages, sequences, and their tie to the reuse tree.
+"""Page allocation of one rank: free pages of each layer group, sequences, and their tie to the reuse tree.
 
 Admission reserves every page that a sequence can ever need (TensorRT-LLM's GUARANTEED_NO_EVICT), so `grow` cannot fail:
-the invariant is `reserved <= free + evictable`. A page slot that a sequence has got stays the same until it closes,
-because a connector is told slots once and holds them.
+the invariant is, for each group, `reserved <= free + evictable`. A page slot that a sequence has got stays the same until
+it closes, because a connector is told slots once and holds them; only a window that passes a block takes its page away,
+for which the slot reads `BAD_PAGE_INDEX`, in place, from then on.
 """
 
 from __future__ import annotations
@@ -10,27 +11,48 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from worker_connector.engine import BAD_PAGE_INDEX
 from worker_connector.reference_engine.events import DEFAULT_PRIORITY, KvEventBuffer
 from worker_connector.reference_engine.kv_pool import KvPool
 from worker_connector.reference_engine.reuse import CachedBlock, ReuseScope, ReuseTree
 
 
 @dataclass(eq=False)
-class BlockSequence:
-    """The pages of one request, block 0 first."""
+class GroupSequence:
+    """A sequence's pages in one layer group, block 0 first."""
 
-    scope: ReuseScope
-    priority: int
     slots: list[int] = field(default_factory=list)
-    #: The shared node behind a slot, or None where the page is this sequence's own.
+    #: The shared node behind a slot; None where the page is this sequence's own, and where there is none.
     nodes: list[CachedBlock | None] = field(default_factory=list)
     #: Pages that the sequence may still claim.
     reserved: int = 0
+
+
+@dataclass(eq=False)
+class BlockSequence:
+    """The pages of one request. Every group has an entry for the same blocks."""
+
+    scope: ReuseScope
+    priority: int
+    groups: list[GroupSequence]
     #: Blocks offered to the tree so far, and the node of the last one (None: chain at its start).
     committed_blocks: int = 0
     chain_tip: CachedBlock | None = None
     #: False once a block could not be chained: later ones must not be either.
     can_commit: bool = True
+
+    @property
+    def slots(self) -> list[int]:
+        """Of the first group: all there is where there is one."""
+        return self.groups[0].slots
+
+    @property
+    def by_group(self) -> list[list[int]]:
+        return [group.slots for group in self.groups]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.groups[0].slots)
 
 
 class BlockManager:
@@ -39,9 +61,10 @@ class BlockManager:
     def __init__(self, pool: KvPool, events: KvEventBuffer, *, enable_block_reuse: bool = True) -> None:
         self._pool = pool
         self._reuse_enabled = enable_block_reuse
-        self._tree = ReuseTree(pool.tokens_per_block, events)
-        self._free = list(range(pool.num_blocks - 1, -1, -1))
-        self._reserved = 0
+        self._groups = tuple(pages.group for pages in pool.groups)
+        self._tree = ReuseTree(pool.tokens_per_block, events, self._groups)
+        self._free = [list(range(pool.num_blocks - 1, -1, -1)) for _ in self._groups]
+        self._reserved = [0 for _ in self._groups]
         events.created(pool.num_blocks)
 
     @property
@@ -49,13 +72,18 @@ class BlockManager:
         return self._tree
 
     @property
+    def num_pages(self) -> int:
+        """Of all groups."""
+        return self._pool.num_blocks * len(self._groups)
+
+    @property
     def num_free(self) -> int:
-        return len(self._free)
+        return sum(len(free) for free in self._free)
 
     @property
     def num_referenced(self) -> int:
         """Pages that some sequence holds."""
-        return self._pool.num_blocks - len(self._free) - self._tree.num_evictable
+        return self.num_pages - self.num_free - self._tree.num_evictable
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._pool.tokens_per_block)
@@ -65,39 +93,69 @@ class BlockManager:
     ) -> BlockSequence | None:
         """Start a sequence on the cached prefix of `tokens`, never all of it, reserving up to `max_tokens` tokens.
 
-        Returns None if the pages cannot be guaranteed now. The reused blocks are `sequence.slots`.
+        Returns None if the pages cannot be guaranteed now. The reused blocks are those that it has.
         """
-        reusable = (len(tokens) - 1) // self._pool.tokens_per_block
+        size = self._pool.tokens_per_block
+        reusable = (len(tokens) - 1) // size
         matched = self._tree.match(scope, tokens, reusable) if self._reuse_enabled else []
         claim = self.blocks_for(max_tokens) - len(matched)
-        revived = sum(node.references == 0 for node in matched)
-        if claim + revived > len(self._free) + self._tree.num_evictable - self._reserved:
-            return None
-        for node in matched:
-            self._tree.reference(node, priority)
-        self._reserved += claim
+        live: list[list[bool]] = []
+        for group in self._groups:
+            stale = group.stale_blocks(len(matched) * size, size)
+            live.append([block not in stale for block in range(len(matched))])
+            revived = sum(
+                node.is_evictable(group.group_id) for node, read in zip(matched, live[-1], strict=True) if read
+            )
+            if claim + revived > self._unreserved(group.group_id):
+                return None
+        groups = []
+        for group in self._groups:
+            nodes: list[CachedBlock | None] = []
+            for node, read in zip(matched, live[group.group_id], strict=True):
+                if read:
+                    self._tree.reference(node, group.group_id, priority)
+                nodes.append(node if read else None)
+            slots = [BAD_PAGE_INDEX if node is None else node.pages[group.group_id] for node in nodes]
+            groups.append(GroupSequence(slots, nodes, claim))
+            self._reserved[group.group_id] += claim
         return BlockSequence(
             scope=scope,
             priority=DEFAULT_PRIORITY if priority is None else priority,
-            slots=[node.slot for node in matched],
-            nodes=list(matched),
-            reserved=claim,
+            groups=groups,
             committed_blocks=len(matched),
             chain_tip=matched[-1] if matched else None,
         )
 
-    def grow(self, sequence: BlockSequence, num_tokens: int) -> None:
-        """Give the sequence pages for its first `num_tokens` tokens, out of its reservation."""
-        missing = self.blocks_for(num_tokens) - len(sequence.slots)
+    def grow(self, sequence: BlockSequence, num_tokens: int, history: int = 0) -> None:
+        """Give the sequence pages for its first `num_tokens` tokens, out of its reservation.
+
+        Positions below `history` are computed or served already: blocks that no later one reads get no page.
+        """
+        missing = self.blocks_for(num_tokens) - sequence.num_blocks
+        self.pass_window(sequence, history)
         if missing <= 0:
             return
-        assert missing <= sequence.reserved, f"{missing} pages wanted, {sequence.reserved} reserved"
-        sequence.reserved -= missing
-        self._reserved -= missing
-        claimed = [self._claim() for _ in range(missing)]
-        self._pool.poison(claimed)
-        sequence.slots.extend(claimed)
-        sequence.nodes.extend([None] * missing)
+        first = sequence.num_blocks
+        for group, held in zip(self._groups, sequence.groups, strict=True):
+            assert missing <= held.reserved, f"{missing} pages wanted, {held.reserved} reserved"
+            held.reserved -= missing
+            self._reserved[group.group_id] -= missing
+            stale = group.stale_blocks(history, self._pool.tokens_per_block)
+            claimed = [
+                BAD_PAGE_INDEX if block in stale else self._claim(group.group_id)
+                for block in range(first, first + missing)
+            ]
+            self._pool.poison(group.group_id, [slot for slot in claimed if slot != BAD_PAGE_INDEX])
+            held.slots.extend(claimed)
+            held.nodes.extend([None] * missing)
+
+    def pass_window(self, sequence: BlockSequence, history: int) -> None:
+        """Take the pages away that no position from `history` on reads."""
+        for group, held in zip(self._groups, sequence.groups, strict=True):
+            for block in group.stale_blocks(history, self._pool.tokens_per_block):
+                if block < len(held.slots) and held.slots[block] != BAD_PAGE_INDEX:
+                    self._let_go(group.group_id, held.slots[block], held.nodes[block])
+                    held.slots[block], held.nodes[block] = BAD_PAGE_INDEX, None
 
     def commit(self, sequence: BlockSequence, tokens: SequenceOf[int], valid_tokens: int) -> None:
         """Make the sequence's full blocks below `valid_tokens` (KV is in the pages) reusable by others."""
@@ -105,11 +163,15 @@ class BlockManager:
         first, end = sequence.committed_blocks, valid_tokens // size
         if not self._reuse_enabled or not sequence.can_commit or end <= first:
             return
-        blocks = [(tuple(tokens[i * size : (i + 1) * size]), sequence.slots[i]) for i in range(first, end)]
+        blocks = [
+            (tuple(tokens[i * size : (i + 1) * size]), [held.slots[i] for held in sequence.groups])
+            for i in range(first, end)
+        ]
         nodes = self._tree.insert(sequence.chain_tip, sequence.scope, blocks, sequence.priority)
         for index, node in enumerate(nodes, start=first):
-            if node.slot == sequence.slots[index]:
-                sequence.nodes[index] = node
+            for group, held in enumerate(sequence.groups):
+                if held.slots[index] != BAD_PAGE_INDEX and node.pages[group] == held.slots[index]:
+                    held.nodes[index] = node
         sequence.committed_blocks = first + len(nodes)
         sequence.can_commit = sequence.committed_blocks == end
         if nodes:
@@ -117,20 +179,32 @@ class BlockManager:
 
     def close(self, sequence: BlockSequence) -> None:
         """Give all pages back: shared ones stay cached, last block first in eviction order; own ones become free."""
-        self._reserved -= sequence.reserved
-        sequence.reserved = 0
-        for slot, node in zip(reversed(sequence.slots), reversed(sequence.nodes), strict=True):
-            freed = slot if node is None else self._tree.release(node)
-            if freed is not None:
-                self._free.append(freed)
-        sequence.slots, sequence.nodes = [], []
+        for group, held in enumerate(sequence.groups):
+            self._reserved[group] -= held.reserved
+            held.reserved = 0
+            for slot, node in zip(reversed(held.slots), reversed(held.nodes), strict=True):
+                if slot != BAD_PAGE_INDEX:
+                    self._let_go(group, slot, node)
+            held.slots, held.nodes = [], []
         sequence.can_commit = False
 
     def drop_cached(self) -> None:
         """Forget every block that no sequence holds."""
-        self._free.extend(self._tree.evict_all())
+        self._take_back(self._tree.evict_all())
 
-    def _claim(self) -> int:
-        if not self._free:
-            self._free.extend(self._tree.evict())
-        return self._free.pop()
+    def _unreserved(self, group: int) -> int:
+        return len(self._free[group]) + self._tree.evictable(group) - self._reserved[group]
+
+    def _let_go(self, group: int, slot: int, node: CachedBlock | None) -> None:
+        freed = slot if node is None else self._tree.release(node, group)
+        if freed is not None:
+            self._free[group].append(freed)
+
+    def _take_back(self, freed: SequenceOf[tuple[int, int]]) -> None:
+        for group, slot in freed:
+            self._free[group].append(slot)
+
+    def _claim(self, group: int) -> int:
+        if not self._free[group]:
+            self._take_back(self._tree.evict(group))
+        return self._free[group].pop()

@@ -54,6 +54,12 @@ class EngineConfig:
     poison_pages: bool = False
     #: Where weights and pages are: "cpu", "cuda" or "cuda:N". Sampling is on the host.
     device: str = "cpu"
+    #: Attention windows in tokens, as TensorRT-LLM's `KvCacheConfig.max_attention_window`: layer i has entry i modulo their
+    #: number; one as long as the longest sequence is full attention, and so is (). Layers of one window are a layer group
+    #: with a pool of `num_blocks` pages of its own.
+    max_attention_window: tuple[int, ...] = ()
+    #: The first tokens of a sequence that windows always see.
+    sink_token_length: int = 0
     #: Less common paths of TensorRT-LLM; all off.
     behaviours: Behaviours = field(default_factory=Behaviours)
     #: Adapters by `lora_task_id`: the seed of each one's random weights.
@@ -72,6 +78,10 @@ class EngineConfig:
             )
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f"max_seq_len is {self.max_seq_len}; it must be at least 2, or None")
+        if any(window < 1 for window in self.max_attention_window):
+            raise ValueError(f"max_attention_window is {self.max_attention_window}; every entry must be at least 1")
+        if self.sink_token_length < 0:
+            raise ValueError(f"sink_token_length is {self.sink_token_length}; it must be 0 or more")
         if self.kv_cache_manager not in KV_CACHE_MANAGERS:
             raise ValueError(f"kv_cache_manager is {self.kv_cache_manager!r}; it must be one of {KV_CACHE_MANAGERS}")
         if self.event_buffer_max_size < 0:
@@ -135,6 +145,7 @@ class KvCacheArgs:
     disk_cache_size: int = 0
     dtype: str = "float32"
     max_attention_window: list[int] | None = None
+    sink_token_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +213,8 @@ def build_llm_args(config: EngineConfig, model: LoadedModel, spec: ConnectorSpec
             enable_block_reuse=config.enable_block_reuse,
             use_kv_cache_manager_v2=config.kv_cache_manager == "v2",
             event_buffer_max_size=config.event_buffer_max_size,
+            max_attention_window=list(config.max_attention_window) or None,
+            sink_token_length=config.sink_token_length or None,
         ),
         kv_connector_config=KvConnectorArgs(
             connector_module=spec.scheduler.__module__,

@@ -71,6 +71,7 @@ def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: 
                 )
     if not config.enable_block_reuse:
         raise NotImplementedError("enable_block_reuse is False; a connector's prefix is never honoured without it")
+    _check_windows(spec, pool, config)
     with ThreadPoolExecutor(2, thread_name_prefix="connector-bring-up") as constructors:
         worker_future = constructors.submit(spec.worker, args)
         scheduler_future = constructors.submit(spec.scheduler, args)
@@ -82,6 +83,25 @@ def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: 
     manager = ConnectorManager(scheduler, worker, args, dialect=config.behaviours.dialect)
     scheduler.wait_for_initialization()
     return manager
+
+
+def _check_windows(spec: ConnectorSpec, pool: KvPool, config: EngineConfig) -> None:
+    """Page slots are scoped to a layer group, so several groups need the callbacks that say which."""
+    windows = [pages.group.window for pages in pool.groups]
+    if config.kv_cache_manager == "v1" and any(window is not None for window in windows):
+        raise NotImplementedError(
+            "VSWA: kv_cache_manager 'v1' cannot describe attention windows to a connector; use 'v2'"
+        )
+    missing = [
+        name
+        for name in ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group")
+        if getattr(spec.scheduler, name) is getattr(KvCacheConnectorScheduler, name)
+    ]
+    if len(windows) > 1 and missing:
+        raise NotImplementedError(
+            f"{spec.scheduler.__name__} does not implement {' and '.join(missing)}, and this KV cache has {len(windows)} "
+            "layer groups"
+        )
 
 
 class ConnectorManager:
@@ -142,11 +162,11 @@ class ConnectorManager:
     def should_ask(self, request: LlmRequest) -> bool:
         return request.request_id not in self._loaded
 
-    def update_state_after_alloc(self, request: LlmRequest, slots: Sequence[int]) -> None:
+    def update_state_after_alloc(self, request: LlmRequest, by_group: Sequence[Sequence[int]]) -> None:
         if self._grouped:
-            self.scheduler.update_state_after_alloc_by_layer_group(request, [list(slots)])
+            self.scheduler.update_state_after_alloc_by_layer_group(request, [list(slots) for slots in by_group])
         else:
-            self.scheduler.update_state_after_alloc(request, list(slots))
+            self.scheduler.update_state_after_alloc(request, list(by_group[0]))
 
     def is_loading(self, request: LlmRequest) -> bool:
         """Its async load was begun in this iteration."""
@@ -180,13 +200,13 @@ class ConnectorManager:
                 request.state = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
         batch.context = [request for request in batch.context if request.request_id not in self._new.loading]
 
-    def request_finished(self, request: LlmRequest, slots: Sequence[int]) -> bool:
+    def request_finished(self, request: LlmRequest, by_group: Sequence[Sequence[int]]) -> bool:
         """True: the request is parked until its save ends."""
         self._loaded.discard(request.request_id)
         if self._grouped:
-            saving = self.scheduler.request_finished_by_layer_group(request, [list(slots)])
+            saving = self.scheduler.request_finished_by_layer_group(request, [list(slots) for slots in by_group])
         else:
-            saving = self.scheduler.request_finished(request, list(slots))
+            saving = self.scheduler.request_finished(request, list(by_group[0]))
         if saving:
             self._new.saving[request.request_id] = request
             request.state = RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS
@@ -223,13 +243,12 @@ class ConnectorManager:
         self._external.pop(request.request_id, None)
         self._hooks.request_reset(request)
 
-    def take_failed_loads(self, batch: Batch) -> list[LlmRequest]:
-        """Behind start_load_kv: requests of the batch whose pages were not all filled, and whose saves are dropped."""
+    def take_failed_loads(self) -> set[int]:
+        """Behind start_load_kv: ids of requests whose pages were not all filled, and whose saves are dropped."""
         failed = self._hooks.take_failed_loads()
-        if not failed:
-            return []
-        self._hooks.drop_bound_saves(failed)
-        return [request for request in batch.context if request.request_id in failed]
+        if failed:
+            self._hooks.drop_bound_saves(failed)
+        return failed
 
     def take_failed_parked_loads(self, loaded: Sequence[LlmRequest]) -> list[LlmRequest]:
         """Behind get_finished: those of `loaded` whose pages were not all filled. They are asked about again."""
@@ -246,9 +265,10 @@ class ConnectorManager:
     def _request_data(self, request: LlmRequest) -> RequestData:
         assert request.blocks is not None
         seen = self._reported.setdefault(request.request_id, _Reported())
-        tokens, slots = request.tokens, request.blocks.slots
-        new_tokens, new_slots = tokens[seen.num_tokens :], slots[seen.num_blocks :]
-        seen.num_tokens, seen.num_blocks = len(tokens), len(slots)
+        tokens, blocks = request.tokens, request.blocks
+        new_tokens = tokens[seen.num_tokens :]
+        by_group = [slots[seen.num_blocks :] for slots in blocks.by_group]
+        seen.num_tokens, seen.num_blocks = len(tokens), blocks.num_blocks
         if request.state is RequestState.CONTEXT_INIT:
             position = request.context_current_position
             scheduled = min(request.context_remaining_length, request.context_chunk_size)
@@ -256,12 +276,11 @@ class ConnectorManager:
             position, scheduled = len(tokens) - 1, 1
         extra: dict[str, Any] = {}
         if self._grouped:
-            by_group = [list(new_slots)]
             extra["new_block_ids_by_layer_group"] = dict(enumerate(by_group)) if self._by_dict else by_group
         return RequestData(
             request.request_id,
             new_tokens,
-            new_slots,
+            by_group[0] if len(by_group) == 1 else [],
             position,
             scheduled,
             cache_salt=request.cache_salt,

@@ -1,10 +1,11 @@
 """KV cache events of one rank, in the dict shape of TensorRT-LLM's `KVCacheEventSerializer`.
 
-    {event_id, data, window_size, attention_dp_rank}
+    {event_id, data, window_size, attention_dp_rank, layer_group_id?}
     data: created | stored | removed | updated
 
 Ids count up from 0 per rank and are given before a full buffer drops its oldest events, so a gap shows the loss.
-Removals are batched: they are emitted as one event before the next event of another kind, or at `flush`.
+Removals are batched: they are emitted as one event a group before the next event of another kind, or at `flush`. With
+several layer groups a block is stored and removed once in each, and the event says in which.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ class StoredBlock:
 class KvEventBuffer:
     """Bounded event queue: the engine thread appends, any thread drains. A size of 0 records nothing."""
 
-    def __init__(self, rank: int, window_size: int, max_size: int) -> None:
+    def __init__(self, rank: int, window_size: int | Sequence[int], max_size: int) -> None:
+        """`window_size`: of the only layer group, or one a group; the longest sequence for full attention."""
         self._rank = rank
-        self._window_size = window_size
+        self._windows = [window_size] if isinstance(window_size, int) else list(window_size)
         self._max_size = max_size
         self._lock = threading.Lock()
         self._events: deque[dict[str, Any]] = deque()
-        self._removed: list[int] = []
+        self._removed: list[list[int]] = [[] for _ in self._windows]
         self._next_id = 0
         self._dropped = 0
 
@@ -50,15 +52,18 @@ class KvEventBuffer:
         return self._dropped
 
     def created(self, num_blocks: int) -> None:
-        self._append({"type": "created", "num_blocks_per_cache_level": [num_blocks]})
+        for group in range(len(self._windows)):
+            self._append({"type": "created", "num_blocks_per_cache_level": [num_blocks]}, group)
 
-    def stored(self, parent_hash: int | None, blocks: Sequence[StoredBlock]) -> None:
+    def stored(self, parent_hash: int | None, blocks: Sequence[StoredBlock], group: int = 0) -> None:
         """A run of consecutive blocks became reusable below `parent_hash` (None: at the start of a sequence)."""
-        self._append({"type": "stored", "parent_hash": parent_hash, "blocks": [_stored_block(b) for b in blocks]})
+        self._append(
+            {"type": "stored", "parent_hash": parent_hash, "blocks": [_stored_block(b) for b in blocks]}, group
+        )
 
-    def removed(self, block_hashes: Sequence[int]) -> None:
+    def removed(self, block_hashes: Sequence[int], group: int = 0) -> None:
         with self._lock:
-            self._removed.extend(block_hashes)
+            self._removed[group].extend(block_hashes)
 
     def priority_updated(self, block_hash: int, old: int, new: int) -> None:
         difference = {"type": "event_diff", "new_value": new, "old_value": old}
@@ -76,30 +81,32 @@ class KvEventBuffer:
             self._events.clear()
             return events
 
-    def _append(self, data: dict[str, Any]) -> None:
+    def _append(self, data: dict[str, Any], group: int = 0) -> None:
         with self._lock:
             self._flush_removed()
-            self._push(data)
+            self._push(data, group)
 
     def _flush_removed(self) -> None:
-        if self._removed:
-            self._push({"type": "removed", "block_hashes": self._removed})
-            self._removed = []
+        for group, hashes in enumerate(self._removed):
+            if hashes:
+                self._push({"type": "removed", "block_hashes": hashes}, group)
+                self._removed[group] = []
 
-    def _push(self, data: dict[str, Any]) -> None:
+    def _push(self, data: dict[str, Any], group: int) -> None:
         if self._max_size == 0:
             return
         if len(self._events) == self._max_size:
             self._events.popleft()
             self._dropped += 1
-        self._events.append(
-            {
-                "event_id": self._next_id,
-                "data": data,
-                "window_size": self._window_size,
-                "attention_dp_rank": self._rank,
-            }
-        )
+        event: dict[str, Any] = {
+            "event_id": self._next_id,
+            "data": data,
+            "window_size": self._windows[group],
+            "attention_dp_rank": self._rank,
+        }
+        if len(self._windows) > 1:
+            event["layer_group_id"] = group
+        self._events.append(event)
         self._next_id += 1
 
 

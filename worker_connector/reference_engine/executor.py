@@ -173,7 +173,7 @@ class Executor:
         parked = sum(request.state is RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS for request in running)
         return RankStats(
             rank=self._rank,
-            total_blocks=self._pool.num_blocks,
+            total_blocks=self._blocks.num_pages,
             active_blocks=self._blocks.num_referenced,
             cached_blocks=self._blocks.tree.num_evictable,
             waiting_requests=self._scheduler.num_waiting,
@@ -220,8 +220,9 @@ class Executor:
             self._connector.park_loading(batch)
             self._connector.handle_metadata()
             self._connector.worker.start_load_kv(self._stream)
-            for request in self._connector.take_failed_loads(batch):
-                batch.context.remove(request)
+            failed = self._connector.take_failed_loads()
+            batch.context = [request for request in batch.context if request.request_id not in failed]
+            for request in [request for request in self._scheduler.running if request.request_id in failed]:
                 self._destroy(request)
         self._probe("loaded", batch)
         if batch and self._dice.hits("dropped_batch", self._behaviours.dropped_batch_rate):
@@ -262,6 +263,7 @@ class Executor:
         for part in due:
             if part.request.blocks is not None:
                 self._blocks.commit(part.request.blocks, part.request.tokens, part.end)
+                self._blocks.pass_window(part.request.blocks, part.end)
         for request in to_terminate:
             self._terminate(request)
         for part in launched if self._behaviours.overlap_scheduling else ():
@@ -295,7 +297,7 @@ class Executor:
         assert request.blocks is not None
         if self._connector is None or self._dice.hits("lost_finish", self._behaviours.lost_finish_rate):
             return False
-        if not self._connector.request_finished(request, request.blocks.slots):
+        if not self._connector.request_finished(request, request.blocks.by_group):
             return False
         self._held[request.request_id] = request
         return True

@@ -88,7 +88,7 @@ def warm_up(model: ForwardModel, pool: KvPool, max_tokens: int) -> None:
     what it leaves in the pages belongs to nobody."""
     count = min(max_tokens, pool.num_blocks * pool.tokens_per_block)
     tokens = [0] * count
-    slots = range(-(-count // pool.tokens_per_block))
+    slots = [range(-(-count // pool.tokens_per_block)) for _ in pool.groups]
     with torch.inference_mode():
         model.forward(
             pool, [RowGroup((Segment(tokens, 0, slots, wants_logits=False, scope="warm-up", history=tokens),))]
@@ -108,7 +108,7 @@ def _context_segment(request: LlmRequest) -> Segment:
     return Segment(
         tokens=request.tokens[start:end],
         start=start,
-        slots=request.blocks.slots,
+        slots=request.blocks.by_group,
         wants_logits=request.is_last_context_chunk,
         lora=request.lora,
         owner=request.request_id,
@@ -123,7 +123,7 @@ def _decode_segment(request: LlmRequest) -> Segment:
     return Segment(
         tokens=tokens[-1:],
         start=len(tokens) - 1,
-        slots=request.blocks.slots,
+        slots=request.blocks.by_group,
         lora=request.lora,
         owner=request.request_id,
         scope=request.blocks.scope,

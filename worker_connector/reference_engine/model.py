@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from worker_connector.reference_engine.kv_pool import KvPool, to_device
+from worker_connector.reference_engine.kv_pool import GroupPages, KvPool, to_device
 from worker_connector.reference_engine.model_config import LlamaConfig
 from worker_connector.reference_engine.weights import LayerWeights, LlamaWeights, LoraWeights
 
@@ -30,8 +30,8 @@ class Segment:
 
     tokens: Sequence[int]
     start: int
-    #: Page slots from the sequence's block 0 on; must cover the last token.
-    slots: Sequence[int]
+    #: Page slots from the sequence's block 0 on, by layer group; must cover the last token. -1: no page, and none read.
+    slots: Sequence[Sequence[int]]
     #: False for a prefill chunk that is not the last: no logits are computed.
     wants_logits: bool = True
     lora: LoraWeights | None = None
@@ -48,15 +48,20 @@ class RowGroup:
 
 
 @dataclass
-class _SegmentPlan:
-    """Addresses and masks that are the same in every layer."""
+class _Addresses:
+    """What is the same in every layer of a group: keys are the first `length` tokens of the pages at `page_rows`."""
 
-    rows: slice
-    end: int
     page_rows: torch.Tensor
+    length: int
     token_rows: torch.Tensor
     mask: torch.Tensor | None
     is_causal: bool
+
+
+@dataclass
+class _SegmentPlan:
+    rows: slice
+    by_group: list[_Addresses]
     lora: LoraWeights | None
 
 
@@ -122,22 +127,12 @@ class LlamaModel:
         segments, positions, logit_rows, row = [], [], [], 0
         for segment in group.segments:
             count = len(segment.tokens)
-            end = segment.start + count
-            used = segment.slots[: -(-end // pool.tokens_per_block)]
-            # Square causal attention needs no mask; with context before the chunk, torch would align it top-left.
-            masked = count > 1 and segment.start > 0
-            segments.append(
-                _SegmentPlan(
-                    rows=slice(row, row + count),
-                    end=end,
-                    page_rows=pool.page_rows(used),
-                    token_rows=pool.token_rows(used, segment.start, end),
-                    mask=_causal_mask(segment.start, end, self._device) if masked else None,
-                    is_causal=count > 1 and segment.start == 0,
-                    lora=segment.lora,
-                )
-            )
-            positions.append(torch.arange(segment.start, end))
+            by_group = [
+                _addresses(pages, segment.start, segment.start + count, slots, pool.tokens_per_block)
+                for pages, slots in zip(pool.groups, segment.slots, strict=True)
+            ]
+            segments.append(_SegmentPlan(slice(row, row + count), by_group, segment.lora))
+            positions.append(torch.arange(segment.start, segment.start + count))
             row += count
             logit_rows.append(row - 1)
         tokens = torch.tensor([token for segment in group.segments for token in segment.tokens])
@@ -166,15 +161,17 @@ class LlamaModel:
         key = _rotate(key.view(rows, config.num_kv_heads, config.head_dim), plan.cos, plan.sin).view(rows, kv_size)
 
         attended = torch.empty(rows, q_size, device=self._device)
+        pages, own_index = pool.of_layer(index)
         for segment in plan.segments:
-            pool.write(index, segment.token_rows, key[segment.rows], value[segment.rows])
-            keys, values = pool.read(index, segment.page_rows, segment.end)
+            where = segment.by_group[pages.group.group_id]
+            pages.write(own_index, where.token_rows, key[segment.rows], value[segment.rows])
+            keys, values = pages.read(own_index, where.page_rows, where.length)
             output = F.scaled_dot_product_attention(
                 query[segment.rows].transpose(0, 1).unsqueeze(0),
                 keys,
                 values,
-                attn_mask=segment.mask,
-                is_causal=segment.is_causal,
+                attn_mask=where.mask,
+                is_causal=where.is_causal,
                 enable_gqa=True,
             )
             attended[segment.rows] = output.squeeze(0).transpose(0, 1).reshape(-1, q_size)
@@ -194,6 +191,26 @@ class LlamaModel:
         )
         rows = iter(F.linear(last, self.weights.lm_head))
         return [next(rows) if segment.wants_logits else None for segment in group.segments]
+
+
+def _addresses(pages: GroupPages, start: int, end: int, slots: Sequence[int], tokens_per_block: int) -> _Addresses:
+    """For the tokens [start, end) of a sequence on `slots`."""
+    group, device = pages.group, pages.tensor.device
+    used = slots[: -(-end // tokens_per_block)]
+    token_rows = pages.token_rows(used, start, end)
+    if group.window is None:
+        # Square causal attention needs no mask; with context before the chunk, torch would align it top-left.
+        mask = _causal_mask(start, end, device) if end - start > 1 and start > 0 else None
+        return _Addresses(pages.page_rows(used), end, token_rows, mask, is_causal=end - start > 1 and start == 0)
+    stale = group.stale_blocks(start, tokens_per_block)
+    live = [block for block in range(len(used)) if block not in stale]
+    keys = torch.cat([torch.arange(block * tokens_per_block, (block + 1) * tokens_per_block) for block in live])
+    keys = keys[keys < end]
+    queries = torch.arange(start, end).unsqueeze(1)
+    visible = (keys <= queries) & ((keys > queries - group.window) | (keys < group.sink_tokens))
+    mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+    rows = pages.page_rows([used[block] for block in live])
+    return _Addresses(rows, len(keys), token_rows, to_device(mask, device), is_causal=False)
 
 
 def _causal_mask(start: int, end: int, device: torch.device) -> torch.Tensor:

@@ -22,15 +22,20 @@ from worker_connector.reference_engine.shadow_model import PageFault, ShadowMode
 _PARKED = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
 
 
+#: Layer group and slot.
+Page = tuple[int, int]
+
+
 class PageGuard:
     """Not thread-safe. `requests` lists what has pages in the executor."""
 
     def __init__(self, pool: KvPool, model: ShadowModel, requests: Callable[[], Sequence[LlmRequest]]) -> None:
-        self._pool = pool
+        self._size = pool.tokens_per_block
+        self._words = [page_words(pages, pool.tokens_per_block) for pages in pool.groups]
+        self._copies = [words.copy() for words in self._words]
         self._model = model
         self._requests = requests
-        self._copy = page_words(pool).copy()
-        self._loads: set[int] = set()
+        self._loads: set[Page] = set()
         pool.on_poison = self._poisoned
 
     def __call__(self, stage: str, batch: Batch) -> None:
@@ -38,18 +43,17 @@ class PageGuard:
             self.look("between iterations")
             for request in batch.context:
                 if request.is_first_context_chunk:
-                    self._loads.update(
-                        self._pages(request, request.device_reused_tokens, request.prepopulated_prompt_len)
-                    )
+                    self._loads |= self._pages(request, request.device_reused_tokens, request.prepopulated_prompt_len)
         elif stage == "loaded":
             self.look("in start_load_kv")
         elif stage == "computed":
-            written: set[int] = set()
+            written: set[Page] = set()
             for request in batch.context:
                 start = request.context_current_position
-                written.update(self._pages(request, start, start + request.context_chunk_size))
+                written |= self._pages(request, start, start + request.context_chunk_size)
             for request in batch.generation:
-                written.update(self._pages(request, len(request.tokens) - 1, len(request.tokens) + 1))
+                position = len(request.device_tokens) - 1
+                written |= self._pages(request, position, position + 1)
             self.look("in the forward pass", written)
         elif stage == "failed":
             self._follow()
@@ -58,33 +62,40 @@ class PageGuard:
             self._loads = self._parked()  # get_finished may end a load and make its last write
         elif stage == "polled":
             self.look("in get_finished")
-            self._loads.clear()
+            self._loads = set()
 
-    def look(self, when: str, written: set[int] | None = None) -> None:
+    def look(self, when: str, written: set[Page] | None = None) -> None:
         """Record every page that changed and was nobody's to write, and follow all changes."""
-        words = page_words(self._pool)
-        changed = np.flatnonzero((words != self._copy).reshape(len(words), -1).any(axis=1)).tolist()
+        changed = {
+            (group, slot)
+            for group, (words, copy) in enumerate(zip(self._words, self._copies, strict=True))
+            for slot in np.flatnonzero((words != copy).reshape(len(words), -1).any(axis=1)).tolist()
+        }
         if not changed:
             return
         allowed = self._loads | self._parked() | (written or set())
-        for slot in changed:
-            if slot not in allowed:
-                self._model.faults.append(PageFault(f"written {when} by somebody who may not", slot))
+        for group, slot in sorted(changed - allowed):
+            self._model.faults.append(PageFault(f"written {when} by somebody who may not", group, slot))
         self._follow()
 
-    def _parked(self) -> set[int]:
+    def _parked(self) -> set[Page]:
         parked = [request for request in self._requests() if request.state is _PARKED]
-        return {slot for request in parked for slot in self._pages(request, request.device_reused_tokens, None)}
+        return {page for request in parked for page in self._pages(request, request.device_reused_tokens, None)}
 
-    def _pages(self, request: LlmRequest, start: int, end: int | None) -> Sequence[int]:
-        """Slots of the tokens [start, end); end None: to the last page."""
+    def _pages(self, request: LlmRequest, start: int, end: int | None) -> set[Page]:
+        """Pages of the tokens [start, end); end None: to the last one."""
         if request.blocks is None:
-            return ()
-        size = self._pool.tokens_per_block
-        return request.blocks.slots[start // size : None if end is None else -(-end // size)]
+            return set()
+        last = None if end is None else -(-end // self._size)
+        return {
+            (group, slot)
+            for group, slots in enumerate(request.blocks.by_group)
+            for slot in slots[start // self._size : last]
+        }
 
-    def _poisoned(self, slots: Sequence[int]) -> None:
-        self._copy[list(slots)] = page_words(self._pool)[list(slots)]
+    def _poisoned(self, group: int, slots: Sequence[int]) -> None:
+        self._copies[group][list(slots)] = self._words[group][list(slots)]
 
     def _follow(self) -> None:
-        np.copyto(self._copy, page_words(self._pool))
+        for words, copy in zip(self._words, self._copies, strict=True):
+            np.copyto(copy, words)

@@ -35,18 +35,18 @@ class PagePreparation:
             for request in fresh:
                 if self._connector is not None:
                     self._serve_v1(request, self._connector)
-                self._grow(request, request.prompt_len)
+                self._grow(request, request.prompt_len, request.context_current_position)
             self._report_allocations(fresh)
         else:
             for request in fresh:
                 if self._connector is not None:
                     self._serve_v2(request, self._connector)
-                self._grow(request, request.context_current_position + request.context_chunk_size)
+                self._grow_chunk(request)
                 self._report_allocations([request])
         for request in batch.context:
-            self._grow(request, request.context_current_position + request.context_chunk_size)
+            self._grow_chunk(request)
         for request in batch.generation:
-            self._grow(request, len(request.device_tokens))
+            self._grow(request, len(request.device_tokens), len(request.device_tokens) - 1)
 
     def trim(self, batch: Batch) -> None:
         """Apply the token-budget trim, if this iteration has one. Requests with an async load compute nothing in it."""
@@ -71,11 +71,15 @@ class PagePreparation:
             request.py_connector_allocation_reported = True
             if self._connector is not None:
                 assert request.blocks is not None
-                self._connector.update_state_after_alloc(request, request.blocks.slots)
+                self._connector.update_state_after_alloc(request, request.blocks.by_group)
 
-    def _grow(self, request: LlmRequest, num_tokens: int) -> None:
+    def _grow_chunk(self, request: LlmRequest) -> None:
+        start = request.context_current_position
+        self._grow(request, start + request.context_chunk_size, start)
+
+    def _grow(self, request: LlmRequest, num_tokens: int, history: int) -> None:
         assert request.blocks is not None
-        self._blocks.grow(request.blocks, num_tokens)
+        self._blocks.grow(request.blocks, num_tokens, history)
 
     def _serve_v1(self, request: LlmRequest, connector: ConnectorManager) -> None:
         """The whole offer is honoured, since all pages of the prompt are allocated in the same call."""

@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.engine import BAD_PAGE_INDEX
+from worker_connector.reference_engine.kv_pool import GroupPages, KvPool
+from worker_connector.reference_engine.layer_groups import LayerGroup
 from worker_connector.reference_engine.model import LayerHook, RowGroup, Segment
 from worker_connector.reference_engine.model_config import LlamaConfig
 
@@ -47,6 +49,8 @@ class PageFault:
     """Something that a page should not hold. `position` and `layer` are -1 where a whole page is meant."""
 
     what: str
+    #: Layer group, and page slot in it; -1: a block without a page.
+    group: int
     slot: int
     #: Request that reads, or owns, the page; -1: none.
     owner: int = -1
@@ -91,18 +95,21 @@ class ShadowModel:
         after_layer: LayerHook | None = None,
     ) -> list[list[torch.Tensor | None]]:
         """As `LlamaModel.forward`; segments must say owner, scope and history."""
-        pages = page_words(pool)
+        words_of = [page_words(pages, pool.tokens_per_block) for pages in pool.groups]
         segments = [segment for group in groups for segment in group.segments]
         for segment in segments:
             assert len(segment.history) == segment.start + len(segment.tokens), "a segment without its history"
-        self._check_writers(segments, pool.tokens_per_block)
+        for pages in pool.groups:
+            self._check_writers(segments, pages.group, pool.tokens_per_block)
         expected = [self.words(segment.scope, segment.history) for segment in segments]
         for layer in range(self.config.num_layers):
             if before_layer is not None:
                 before_layer(layer)
+            pages, own_index = pool.of_layer(layer)
+            held = words_of[pages.group.group_id][:, own_index]
             for segment, words in zip(segments, expected, strict=True):
-                self._write(pages, segment, words, layer)
-                self._check(pages, segment, words, layer)
+                self._write(held, segment, words[:, layer], pages.group, layer)
+                self._check(held, segment, words[:, layer], pages.group, layer)
             if after_layer is not None:
                 after_layer(layer)
         return [[self._logits(segment) for segment in group.segments] for group in groups]
@@ -125,34 +132,47 @@ class ShadowModel:
             digest = following
         return found
 
-    def _check_writers(self, segments: Sequence[Segment], size: int) -> None:
+    def _check_writers(self, segments: Sequence[Segment], group: LayerGroup, size: int) -> None:
         """Nobody may write where another request of the batch reads or writes."""
         users: dict[int, int] = {}
         for segment in segments:
-            for slot in segment.slots[segment.start // size : -(-len(segment.history) // size)]:
+            for slot in segment.slots[group.group_id][segment.start // size : -(-len(segment.history) // size)]:
                 other = users.setdefault(slot, segment.owner)
-                if other != segment.owner:
-                    self.faults.append(PageFault(f"also written by request {other}", slot, segment.owner))
+                if other != segment.owner and slot != BAD_PAGE_INDEX:
+                    self._fault(f"also written by request {other}", group, slot, segment)
         for segment in segments:
-            for slot in segment.slots[: segment.start // size]:
+            for slot in segment.slots[group.group_id][: segment.start // size]:
                 other = users.get(slot, segment.owner)
-                if other != segment.owner:
-                    self.faults.append(PageFault(f"read while request {other} writes it", slot, segment.owner))
+                if other != segment.owner and slot != BAD_PAGE_INDEX:
+                    self._fault(f"read while request {other} writes it", group, slot, segment)
 
-    def _write(self, pages: Words, segment: Segment, words: Words, layer: int) -> None:
+    def _write(self, pages: Words, segment: Segment, words: Words, group: LayerGroup, layer: int) -> None:
         positions = np.arange(segment.start, len(segment.history))
-        slots, offsets = _addresses(pages, segment, positions)
-        pages[slots, layer, :, offsets] = words[segment.start :, layer]
+        slots, offsets = _addresses(pages, segment, group, positions)
+        if (slots == BAD_PAGE_INDEX).any():
+            self._fault("computed tokens have no page", group, BAD_PAGE_INDEX, segment, layer, segment.start)
+            positions = positions[slots != BAD_PAGE_INDEX]
+            slots, offsets = _addresses(pages, segment, group, positions)
+        pages[slots, :, offsets] = words[positions]
 
-    def _check(self, pages: Words, segment: Segment, words: Words, layer: int) -> None:
-        positions = np.arange(segment.start)
+    def _check(self, pages: Words, segment: Segment, words: Words, group: LayerGroup, layer: int) -> None:
+        """What the segment's first position reads, and so all that any of its positions reads of what was there before."""
+        positions = np.arange(group.first_visible(segment.start), segment.start)
+        if group.sink_tokens and len(positions) < segment.start:
+            sinks = np.arange(min(group.sink_tokens, group.first_visible(segment.start)))
+            positions = np.concatenate((sinks, positions))
         self.checked += len(positions)
-        slots, offsets = _addresses(pages, segment, positions)
-        wrong = (pages[slots, layer, :, offsets] != words[: segment.start, layer]).any(axis=(1, 2))
+        slots, offsets = _addresses(pages, segment, group, positions)
+        wrong = (pages[slots, :, offsets] != words[positions]).any(axis=(1, 2)) | (slots == BAD_PAGE_INDEX)
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             what = f"{int(wrong.sum())} positions do not hold what a cold prefill writes"
-            self.faults.append(PageFault(what, int(slots[first]), segment.owner, layer, first))
+            self._fault(what, group, int(slots[first]), segment, layer, int(positions[first]))
+
+    def _fault(
+        self, what: str, group: LayerGroup, slot: int, segment: Segment, layer: int = -1, position: int = -1
+    ) -> None:
+        self.faults.append(PageFault(what, group.group_id, slot, segment.owner, layer, position))
 
     def _logits(self, segment: Segment) -> torch.Tensor | None:
         if not segment.wants_logits:
@@ -162,14 +182,14 @@ class ShadowModel:
         return logits
 
 
-def page_words(pool: KvPool) -> Words:
-    """The pool's own memory as `[slot, layer, key or value, token, element]` of 32-bit words."""
-    words: Any = pool.tensor.view(torch.int32).numpy().view(np.uint32)
+def page_words(pages: GroupPages, tokens_per_block: int) -> Words:
+    """The pages' own memory as `[slot, layer of the group, key or value, token, element]` of 32-bit words."""
+    words: Any = pages.tensor.view(torch.int32).numpy().view(np.uint32)
     blocks, layers, kv_factor, _ = words.shape
-    shaped: Words = words.reshape(blocks, layers, kv_factor, pool.tokens_per_block, -1)
+    shaped: Words = words.reshape(blocks, layers, kv_factor, tokens_per_block, -1)
     return shaped
 
 
-def _addresses(pages: Words, segment: Segment, positions: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-    size = pages.shape[3]
-    return np.asarray(segment.slots, dtype=np.int64)[positions // size], positions % size
+def _addresses(pages: Words, segment: Segment, group: LayerGroup, positions: npt.NDArray[np.int64]) -> tuple[Any, Any]:
+    size = pages.shape[2]
+    return np.asarray(segment.slots[group.group_id], dtype=np.int64)[positions // size], positions % size

@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.worker_connector.reference_engine.event_mirror import Mirror
+from worker_connector.engine import BAD_PAGE_INDEX
 from worker_connector.reference_engine import LlamaConfig, reuse
 from worker_connector.reference_engine.block_manager import BlockManager, BlockSequence
 from worker_connector.reference_engine.events import KvEventBuffer
 from worker_connector.reference_engine.kv_pool import KvPool
+from worker_connector.reference_engine.layer_groups import LayerGroup, layer_groups
 from worker_connector.reference_engine.reuse import ReuseScope
 
 SIZE = 4
 SMALL = LlamaConfig(
     vocab_size=2,
     hidden_size=2,
-    num_layers=1,
+    num_layers=2,
     num_heads=1,
     num_kv_heads=1,
     head_dim=2,
@@ -30,9 +32,17 @@ SMALL = LlamaConfig(
 )
 
 
-def manager(num_blocks: int, reuse_on: bool = True) -> tuple[BlockManager, KvEventBuffer]:
-    events = KvEventBuffer(0, 64, 100_000)
-    return BlockManager(KvPool(SMALL, num_blocks, SIZE), events, enable_block_reuse=reuse_on), events
+ONE_GROUP = layer_groups(2)
+WINDOWS = layer_groups(2, (64, 6), sink_tokens=3, max_seq_len=64)
+"""Full attention, and a window that leaves one block after the first behind it."""
+
+
+def manager(
+    num_blocks: int, reuse_on: bool = True, groups: tuple[LayerGroup, ...] = ONE_GROUP
+) -> tuple[BlockManager, KvEventBuffer]:
+    events = KvEventBuffer(0, [group.window or 64 for group in groups], 100_000)
+    pool = KvPool(SMALL, num_blocks, SIZE, groups=groups)
+    return BlockManager(pool, events, enable_block_reuse=reuse_on), events
 
 
 def run(blocks: BlockManager, tokens: list[int], scope: ReuseScope | None = None, priority: int | None = None) -> int:
@@ -59,14 +69,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
     """Random sequences over two tokens, so that prefixes collide all the time, on ten pages."""
 
     NUM_BLOCKS = 10
+    GROUPS = ONE_GROUP
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.events = manager(self.NUM_BLOCKS)
+        self.blocks, self.events = manager(self.NUM_BLOCKS, groups=self.GROUPS)
         self.live: list[Live] = []
         self.mirror = Mirror(SIZE)
         #: What each page holds: the whole token prefix up to its end, as a forward pass or nobody would have left it.
-        self.contents: dict[int, tuple[ReuseScope, tuple[int, ...]]] = {}
+        self.contents: dict[tuple[int, int], tuple[ReuseScope, tuple[int, ...]]] = {}
 
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=18),
@@ -79,10 +90,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         sequence = self.blocks.open(tokens, scope, len(tokens) + extra, priority)
         if sequence is None:
             return
-        reused = len(sequence.slots) * SIZE
+        reused = sequence.num_blocks * SIZE
         assert reused < len(tokens)
-        for index, slot in enumerate(sequence.slots):
-            assert self.contents[slot] == (scope, tuple(tokens[: (index + 1) * SIZE]))
         self.live.append(Live(tokens, scope, len(tokens) + extra, sequence, reused))
 
     @precondition(lambda self: self.live)
@@ -92,13 +101,17 @@ class BlockManagerMachine(RuleBasedStateMachine):
         live = data.draw(st.sampled_from(self.live))
         end = min(live.computed + step, live.limit)
         live.tokens += [data.draw(st.integers(0, 1)) for _ in range(end - len(live.tokens))]
-        before = list(live.sequence.slots)
-        self.blocks.grow(live.sequence, end)
-        assert live.sequence.slots[: len(before)] == before
-        for index in range(live.computed // SIZE, end // SIZE):
-            self.contents[live.sequence.slots[index]] = (live.scope, tuple(live.tokens[: (index + 1) * SIZE]))
+        before = [list(slots) for slots in live.sequence.by_group]
+        self.blocks.grow(live.sequence, end, live.computed)
+        for slots, old in zip(live.sequence.by_group, before, strict=True):
+            assert all(slot in (was, BAD_PAGE_INDEX) for slot, was in zip(slots, old, strict=False))
+        for group, slots in enumerate(live.sequence.by_group):
+            for index in range(live.computed // SIZE, end // SIZE):
+                if slots[index] != BAD_PAGE_INDEX:
+                    self.contents[group, slots[index]] = (live.scope, tuple(live.tokens[: (index + 1) * SIZE]))
         live.computed = end
         self.blocks.commit(live.sequence, live.tokens, end)
+        self.blocks.pass_window(live.sequence, end)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -114,23 +127,41 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def pages_balance(self) -> None:
-        held = {slot for live in self.live for slot in live.sequence.slots}
+        held = {
+            (group, slot)
+            for live in self.live
+            for group, slots in enumerate(live.sequence.by_group)
+            for slot in slots
+            if slot != BAD_PAGE_INDEX
+        }
         assert self.blocks.num_referenced == len(held)
-        assert self.blocks.num_free + self.blocks.tree.num_evictable + len(held) == self.NUM_BLOCKS
-        reserved = sum(live.sequence.reserved for live in self.live)
-        assert reserved <= self.blocks.num_free + self.blocks.tree.num_evictable
+        assert self.blocks.num_free + self.blocks.tree.num_evictable + len(held) == self.blocks.num_pages
+        for group in range(len(self.GROUPS)):
+            assert sum(live.sequence.groups[group].reserved for live in self.live) <= self._free(group)
+
+    def _free(self, group: int) -> int:
+        return len(self.blocks._free[group]) + self.blocks.tree.evictable(group)
 
     @invariant()
     def a_page_has_one_owner_or_one_content(self) -> None:
         for live in self.live:
-            for index in range(live.computed // SIZE):
-                slot = live.sequence.slots[index]
-                assert self.contents[slot] == (live.scope, tuple(live.tokens[: (index + 1) * SIZE]))
+            for group, slots in zip(self.GROUPS, live.sequence.by_group, strict=True):
+                stale = group.stale_blocks(live.computed, SIZE)
+                for index, slot in enumerate(slots[: live.computed // SIZE]):
+                    assert (slot == BAD_PAGE_INDEX) == (index in stale)
+                    if slot != BAD_PAGE_INDEX:
+                        page = self.contents[group.group_id, slot]
+                        assert page == (live.scope, tuple(live.tokens[: (index + 1) * SIZE]))
 
     @invariant()
     def events_describe_the_tree(self) -> None:
         self.events.flush()
-        self.mirror.apply(self.events.drain())
+        events = self.events.drain()
+        if len(self.GROUPS) > 1:  # a window's events may name parents without a page
+            events = [event for event in events if event["layer_group_id"] == 0]
+            for event in events:
+                event["event_id"] = self.mirror.next_id + events.index(event)
+        self.mirror.apply(events)
         assert len(self.mirror.blocks) == len(self.blocks.tree)
         for block_hash in self.mirror.blocks:
             self.mirror.chain(block_hash)
@@ -140,6 +171,16 @@ TestBlockManagerMachine = BlockManagerMachine.TestCase
 TestBlockManagerMachine.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+class WindowMachine(BlockManagerMachine):
+    """The same with a second group, which has a window and a sink."""
+
+    GROUPS = WINDOWS
+
+
+TestWindowMachine = WindowMachine.TestCase
+TestWindowMachine.settings = TestBlockManagerMachine.settings
 
 
 def test_tokens_are_the_proof_and_the_hash_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +292,7 @@ def test_hits_without_evictions_do_not_grow_the_eviction_order() -> None:
     blocks, _ = manager(8)
     for _ in range(500):
         run(blocks, [0] * 16)
-    assert len(blocks.tree._idle) < 100
+    assert len(blocks.tree._idle[0]) < 100
 
 
 def test_poisoned_pages_are_poisoned_again_when_they_change_hands() -> None:

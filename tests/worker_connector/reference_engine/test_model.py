@@ -51,7 +51,7 @@ def _one_thread_without_gradients() -> object:
 
 
 def one(tokens: list[int], start: int, slots: list[int], wants_logits: bool = True) -> RowGroup:
-    return RowGroup((Segment(tokens, start, slots, wants_logits),))
+    return RowGroup((Segment(tokens, start, [slots], wants_logits),))
 
 
 def last_logits(model: LlamaModel, pool: KvPool, tokens: list[int], slots: list[int], chunk: int) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_prefill_does_not_depend_on_the_batch() -> None:
     tokens, other = prompt(40), prompt(30, 1)
     alone = last_logits(model, pool, tokens, [0, 1, 2, 3, 4], chunk=64)
     last_logits(model, pool, other, [20, 21, 22, 23], chunk=64)
-    decodes = RowGroup(tuple(Segment([token], 30, [20, 21, 22, 23]) for token in (5, 6)))
+    decodes = RowGroup(tuple(Segment([token], 30, [[20, 21, 22, 23]]) for token in (5, 6)))
     batched = model.forward(pool, [one(other, 0, [10, 11, 12, 13]), one(tokens, 0, [14, 15, 16, 17, 18]), decodes])
     assert torch.equal(batched[1][0], alone)  # type: ignore[arg-type]
 
@@ -165,6 +165,7 @@ def test_layout_describes_the_pool() -> None:
     assert view is not None
     assert view.shape == (32, TINY.num_layers, 2, 8 * TINY.kv_elements_per_token)
     assert view.data_ptr() == pool.tensor.data_ptr()
-    pool.write(1, pool.token_rows([4], 3, 4), torch.ones(1, 128), 2 * torch.ones(1, 128))
+    pages = pool.groups[0]
+    pages.write(1, pages.token_rows([4], 3, 4), torch.ones(1, 128), 2 * torch.ones(1, 128))
     assert view[4, 1].unique().nan_to_num().tolist()[:2] == [1.0, 2.0]
     assert layout.groups[0].regions[0].slot_tensor(4, torch.float32).nansum() == 3 * 128
