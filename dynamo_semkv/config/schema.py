@@ -87,6 +87,8 @@ class DynamoConfig(Section, frozen=True):
     worker_endpoint: Name = "generate"
     router_component: Name = "semkv"
     router_endpoint: Name = "generate"
+    offer_model: bool = True
+    """Offer the model to clients. False: only the `advise` endpoint, for a gateway that dispatches by itself."""
     wait_for_workers_seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 0.0
     """How long `serve` waits for the first worker before it gives up. 0: for ever."""
     poll_seconds: Annotated[float, Meta(ge=0.05, le=60.0)] = 0.5

@@ -68,7 +68,7 @@ class RouteObserved(msgspec.Struct, frozen=True, tag_field="kind", tag="observed
     route_id: str
     observed_at: float
     end: str
-    """`complete`, `cancelled`, `worker_lost`, `error`."""
+    """`complete`, `cancelled`, `worker_lost`, `error`; `advised`: a gateway dispatches by itself, no token passes through us."""
     served_stable_routing_id: str | None = None
     served_dp_rank: int | None = None
     served_worker_id: str | None = None

@@ -22,6 +22,7 @@ from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.observe.measured import MeasuredJournal, MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
 from dynamo_semkv.router.advisor import Advisor
+from dynamo_semkv.router.desk import AdviceDesk
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.hint_sender import HintSender
 from dynamo_semkv.router.knowledge import Knowledge
@@ -68,6 +69,7 @@ def edge_settings(config: Config) -> EdgeSettings:
         router_endpoint=f"{dynamo.namespace}.{dynamo.router_component}.{dynamo.router_endpoint}",
         model_name=config.model.name,
         model_path=config.model.path,
+        offer_model=dynamo.offer_model,
         kv_router={
             "router_temperature": router.router_temperature,
             "overlap_score_credit": router.overlap_score_credit,
@@ -134,6 +136,16 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         router=router,
         instance_id=edge.instance_id,
     )
+    desk = AdviceDesk(
+        service,
+        traced(advisor, TracedAdvisor, tracing),
+        stages,
+        knowledge.directory,
+        config=config,
+        config_hash=loaded.hash,
+        model=config.model.name or edge.card.model,
+    )
+    edge.expose_route("semkv/advise", desk.answer_body)
     edge.expose_metrics(knowledge.view.metrics_text)
     advisor.refresh()
     if not await knowledge.replayed():
@@ -143,6 +155,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     def take_over(changed: Loaded) -> None:
         advisor.reload(changed.config)
         service.reload(changed.config, changed.hash)
+        desk.reload(changed.config, changed.hash)
         knowledge.reload(changed)
 
     reloader = Reloader(knowledge.watch, take_over)
@@ -150,7 +163,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
     counting = asyncio.ensure_future(_count(knowledge))
-    serving = asyncio.ensure_future(edge.serve(traced(service.handle, TracedHandler, tracing)))
+    serving = asyncio.ensure_future(edge.serve(traced(service.handle, TracedHandler, tracing), {"advise": desk.handle}))
     stopping = asyncio.ensure_future(stop.wait())
     logger.info("placement %s, %d replicas", config.placement.mode.value, len(knowledge.directory.live()))
     try:

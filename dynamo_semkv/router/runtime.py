@@ -81,6 +81,8 @@ class EdgeSettings:
     """Keyword arguments of Dynamo's LoadThresholdConfig; empty = no admission limit."""
     session_affinity_ttl_s: int | None = None
     wait_workers_s: float = 600.0
+    offer_model: bool = True
+    """Announce the public model; else only the further endpoints are of use."""
     cards_s: float = 0.2
     """How old the view of the workers' cards may be."""
     suspect_s: float = 5.0
@@ -285,7 +287,12 @@ class DynamoEdge:
                 if task.done():
                     task.result()
             await asyncio.sleep(0.005)
-        await self._announce()
+        if self._settings.offer_model:
+            await self._announce()
+        else:
+            logger.info(
+                "no model is offered (dynamo.offer_model): %s gives advice only", self._settings.router_endpoint
+            )
         await asyncio.gather(*tasks)
 
     async def _announce(self) -> None:

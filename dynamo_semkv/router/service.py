@@ -41,6 +41,10 @@ _ENDS = {
 }
 
 
+ADVISED = "advised"
+"""How a route ends for us whose request a gateway dispatches."""
+
+
 class Journal(Protocol):
     """The part of outcome.intake.RouteJournal that is used here."""
 
@@ -72,6 +76,17 @@ class _Route:
     pinned: StableReplica | None
     first_at: float | None = None
     served: StableReplica | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An attempt that is ready to be dispatched."""
+
+    route_id: RouteId
+    request: Request
+    """With the hint in its `extra_args`, if it has one."""
+    advice: Advice
+    pinned: StableReplica | None
 
 
 class RouterService:
@@ -162,20 +177,34 @@ class RouterService:
         if advice is None:
             self.counts["passed_through"] += 1
             return self._edge.dispatch(request, None), None
+        prepared = self.prepare(request, call, advice, config_hash)
+        decision = prepared.advice.decision
+        dispatch = self._edge.dispatch(
+            prepared.request,
+            decision.placed,
+            unpinned=request,
+            annotate={"route_id": prepared.route_id, "reason": decision.reason.value},
+        )
+        return dispatch, _Route(prepared.route_id, arrived, prepared.pinned)
+
+    def prepare(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared:
+        """One attempt, hinted and recorded. Whoever dispatches it must see to it that it is observed."""
         route_id = new_route_id()
         logs.bind(route_id=route_id)
         pinned = self._stable(advice.decision.placed)
         hinted, advice = self._hint(request, call, advice, route_id, pinned)
-        decision = advice.decision
-        self.counts[f"decided_{decision.reason.value}"] += 1
-        dispatch = self._edge.dispatch(
-            hinted,
-            decision.placed,
-            unpinned=request,
-            annotate={"route_id": route_id, "reason": decision.reason.value},
-        )
+        self.counts[f"decided_{advice.decision.reason.value}"] += 1
         self._open(call, advice, route_id, str(request.get("model") or ""), config_hash)
-        return dispatch, _Route(route_id, arrived, pinned)
+        return Prepared(route_id, hinted, advice, pinned)
+
+    def handed_over(self, prepared: Prepared) -> None:
+        """The end of an attempt that somebody else dispatches: its report alone says what became of it."""
+        self.open_routes -= 1
+        self.counts[f"ended_{ADVISED}"] += 1
+        try:
+            self._journal.observed(RouteObserved(route_id=prepared.route_id, observed_at=self._wall(), end=ADVISED))
+        except Exception as error:  # noqa: BLE001 - as for the opening record
+            self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
 
     def _hint(
         self, request: Request, call: CallContext, advice: Advice, route_id: RouteId, pinned: StableReplica | None

@@ -210,6 +210,7 @@ class LocalGraph:
             arguments += ["--data-parallel-size", str(settings.data_parallel_size), "--threads", str(settings.threads)]
             arguments += ["--max-num-tokens", str(settings.max_num_tokens)]
             arguments += ["--connector", "on" if settings.connector else "off"]
+            arguments += ["--offer-model"] if settings.direct else []
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,
                 DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
@@ -227,7 +228,8 @@ class LocalGraph:
             )
         elif name == "frontend":
             arguments = ["-m", "dynamo.frontend", "--http-port", str(self._port("frontend.http"))]
-            arguments += ["--router-mode", "round-robin", "--migration-limit", str(settings.migration_limit)]
+            arguments += ["--router-mode", "direct" if settings.direct else "round-robin"]
+            arguments += ["--migration-limit", str(settings.migration_limit)]
             env = self.environment()
         else:
             raise GraphError(f"part {name!r} is unknown; known are nats, {', '.join(self.processes)}")
@@ -289,8 +291,9 @@ class LocalGraph:
         if "chat endpoints enabled" not in self.log_text("frontend"):
             return False
         health = self._get(f"{self.frontend_url}/health")
-        served = [i for i in health.get("instances", ()) if i["component"] == "semkv" and i["endpoint"] == "generate"]
-        return len(served) == len(self.router_names)
+        component, parts = ("backend", self.worker_names) if self.settings.direct else ("semkv", self.router_names)
+        served = [i for i in health.get("instances", ()) if i["component"] == component and i["endpoint"] == "generate"]
+        return len(served) == len(parts)
 
     def _router_ready(self, name: str) -> Callable[[], bool]:
         expected = self.settings.workers * self.settings.data_parallel_size if self.settings.connector else 0

@@ -25,6 +25,8 @@ class GraphSettings:
     threads: int = 2
     """torch threads of each worker. The demo sends one request at a time, so one worker at a time is busy."""
     migration_limit: int = 3
+    direct: bool = False
+    """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only (`advise`)."""
     observability: bool = False
     """Prometheus and, where it is installed, Grafana beside the graph."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class GraphSettings:
             "placement": {"mode": self.mode},
             "connector": {"materialization": "exact", "slab_bytes": 256 * 1024 * 1024},
         }
+        if self.direct:
+            base["dynamo"] = {"offer_model": False}
         for section, values in self.overrides.items():
             base[section] = {**base.get(section, {}), **values}
         return base

@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         endpoint=arguments.endpoint,
         connector=ConnectorSpec.resolve(*CONNECTOR) if arguments.connector == "on" else None,
         native_hints=arguments.native_hints,
+        offer_model=arguments.offer_model,
         drain_seconds=arguments.drain_seconds,
     )
     return int(uvloop.run(serve(settings)))
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--connector", choices=("on", "off"), default="on", help="options: the file in SEMKV_CONFIG")
     parser.add_argument("--drain-seconds", type=float, default=20.0, help="how long SIGTERM waits for running requests")
     parser.add_argument("--native-hints", action="store_true", help="hand hints to the engine on the request itself")
+    parser.add_argument("--offer-model", action="store_true", help="offer the model to clients; default: a router does")
     return parser
 
 

@@ -59,6 +59,8 @@ class WorkerSettings:
     endpoint: str = "dynamo.backend.generate"
     connector: ConnectorSpec | None = None
     native_hints: bool = False
+    offer_model: bool = False
+    """Offer the model to clients, for graphs without a router in front."""
     """Hand hints to the engine on the request itself, as NVIDIA/TensorRT-LLM#18153 proposes. Off: as TensorRT-LLM is
     today."""
     drain_seconds: float = 20.0
@@ -193,7 +195,8 @@ class DynamoWorker:
         card.enable_local_indexer = True
         await register_model(
             ModelInput.Tokens,
-            ModelType.Empty,  # no public endpoint: clients reach this engine through the router only
+            # Behind a router of ours no public endpoint: clients reach this engine through the router only.
+            ModelType.Chat | ModelType.Completions if self._settings.offer_model else ModelType.Empty,
             endpoint,
             str(self._settings.model_dir),
             self.engine.model.name,

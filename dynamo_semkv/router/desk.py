@@ -1,0 +1,157 @@
+"""AdviceDesk: the same decision, hint and route id for a gateway that dispatches by itself. No token passes through us.
+
+Two doors: the endpoint `<namespace>.<router component>.advise`, which takes a PreprocessedRequest as `generate` does, and
+`POST /engine/semkv/advise` on the status server, which takes
+
+    {"token_ids": [...], "model": "...", "cache_salt": "...", "lora_name": "...", "request_id": "..."}     all but token_ids optional
+
+and both answer
+
+    {"route_id": str, "decision": str, "mode": str, "evidence_tokens": int,
+     "replica": {"worker_id": str, "dp_rank": int, "stable_routing_id": str} | null,     where to send it, if anywhere
+     "dynamo": {"worker_id": str, "dp_rank": int} | null,                                what Dynamo's KvRouter would choose, not booked
+     "hint": envelope | null}                                                            sent to the replica over the bus already
+
+Ids are decimal strings: they exceed 2^53. The gateway sends `worker_id` and `dp_rank` along in its own way (to Dynamo's frontend in direct
+mode: the headers `x-dynamo-worker-instance-id` and `x-dynamo-dp-rank`), and reuse counts by the worker's report only, as always.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY
+from dynamo_semkv.contracts.identity import ReplicaKey, new_route_id
+from dynamo_semkv.router.fallback import within
+from dynamo_semkv.router.ingress import strip_client_hints
+from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_types import CallContext, Chunk, Edge, Request
+from dynamo_semkv.router.service import Advising, Prepared, RouterService
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS = 2**22
+_FIELDS = ("token_ids", "model", "cache_salt", "lora_name", "request_id", "traceparent")
+
+
+class AdviceDesk:
+    """One event loop, beside `RouterService`, whose records and counters it shares."""
+
+    def __init__(
+        self,
+        service: RouterService,
+        advisor: Advising,
+        edge: Edge,
+        directory: ReplicaDirectory,
+        *,
+        config: Config,
+        config_hash: str,
+        model: str,
+    ) -> None:
+        self._service = service
+        self._advisor = advisor
+        self._edge = edge
+        self._directory = directory
+        self._config = config
+        self._config_hash = config_hash
+        self._model = model
+
+    def reload(self, config: Config, config_hash: str) -> None:
+        self._config, self._config_hash = config, config_hash
+
+    async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
+        """One chunk. RequestFailed(INVALID_REQUEST) for what is no request."""
+        try:
+            yield await self.advise(request, call)
+        except ContractError as error:
+            raise RequestFailed(FailureKind.INVALID_REQUEST, str(error)) from error
+
+    async def answer_body(self, body: Any) -> dict[str, Any]:
+        """For the status server: an `error` instead of an exception, which would be shown as a fault of ours."""
+        try:
+            request, call = self._read(body)
+            return await self.advise(request, call)
+        except ContractError as error:
+            return {"error": str(error)}
+
+    async def advise(self, request: Request, call: CallContext) -> dict[str, Any]:
+        """Raises ContractError for a request without readable tokens; otherwise there is always an answer, if only "no advice"."""
+        request, _ = strip_client_hints(request)
+        advice, prepared = None, None
+        if self._config.placement.mode is not PlacementMode.OFF:
+            advice = await self._advisor.advise(request, call.request_id)
+        choice = await self._dynamo(request)
+        if advice is not None:
+            prepared = self._service.prepare(request, call, advice, self._config_hash)
+            self._service.handed_over(prepared)
+        return self._answer(prepared, choice)
+
+    def _answer(self, prepared: Prepared | None, choice: ReplicaKey | None) -> dict[str, Any]:
+        if prepared is None:
+            return {
+                "route_id": new_route_id(),
+                "decision": "no_advice",
+                "mode": self._config.placement.mode.value,
+                "evidence_tokens": 0,
+                "replica": None,
+                "dynamo": _plain(choice),
+                "hint": None,
+            }
+        decision = prepared.advice.decision
+        replica = _plain(decision.placed)
+        if replica is not None and prepared.pinned is not None:
+            replica["stable_routing_id"] = prepared.pinned.stable_routing_id
+        return {
+            "route_id": prepared.route_id,
+            "decision": decision.reason.value,
+            "mode": decision.mode.value,
+            "evidence_tokens": decision.evidence_tokens,
+            "replica": replica,
+            "dynamo": _plain(choice),
+            "hint": (prepared.request.get("extra_args") or {}).get(EXTRA_ARGS_KEY),
+        }
+
+    async def _dynamo(self, request: Request) -> ReplicaKey | None:
+        routing: Mapping[str, Any] = request.get("routing") or {}
+        seconds = self._config.evidence.exact_deadline_ms / 1000
+        try:
+            choice = await within(
+                seconds,
+                self._edge.best_choice(request["token_ids"], routing.get("cache_salt"), routing.get("lora_name")),
+            )
+        except Exception as error:  # noqa: BLE001 - the gateway has its own choice; said in the log, and null in the answer
+            logger.debug("advise: Dynamo's own choice: %s", error)
+            return None
+        return choice.replica
+
+    def _read(self, body: Any) -> tuple[Request, CallContext]:
+        if not isinstance(body, dict):
+            raise ContractError("body", type(body).__name__, f"a JSON object with {', '.join(_FIELDS)}")
+        unknown = sorted(map(str, body.keys() - set(_FIELDS)))
+        if unknown:
+            raise ContractError("body", unknown[0], f"only {', '.join(_FIELDS)}")
+        tokens = body.get("token_ids")
+        if not isinstance(tokens, list) or not 1 <= len(tokens) <= MAX_TOKENS:
+            shown = len(tokens) if isinstance(tokens, list) else type(tokens).__name__
+            raise ContractError("token_ids", shown, f"a list of 1 to {MAX_TOKENS} token ids")
+        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in tokens):
+            raise ContractError("token_ids", "another value", "integers from 0 to 2147483647 only")
+        text = {name: body.get(name) for name in _FIELDS[1:]}
+        for name, value in text.items():
+            if value is not None and not (isinstance(value, str) and len(value) <= 1024):
+                raise ContractError(
+                    name, type(value).__name__, "text of at most 1024 characters", secret=name == "cache_salt"
+                )
+        routing = {name: text[name] for name in ("cache_salt", "lora_name") if text[name] is not None}
+        request: Request = {"model": text["model"] or self._model, "token_ids": tokens, "routing": routing}
+        call = CallContext(text["request_id"] or "", {}, text["traceparent"], lambda: False)
+        return request, call
+
+
+def _plain(replica: ReplicaKey | None) -> dict[str, Any] | None:
+    return {"worker_id": str(replica.worker_id), "dp_rank": replica.dp_rank} if replica is not None else None
