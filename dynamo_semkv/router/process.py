@@ -30,6 +30,7 @@ from dynamo_semkv.router.logged import LoggedJournal
 from dynamo_semkv.router.reload import Reloader
 from dynamo_semkv.router.runtime import DynamoEdge, EdgeError, EdgeSettings
 from dynamo_semkv.router.runtime_types import Edge
+from dynamo_semkv.router.runtime_version import installed, verdict
 from dynamo_semkv.router.service import RouterService
 from dynamo_semkv.router.traced import (
     TracedAdvisor,
@@ -90,6 +91,11 @@ async def serve(loaded: Loaded) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # Until there is something to serve a hang-up may not end the process, and has nothing to do: the file is read again then.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+    serves, said = verdict(installed())
+    if said is not None:
+        logger.log(logging.WARNING if serves else logging.ERROR, "%s", said)
+    if not serves:
+        return 1
     router = f"{loaded.config.dynamo.router_component}-{secrets.token_hex(4)}"
     logger.info("router %s, configuration %s: %s", router, loaded.hash, loaded.source)
     target = otlp_target(loaded.config.observe.otlp_endpoint, os.environ)

@@ -74,6 +74,41 @@ def test_wheel_installs_and_imports_by_itself(wheel: Path, tmp_path: Path) -> No
     assert all(Path(line).is_relative_to(target) for line in shown)
 
 
+def test_wheel_carries_the_kubernetes_graphs_and_the_launch_script(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = [p for folder in ("kubernetes", "launch") for p in (ROOT / "graphs" / folder).rglob("*") if p.is_file()]
+    assert len(wanted) > 10
+    assert {str(path.relative_to(ROOT)) for path in wanted} <= names
+
+
+def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    (tmp_path / "source").mkdir()
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(tmp_path / "source")], check=True)
+    (source,) = (tmp_path / "source").iterdir()
+    again = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "again")]
+    subprocess.run(again, cwd=source, check=True, capture_output=True, text=True)
+    (rebuilt,) = (tmp_path / "again").glob("*.whl")
+    assert set(zipfile.ZipFile(rebuilt).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_command_of_the_wheel_runs_without_this_checkout(wheel: Path, tmp_path: Path) -> None:
+    """The core's verbs, with nothing but the core's requirements and the wheel on the path."""
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True, text=True)
+    scripts = [path.name for path in (target / "bin").iterdir()]
+    assert sorted(scripts) == ["dynamo-semkv", "dynamo_semkv"]
+    program = f"import sys; sys.path.insert(0, {str(target)!r}); from dynamo_semkv.cli import main; sys.exit(main(sys.argv[1:]))"
+    for arguments, says in ((["--version"], "0.1.0"), (["check-config"], "ok, hash")):
+        shown = subprocess.run(
+            [sys.executable, "-I", "-c", program, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        assert says in shown.stdout
+
+
 def test_version_is_said_once() -> None:
     import dynamo_semkv
 
