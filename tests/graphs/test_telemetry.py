@@ -127,22 +127,23 @@ def test_a_request_without_a_hint_is_one_trace_and_a_link_to_the_connectors(
 
 def test_a_hinted_request_is_one_trace_through_router_and_engine(graph: LocalGraph, collector: Collector) -> None:
     cold = send(graph, 2)
-    served = route_of(graph, cold)["served_by"]
+    route_of(graph, cold)
     traces = count(0x200)
     trace = 0
 
     def loaded() -> dict[str, Any] | None:
-        """Again until Dynamo has heard that the device caches are empty: before that there is nothing to place."""
+        """Again until Dynamo has heard that the device caches are empty (before that there is nothing to place), and the hint came before
+        its request ended (on a busy machine it may not; the route is then joined by its prompt)."""
         nonlocal trace
         _empty_device_caches(graph)
         trace = next(traces)
         answer = send(graph, 2, trace=trace)
         assert answer["choices"] == cold["choices"]
         route = route_of(graph, answer)
-        return route if route["opened"]["hinted_tokens"] and route["outcome"] == "materialized_exact" else None
+        named = (route["report"] or {}).get("route_id") == route["opened"]["route_id"]
+        return route if named and route["outcome"] == "materialized_exact" else None
 
     route: dict[str, Any] = wait_until("a hinted load", loaded, 60.0)
-    assert route["served_by"] == served
     engine = {"semkv.materialize", "semkv.offer", "semkv.load", "semkv.report"}
     found = trace_of(collector, trace, {"semkv.route", "semkv.hint", *STAGES, *engine})
     assert set(found) == {"semkv.route", "semkv.hint", *STAGES, *engine}
@@ -155,6 +156,7 @@ def test_a_hinted_request_is_one_trace_through_router_and_engine(graph: LocalGra
     assert attempt.attributes["semkv.materialize.context"] == "hint_delivery"
     assert attempt.attributes["semkv.route.id"] == whole.attributes["semkv.route.id"] == route["opened"]["route_id"]
     assert attempt.attributes["semkv.tokens.confirmed"] == route["report"]["confirmed"] > 0
+    assert attempt.attributes["semkv.replica.name"] == route["served_by"]
     assert found["semkv.outcome"].attributes["semkv.outcome.result"] == "materialized_exact"
     assert found["semkv.outcome"].links == [(attempt.trace_id, attempt.span_id)]
     assert whole.start <= found["semkv.hint"].end <= attempt.start
@@ -262,7 +264,8 @@ def test_requests_are_served_while_the_collector_is_broken_and_the_broker_and_a_
     )
     collector.answer = 200
     send(graph, 6, trace=6)
-    trace_of(collector, 6, {"semkv.route"})
+    # A route may be two attempts here: a worker that just came back may still be suspect.
+    collector.wait_for(lambda spans: any(s.name == "semkv.route" and s.trace_id == f"{6:032x}" for s in spans))
 
 
 def _running(graph: LocalGraph) -> int:
