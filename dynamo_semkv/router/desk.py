@@ -30,8 +30,10 @@ from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.ingress import strip_client_hints
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
-from dynamo_semkv.router.runtime_types import CallContext, Chunk, Edge, Request
+from dynamo_semkv.router.runtime_types import CallContext, Chunk, Edge, Handler, Request
 from dynamo_semkv.router.service import Advising, Prepared, RouterService
+from dynamo_semkv.telemetry import logs
+from dynamo_semkv.telemetry.traceparent import of_call
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class AdviceDesk:
         self._config = config
         self._config_hash = config_hash
         self._model = model
+        self.door: Handler = self.handle
+        """What both doors lead to; where spans go somewhere, `handle` with its route's span around it."""
 
     def reload(self, config: Config, config_hash: str) -> None:
         self._config, self._config_hash = config, config_hash
@@ -75,12 +79,14 @@ class AdviceDesk:
         """For the status server: an `error` instead of an exception, which would be shown as a fault of ours."""
         try:
             request, call = self._read(body)
-            return await self.advise(request, call)
-        except ContractError as error:
+            (answer,) = [chunk async for chunk in self.door(request, call)]
+            return answer
+        except (ContractError, RequestFailed) as error:
             return {"error": str(error)}
 
     async def advise(self, request: Request, call: CallContext) -> dict[str, Any]:
         """Raises ContractError for a request without readable tokens; otherwise there is always an answer, if only "no advice"."""
+        logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
         request, _ = strip_client_hints(request)
         advice, prepared = None, None
         if self._config.placement.mode is not PlacementMode.OFF:
@@ -149,7 +155,7 @@ class AdviceDesk:
                 )
         routing = {name: text[name] for name in ("cache_salt", "lora_name") if text[name] is not None}
         request: Request = {"model": text["model"] or self._model, "token_ids": tokens, "routing": routing}
-        call = CallContext(text["request_id"] or "", {}, text["traceparent"], lambda: False)
+        call = CallContext(text["request_id"] or "", {}, of_call(text["traceparent"], {}), lambda: False)
         return request, call
 
 

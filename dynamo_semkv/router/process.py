@@ -151,6 +151,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         config_hash=loaded.hash,
         model=config.model.name or edge.card.model,
     )
+    desk.door = traced(desk.handle, TracedHandler, tracing)
     edge.expose_route("semkv/advise", desk.answer_body)
     edge.expose_metrics(knowledge.view.metrics_text)
     advisor.refresh()
@@ -169,7 +170,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
     counting = asyncio.ensure_future(_count(knowledge))
-    serving = asyncio.ensure_future(edge.serve(traced(service.handle, TracedHandler, tracing), {"advise": desk.handle}))
+    serving = asyncio.ensure_future(edge.serve(traced(service.handle, TracedHandler, tracing), {"advise": desk.door}))
     stopping = asyncio.ensure_future(stop.wait())
     logger.info("placement %s, %d replicas", config.placement.mode.value, len(knowledge.directory.live()))
     try:

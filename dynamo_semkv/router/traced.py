@@ -203,14 +203,16 @@ class TracedJournal:
     def observed(self, event: RouteObserved) -> None:
         self._journal.observed(event)
         trace = _current.get()
-        if trace is not None and trace.opened_at:
+        # Without a dispatch of ours the route is somebody else's to dispatch (see desk.py).
+        if trace is not None and trace.opened_at and trace.dispatch is not None:
             _guarded(lambda: self._dispatched(trace, event))
 
     def _dispatched(self, trace: _Trace, event: RouteObserved) -> None:
         dispatch = trace.dispatch
         served = _name(event.served_stable_routing_id, event.served_dp_rank)
         span = self._tracing.start(names.DISPATCH, parent=trace.span, start_ns=trace.opened_at)
-        if dispatch is not None and dispatch.fallback is not None:
+        assert dispatch is not None
+        if dispatch.fallback is not None:
             span.add_event(names.PIN_GIVEN_UP, {names.PIN_FALLBACK: dispatch.fallback}, timestamp=trace.opened_at)
         if event.ttft_seconds is not None:
             span.add_event(names.FIRST_CHUNK, timestamp=_started(trace.span) + int(event.ttft_seconds * 1e9))
@@ -218,7 +220,7 @@ class TracedJournal:
             names.END: event.end,
             names.REPLICA: served,
             names.WORKER_ID: event.served_worker_id,
-            names.PINNED: dispatch.pinned if dispatch is not None else None,
+            names.PINNED: dispatch.pinned,
         }
         self._tracing.end(span, attributes, error=event.end if event.end in _FAILED_ENDS else None)
         trace.span.set_attributes(

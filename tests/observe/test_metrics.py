@@ -202,3 +202,13 @@ def test_a_router_without_anything() -> None:
     assert value(metrics, "semkv_ready") == 0.0
     assert value(metrics, "semkv_catalog_donors") == 0.0
     assert value(metrics, "semkv_input_tokens_total") == 0.0
+
+
+def test_spans_are_counted_where_they_are_made() -> None:
+    metrics = Metrics()
+    shown: dict[str, int] = {}
+    metrics.watch(lambda: empty_state(spans=shown))
+    assert "semkv_spans_total{" not in metrics.text()
+    shown.update(ended=5, exported=3)
+    for state, count in (("ended", 5.0), ("exported", 3.0), ("failed", 0.0)):
+        assert f'semkv_spans_total{{state="{state}"}} {count}' in metrics.text()

@@ -15,6 +15,7 @@ from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
+from dynamo_semkv.router.desk import AdviceDesk
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, RankOverlap
 from dynamo_semkv.router.service import RouterService
@@ -70,6 +71,16 @@ class Traced:
             router="r1",
         )
         self.handle = TracedHandler(service.handle, tracing)
+        self.desk = AdviceDesk(
+            service,
+            TracedAdvisor(self.advisor, tracing),
+            edge,
+            rig.directory,
+            config=rig.config,
+            config_hash="0" * 16,
+            model="m",
+        )
+        self.desk.door = TracedHandler(self.desk.handle, tracing)
 
     def call(self, traceparent: str | None = PARENT, **routing: Any) -> AsyncIterator[Chunk]:
         call = CallContext("req-1", {}, traceparent, lambda: False)
@@ -210,6 +221,27 @@ async def test_off_mode_is_a_route_and_nothing_else(spans: Kept) -> None:
 def test_off_is_the_part_itself() -> None:
     edge = FakeEdge()
     assert traced(edge, TracedEdge, None) is edge
+
+
+async def test_advice_for_a_gateway_is_a_route_without_a_dispatch(spans: Kept) -> None:
+    made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
+    answer = await made.desk.answer_body(
+        {"token_ids": list(range(1, 1025)), "cache_salt": CANARY, "request_id": "req-1", "traceparent": PARENT}
+    )
+    found = spans.by_name()
+    assert set(found) == {"semkv.route", "semkv.exact", "semkv.lookup", "semkv.score", "semkv.hint"}
+    route = found["semkv.route"]
+    assert (route.trace_id, route.parent_id) == ("ab" * 16, "cd" * 8)
+    assert route.attributes["semkv.route.id"] == answer["route_id"] == made.rig.opened.route_id
+    assert CANARY not in spans.text()
+
+
+async def test_a_gateways_trace_context_is_a_trace_context_or_nothing(spans: Kept) -> None:
+    made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
+    made.desk.door = made.desk.handle  # without spans it would be handed on as it came
+    await made.desk.answer_body({"token_ids": list(range(1, 1025)), "traceparent": f"{CANARY}\n"})
+    assert made.rig.opened.traceparent is None
+    assert (await made.desk.answer_body({"token_ids": "text"}))["error"].startswith("token_ids")
 
 
 class Faulty:
