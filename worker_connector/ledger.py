@@ -127,6 +127,7 @@ class Ledger:
         self._roots: dict[bytes, BlockEntry] = {}
         self._by_key: dict[BlockKey, BlockEntry] = {}
         self._by_slot: dict[int, BlockEntry] = {}
+        self._leased = 0
         self._free = list(range(slots - 1, -1, -1))
         self._queue: list[tuple[int, int, BlockEntry]] = []
         self._order = count()
@@ -298,6 +299,7 @@ class Ledger:
 
     def lease(self, entries: Sequence[BlockEntry]) -> None:
         for entry in entries:
+            self._leased += entry.leases == 0
             entry.leases += 1
 
     def release(self, entries: Sequence[BlockEntry]) -> None:
@@ -306,6 +308,7 @@ class Ledger:
                 raise ValueError(f"block {entry.ordinal} has no lease to give back")
             entry.leases -= 1
             if entry.leases == 0:
+                self._leased -= 1
                 if entry.removed:
                     self._settle(entry)
                 elif not entry.children:
@@ -349,7 +352,7 @@ class Ledger:
             free=len(self._free),
             resident=self._resident,
             pending=len(self._by_key) - self._resident,
-            leased=sum(1 for entry in self._by_slot.values() if entry.leases),
+            leased=self._leased,
             retired=self._retired,
             evicted=self._evicted,
             refused=self._refused,

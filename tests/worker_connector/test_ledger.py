@@ -227,6 +227,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for path in self.leased:
             for entry in path:
                 assert self.ledger.by_slot(entry.slot) is entry
+        assert self.ledger.stats().leased == len({id(entry) for path in self.leased for entry in path})
         for entry in self.flying:
             assert self.ledger.by_slot(entry.slot) is entry
 
