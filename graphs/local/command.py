@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             connector=arguments.connector == "on",
             blocks_per_rank=arguments.blocks_per_rank,
             overrides=demo.OVERRIDES if arguments.command == "demo" else {},
+            otlp_endpoint=arguments.otlp_endpoint,
             observability=arguments.observability,
         )
     except ValueError as error:
@@ -81,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--workers", type=int, default=2)
         command.add_argument("--routers", type=int, default=1)
         command.add_argument("--mode", choices=("off", "shadow", "canary", "enforce"), default="enforce")
+        command.add_argument(
+            "--otlp-endpoint",
+            metavar="URL",
+            help="send spans to this collector (OTLP over HTTP); logs become JSON lines",
+        )
         command.add_argument(
             "--observability",
             action="store_true",

@@ -257,6 +257,7 @@ class LocalGraph:
             HF_HUB_OFFLINE="1",
             TOKENIZERS_PARALLELISM="false",
             PYTHONUNBUFFERED="1",
+            **({"DYN_LOGGING_JSONL": "1"} if self.settings.otlp_endpoint is not None else {}),
             PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **extra,
         )

@@ -27,6 +27,8 @@ class GraphSettings:
     migration_limit: int = 3
     direct: bool = False
     """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only (`advise`)."""
+    otlp_endpoint: str | None = None
+    """Where routers and connectors send spans. With it Dynamo hands its trace context on, and logs are JSON lines."""
     observability: bool = False
     """Prometheus and, where it is installed, Grafana beside the graph."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -55,6 +57,8 @@ class GraphSettings:
         }
         if self.direct:
             base["dynamo"] = {"offer_model": False}
+        if self.otlp_endpoint is not None:
+            base["observe"] = {"otlp_endpoint": self.otlp_endpoint}
         for section, values in self.overrides.items():
             base[section] = {**base.get(section, {}), **values}
         return base

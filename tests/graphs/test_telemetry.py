@@ -34,10 +34,10 @@ STAGES = {"semkv.exact", "semkv.lookup", "semkv.score", "semkv.dispatch", "semkv
 
 
 class LoudGraph(LocalGraph):
-    """JSON lines, everything at DEBUG; with JSON lines on, Dynamo hands the trace context on."""
+    """Everything at DEBUG, and spans sent at once."""
 
     def environment(self, **extra: str) -> dict[str, str]:
-        loud = {"DYN_LOGGING_JSONL": "1", "DYN_LOG": "debug", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        loud = {"DYN_LOG": "debug", "OTEL_BSP_SCHEDULE_DELAY": "100"}
         return super().environment(**extra) | loud
 
 
@@ -53,9 +53,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, collector: 
         model="tiny",
         threads=1,
         data_parallel_size=1,
+        otlp_endpoint=collector.url,
         blocks_per_rank=160,
         overrides={
-            "observe": {"otlp_endpoint": collector.url},
             "placement": {"min_tokens": 32, "margin_tokens": 16},
             "outcome": {"report_ttl_seconds": 15.0},
             "connector": {"announce_interval_seconds": 1.0, "metrics_port": 0},
