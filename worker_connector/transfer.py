@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +61,7 @@ def _check_range(what: str, numbers: Numbers, low: int, limit: int) -> None:
 
 
 def _slots(moves: Sequence[Move]) -> Numbers:
-    return np.fromiter((move[0] for move in moves), np.int64, len(moves))
+    return np.fromiter(map(itemgetter(0), moves), np.int64, len(moves))
 
 
 def _pages(moves: Sequence[Move], group: int) -> Numbers:

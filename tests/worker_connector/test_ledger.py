@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -49,6 +50,43 @@ def test_match_is_the_resident_chain_up_to_the_limit() -> None:
     assert (len(found.path), found.end) == (2, MatchEnd.LIMIT)
     assert ledger.match(A, pack_tokens([1]), 5).end is MatchEnd.LIMIT
     assert ledger.match(B, pack_tokens([1, 2, 3, 4]), 2).path == []
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_remembered_walk_changes_no_match(data: st.DataObject) -> None:
+    """Long prompts that share a beginning, blocks removed and entered again in between: as if nothing was remembered."""
+    ledger = Ledger(400, SIZE)
+    head = list(range(2 * 100))
+    prompts = [head[:n] + [1000 + n] * m for n, m in ((200, 0), (200, 60), (150, 80), (131, 90), (2, 200))]
+    paths: list[BlockEntry] = []
+    for _ in range(12):
+        tokens = data.draw(st.sampled_from(prompts))
+        what = data.draw(st.sampled_from(["fill", "remove", "match", "match", "match"]))
+        if what == "fill":
+            paths += fill(ledger, A, tokens)
+        elif what == "remove" and paths:
+            ledger.remove(data.draw(st.sampled_from(paths)))
+        raw, limit = pack_tokens(tokens), data.draw(st.sampled_from([0, 1, 70, 100, 1000]))
+        found = ledger.match(A, raw, limit)
+        assert all(entry.resident for entry in found.path)
+        remembered, ledger._walks = ledger._walks, type(ledger._walks)()
+        assert ledger.match(A, raw, limit) == found
+        ledger._walks = remembered
+
+
+def test_walks_are_remembered_within_bounds() -> None:
+    ledger = Ledger(100 * (ledger_module._LONG_WALK + 1), 1)
+    for first in range(ledger_module._WALKS + 9):
+        tokens = pack_tokens([first] + [7] * ledger_module._LONG_WALK)
+        entry = None
+        for at in range(0, len(tokens), 4):
+            entry = ledger.enter(A, entry, tokens[at : at + 4])
+            assert entry is not None
+            ledger.landed(entry)
+            ledger.admit(entry)
+        assert len(ledger.match(A, tokens, 1000).path) == ledger_module._LONG_WALK + 1
+    assert len(ledger._walks) == ledger_module._WALKS
 
 
 def test_pending_blocks_are_not_matched() -> None:
