@@ -60,6 +60,9 @@ class CopyStream(Protocol):
 
     def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None: ...
 
+    def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copies between these will come. When the pool is registered; without it the first of them may take long."""
+
     def ticket(self) -> Ticket:
         """For all copies so far, ends included."""
 
@@ -99,6 +102,9 @@ class CpuStream:
         target, source = rows.numpy(), pages.numpy()
         for slot, page, count in blocks.runs():
             target[slot : slot + count] = source[page : page + count]
+
+    def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        return None
 
     def ticket(self) -> Ticket:
         return self._landed

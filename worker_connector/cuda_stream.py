@@ -3,7 +3,7 @@
 Two ways, chosen by the size of what is one range of memory on both sides:
 * large ranges go to the copy engine, one asynchronous copy each;
 * small or strided ones by kernels that read and write the pinned rows directly (unified addressing), a few launches for all of them: a copy
-  of 16 KiB takes 0.3 us on the bus and several to enqueue.
+  of 16 KiB takes 0.3 us on the bus and several to enqueue. Ours where there is Triton (row_kernel.py), else torch's.
 
 A save that fits the staging buffer is first gathered there, on the device, so that the engine may write its pages again at once, while the
 slow way to the host is still going on.
@@ -12,7 +12,7 @@ slow way to the host is still going on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,18 @@ STAGING_BYTES = 32 * 1024 * 1024
 KERNEL_BELOW = 1024 * 1024
 """Bytes of a range: smaller ones are moved by kernels."""
 _WORDS = (torch.int64, torch.int32, torch.int16)
+
+
+_CopyRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], None]
+
+
+def _row_kernel() -> _CopyRows | None:
+    try:
+        from worker_connector.row_kernel import copy_rows
+    except ImportError:
+        _log.warning("semkv connector: there is no Triton; small copies will take all multiprocessors")
+        return None
+    return copy_rows
 
 
 class _EventTicket:
@@ -70,6 +82,8 @@ class CudaStream:
         self._left = torch.cuda.Event()
         """After our last copy that reads or writes pages."""
         self._left.record(self._side)
+        self._kernel = _row_kernel()
+        self._counting = torch.empty(0, dtype=torch.int64, device=device)
         self._aliases: dict[tuple[int, torch.Size, tuple[int, ...]], torch.Tensor] = {}
         self._staging: torch.Tensor | None = None
         if staging_bytes:
@@ -123,9 +137,32 @@ class CudaStream:
                 self._left.record(self._side)
                 raise
 
+    def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        """Compiles now what the first small copy between these would make a forward pass wait for."""
+        if self._kernel is None or self._staging is None:
+            return
+        nothing = torch.zeros(2, dtype=torch.int64, device=self._device)
+        with torch.inference_mode(), torch.cuda.stream(self._side):
+            seen = self._seen_from_device(rows)
+            if seen is None:
+                return
+            words, (target, source) = as_words(pages, seen)
+            part = _part(self._staging, words, 1, pages.shape[1]) if pages.shape[1] <= len(self._staging) else target
+            try:
+                self._kernel(target, nothing, source, nothing, 0)
+                self._kernel(source, nothing, part, nothing, 0)
+            except Exception as error:  # noqa: BLE001 - whatever a compiler raises: torch's own kernels do it too
+                _log.warning(
+                    "semkv connector: small copies will take all multiprocessors, no kernel of ours: %s", error
+                )
+                self._kernel = None
+
     def _gather_to_pages(self, pages: torch.Tensor, seen: torch.Tensor, blocks: Blocks) -> None:
         words, (target, source) = as_words(pages, seen)
         slots, numbers = self._indices(blocks)
+        if self._kernel is not None:
+            self._kernel(target, numbers, source, slots, len(blocks))
+            return
         for part, at in self._parts(words, len(slots), pages.shape[1]):
             torch.index_select(source, 0, slots[at : at + len(part)], out=part)
             target.index_copy_(0, numbers[at : at + len(part)], part)
@@ -137,7 +174,10 @@ class CudaStream:
             torch.index_select(source, 0, numbers[at : at + len(part)], out=part)
             if at + len(part) == len(slots):
                 self._left.record(self._side)
-            target.index_copy_(0, slots[at : at + len(part)], part)
+            if self._kernel is not None:
+                self._kernel(target, slots[at : at + len(part)], part, self._in_order(len(part)), len(part))
+            else:
+                target.index_copy_(0, slots[at : at + len(part)], part)
 
     def _stage_to_rows(self, staging: torch.Tensor, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         words, (source,) = as_words(pages)
@@ -152,7 +192,7 @@ class CudaStream:
     def _parts(self, words: torch.dtype, count: int, size: int) -> Iterator[tuple[torch.Tensor, int]]:
         """(a piece of the staging buffer in words, the first block of it), until all blocks are covered."""
         assert self._staging is not None
-        step = len(self._staging) // size
+        step = max(len(self._staging) // size & ~1, 1)  # even, so that slices of the indices stay on their boundary
         for at in range(0, count, step):
             yield _part(self._staging, words, min(step, count - at), size), at
 
@@ -167,10 +207,19 @@ class CudaStream:
         return ranges > 1 and pages.shape[1] * len(blocks) < self._kernel_below * ranges
 
     def _indices(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-        """(slots, pages) on the device, int64. torch keeps the pinned copy until it was read."""
-        both = torch.from_numpy(np.stack((blocks.slots, blocks.pages))).pin_memory()
+        """(slots, pages) on the device, int64, each on a 16 byte boundary. torch keeps the pinned copy until it was read."""
+        count = len(blocks)
+        both = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=True)
+        numbers = both.numpy()
+        numbers[0, :count], numbers[1, :count] = blocks.slots, blocks.pages
         slots, pages = both.to(self._device, non_blocking=True)
-        return slots, pages
+        return slots[:count], pages[:count]
+
+    def _in_order(self, count: int) -> torch.Tensor:
+        if len(self._counting) < count:
+            with torch.inference_mode(False):
+                self._counting = torch.arange(2 * count, device=self._device)
+        return self._counting
 
     def _seen_from_device(self, rows: torch.Tensor) -> torch.Tensor | None:
         """`rows` as a tensor of the device; None, said once, where its memory is not mapped there."""

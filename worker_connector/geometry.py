@@ -101,7 +101,7 @@ class PoolGeometry:
             found = _regions(group)
             marks.append(f"group {group.layer_group_id} window {window} layers {','.join(map(str, group.layer_ids))}")
             for region in found:
-                planes.append(Plane(index, offset, region.size, _pages(region, device)))
+                planes.append(Plane(index, offset, region.size, _pages(region, device), *_layers_of(region.buffers)))
                 offset += region.size
                 buffers = (f"{b.layer_id}/{b.role}/{getattr(b, 'expansion', 1)}" for b in region.buffers)
                 marks.append(f"region {region.size} {','.join(buffers)}")

@@ -23,12 +23,20 @@ from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.layer_hooks import LayerHooks
 from worker_connector.leader_link import LeaderLink
+from worker_connector.load_checks import check_load
 from worker_connector.load_thread import LoadThread
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.rank_disk import DiskPlace, RankDisk
 from worker_connector.refusal import LoadFailed, Refused
-from worker_connector.slab import NO_READING, OFFER_BUDGET, HostSlab, available_memory, slots_for
-from worker_connector.transfer import check_moves, copy_stream_for, copy_to_pages, copy_to_slab, load_by_layer
+from worker_connector.slab import OFFER_BUDGET, HostSlab, available_memory, slots_for
+from worker_connector.transfer import (
+    check_moves,
+    copy_stream_for,
+    copy_to_pages,
+    copy_to_slab,
+    load_by_layer,
+    prepare_copies,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +118,7 @@ class Rank:
         if self._slab_bytes is not None:
             slots = slots_for(self._slab_bytes, geometry.bytes_per_block, self._memory())
             self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
+            prepare_copies(self._stream, geometry, self._slab, by_layer=self._trust_layer_hooks)
             self._scrubber = Scrubber(self._slab, self._on_damaged)
             self._keeper = SlabKeeper(str(self._number), self._scrubber, inline=self._inline)
             self._loads = LoadThread(
@@ -379,18 +388,7 @@ class Rank:
     def _check(self, order: LoadOrder, metadata: ConnectorMetadata) -> tuple[PoolGeometry, HostSlab]:
         if self._slab is None or self._geometry is None:
             raise LoadFailed("there is no slab on this rank")
-        if order.plan.provider_generation != metadata.generation:
-            raise LoadFailed(f"plan {tuple(order.key)} is of another life of the cache")
-        check_moves(self._geometry, self._slab, order.moves)
-        if self._apart:
-            # The leader could only check the rows of its own rank before it offered.
-            wrong = self._slab.verify([move.slot for move in order.moves], OFFER_BUDGET)
-            if wrong:
-                self._on_damaged(wrong, False)
-                raise LoadFailed(f"host slots {wrong[:4]} do not hold what was saved")
-        unsealed = self._slab.verify([move.slot for move in order.moves], NO_READING)
-        if unsealed:
-            raise LoadFailed(f"host slots {unsealed[:4]} are being written")
+        check_load(order, metadata, self._geometry, self._slab, self._on_damaged if self._apart else None)
         return self._geometry, self._slab
 
     def _load(self, order: LoadOrder, metadata: ConnectorMetadata, *, copied: bool) -> None:

@@ -78,6 +78,12 @@ def copy_to_slab(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, mov
     save_planes(stream, geometry.planes, slab, moves)
 
 
+def prepare_copies(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, *, by_layer: bool) -> None:
+    """When a pool is registered: what `stream` compiles, it compiles now."""
+    for plane in (*geometry.planes, *(geometry.by_layer if by_layer else ())):
+        stream.prepare(plane.pages, _columns(plane, slab))
+
+
 def load_by_layer(
     stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]
 ) -> dict[int, Ticket]:

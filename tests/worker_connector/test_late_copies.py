@@ -43,6 +43,9 @@ class ManualStream:
     def recording(self) -> bool:
         return False
 
+    def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        return None
+
     def ticket(self) -> ManualTicket:
         return ManualTicket(self, self.handed)
 

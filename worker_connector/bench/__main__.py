@@ -1,0 +1,111 @@
+"""`python -m worker_connector.bench [lookup] [copy] [throughput] [--json]`: what the connector costs on this machine.
+
+lookup      get_num_new_matched_tokens, by length of the prompt and number of resident prompts (goal: p99 below 1 ms for 32k tokens)
+copy        slab <-> pages, as a ratio to a plain copy of as many bytes (goal: 0.8)
+throughput  prefill and decode of the reference engine with the connector saving, over without (goal: 0.97)
+
+Exit status 0 whatever the figures are: a machine that does other things misses goals that the code meets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from worker_connector.bench import copying, lookup
+
+PARTS = ("lookup", "copy", "throughput")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_connector.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--quick", action="store_true", help="few rounds of small sizes: does it run at all?")
+    parser.add_argument("--device", help="of the pages for `copy`: cpu or cuda (default: cuda where there is one)")
+    arguments = parser.parse_args(argv)
+    unknown = [part for part in arguments.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"part {unknown[0]!r} is none of {', '.join(PARTS)}")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for part in arguments.parts or PARTS:
+        rows = _measure(part, arguments.quick, arguments.device)
+        found[part] = [asdict(row) for row in rows]
+        if not arguments.json:
+            print(_text(part, rows), flush=True)
+    if arguments.json:
+        print(json.dumps({"goals": GOALS, **found}, indent=2))
+    return 0
+
+
+GOALS = {"lookup_p99_seconds": lookup.GOAL_SECONDS, "copy_ratio": copying.GOAL, "throughput_ratio": 0.97}
+
+
+def _measure(part: str, quick: bool, device: str | None) -> list[Any]:
+    if part == "lookup":
+        sizes = [(1_024, 2)] if quick else [(1_024, 8), (8_192, 8), (32_768, 1), (32_768, 8)]
+        options = {"questions": 20, "row_bytes": 4_096} if quick else {}
+        return [cost for tokens, resident in sizes for cost in lookup.measure(tokens, resident, **options)]
+    if part == "copy":
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        total, rounds = (copying.MIB, 1) if quick else (64 * copying.MIB, 9)
+        return [rate for size in copying.SIZES for rate in copying.measure(where, size, total=total, rounds=rounds)]
+    # Here, because the reference engine needs more than the connector does (the extra `local`).
+    from worker_connector.bench import throughput
+
+    return throughput.measure(rounds=1, prompt_tokens=128, generated=40) if quick else throughput.measure()
+
+
+def _text(part: str, rows: Sequence[Any]) -> str:
+    if part == "lookup":
+        head: tuple[str, ...] = ("tokens", "resident", "tokens as", "p50 us", "p99 us", "own p50", "own p99")
+        cells = [
+            (
+                r.tokens,
+                r.resident_prompts,
+                r.tokens_as,
+                *(f"{s * 1e6:.0f}" for s in (r.p50, r.p99, r.own_p50, r.own_p99)),
+            )
+            for r in rows
+        ]
+    elif part == "copy":
+        head = ("device", "block KiB", "pattern", "plain GB/s", "load", "save")
+        cells = [
+            (
+                r.device,
+                r.block_bytes // 1024,
+                r.pattern,
+                f"{r.plain_gb_per_s:.1f}",
+                f"{r.load_ratio:.2f}",
+                f"{r.save_ratio:.2f}",
+            )
+            for r in rows
+        ]
+    else:
+        head = ("phase", "tokens/s without", "with / without", "by CPU time", "blocks saved")
+        cells = [
+            (r.phase, f"{r.tokens_per_second:.0f}", f"{r.ratio:.3f}", f"{r.cpu_ratio:.3f}", r.saved_blocks)
+            for r in rows
+        ]
+    return _table(part, head, cells)
+
+
+def _table(title: str, head: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
+    lines = [[str(cell) for cell in row] for row in [head, *cells]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = [title] + ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join(text) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""Bandwidth of copies between slab and pages over that of one plain copy of as many bytes, on this machine's memory or its GPU.
+
+Paired: plain, load and save take turns, and the ratio is the median of the rounds', so that what else the machine does hits all alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker_connector.geometry import PoolGeometry
+from worker_connector.slab import HostSlab
+from worker_connector.transfer import Move, copy_stream_for, copy_to_pages, copy_to_slab
+
+KIB = 1024
+MIB = 1024 * KIB
+SIZES = (16 * KIB, 64 * KIB, MIB, 4 * MIB)
+GOAL = 0.8
+
+
+@dataclass(frozen=True)
+class CopyRate:
+    device: str
+    block_bytes: int
+    pattern: str
+    """`neighbours`: slots and pages of a prompt that was saved in one piece; `scattered`: none beside the other."""
+    plain_gb_per_s: float
+    load_ratio: float
+    save_ratio: float
+
+
+def measure(device: torch.device, block_bytes: int, *, total: int = 64 * MIB, rounds: int = 9) -> list[CopyRate]:
+    """`total`: bytes of one copy; more than the caches hold."""
+    count = max(2, total // block_bytes)
+    pool = torch.randint(0, 256, (count, 1, 2, block_bytes // 2), dtype=torch.uint8, device=device)
+    geometry = PoolGeometry.from_tensor(pool, 32)
+    on_gpu = device.type == "cuda"
+    slab = HostSlab(count, block_bytes, pinned=on_gpu)
+    stream = copy_stream_for(device)
+    host = torch.empty(count * block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+    host.fill_(1)
+    flat = pool.view(-1)
+    found = []
+    for pattern in ("neighbours", "scattered"):
+        order = np.arange(count) if pattern == "neighbours" else np.random.default_rng(0).permutation(count)
+        moves = [Move(slot, (page,)) for slot, page in enumerate(order.tolist())]
+        ways: tuple[Callable[[], object], ...] = (
+            lambda: host.copy_(flat, non_blocking=True),
+            lambda those=moves: copy_to_slab(stream, geometry, slab, those),  # type: ignore[misc]
+            lambda those=moves: copy_to_pages(stream, geometry, slab, those),  # type: ignore[misc]
+        )
+        times = [[_seconds(way, device) for way in ways] for _ in range(rounds + 1)][1:]
+        found.append(
+            CopyRate(
+                device=str(device),
+                block_bytes=block_bytes,
+                pattern=pattern,
+                plain_gb_per_s=count * block_bytes / statistics.median(row[0] for row in times) / 1e9,
+                save_ratio=statistics.median(row[0] / row[1] for row in times),
+                load_ratio=statistics.median(row[0] / row[2] for row in times),
+            )
+        )
+    return found
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
