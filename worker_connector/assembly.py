@@ -184,15 +184,16 @@ def assemble_rank_with(
         async_loads=settings.connector.async_load_min_tokens is not None,
         async_deadline_seconds=settings.connector.async_load_deadline_seconds,
         trust_layer_hooks=settings.connector.trust_layer_hooks,
-        disk=_disk_place(settings, number),
+        disk=_disk_place(settings, number, world_of(llm_args)),
     )
 
 
-def _disk_place(settings: Settings, number: int) -> DiskPlace | None:
+def _disk_place(settings: Settings, number: int, world: int) -> DiskPlace | None:
     path = settings.connector.disk_path
     if path is None or not settings.exact:
         return None
-    return DiskPlace.of(path, settings.connector.disk_bytes, settings.stable_routing_id, number)
+    shard = f"{number}/{world}" if world > 1 else "0/1"
+    return DiskPlace.of(path, settings.connector.disk_bytes, settings.stable_routing_id, number, shard)
 
 
 def _beat(parts: LeaderParts) -> None:

@@ -1,11 +1,14 @@
-"""What a leader asks of its ranks' disk stores, and what they answer. Plain picklable data. Each rank works on the orders in the order in
-which they came, but for `Stage`, which goes before `Spill`: somebody may be about to ask for those blocks.
+"""What a leader asks of its ranks' disk stores, and what they answer. Orders are plain picklable data, which the engine broadcasts where
+ranks are processes of their own; answers fit the wire that those come back by (rank_wire.py). Each rank works on its orders as they
+came, but for `Stage`, which goes first: somebody may be about to ask for those blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from dynamo_semkv.contracts.keys import BlockKey
 from worker_connector.block_file import BlockRecord
@@ -19,10 +22,19 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Look through the directory and report every block: a leader begins to keep books. Its id names their life, which `Stage` and `Spill`
+    carry: what was ordered in an earlier one is not done any more, since slots belong to others by now."""
+
+    order_id: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """Read these consecutive blocks from disk into their slots, and seal them there."""
 
     order_id: int
+    life: int
     blocks: tuple[Placed, ...]
 
 
@@ -31,6 +43,7 @@ class Spill:
     """Write these sealed slots to disk."""
 
     order_id: int
+    life: int
     blocks: tuple[Placed, ...]
 
 
@@ -41,28 +54,27 @@ class Clear:
     order_id: int
 
 
-DiskOrder = Stage | Spill | Clear
+DiskOrder = Tell | Stage | Spill | Clear
 
 
-@dataclass(frozen=True)
-class DiskFound:
-    """Blocks of an earlier life that this rank has, parents before children. `last`: these are all."""
+class DiskFound(msgspec.Struct, frozen=True, tag=True):
+    """In answer to `Tell`: blocks that this rank has, parents before children. `last`: these are all. `words` of a namespace are told
+    once."""
 
     rank: int
+    order_id: int
     blocks: tuple[BlockRecord, ...]
     last: bool
 
 
-@dataclass(frozen=True)
-class DiskGone:
+class DiskGone(msgspec.Struct, frozen=True, tag=True):
     """Blocks that left this rank's store, children before parents."""
 
     rank: int
     keys: tuple[BlockKey, ...]
 
 
-@dataclass(frozen=True)
-class StageDone:
+class StageDone(msgspec.Struct, frozen=True, tag=True):
     """`blocks`: how many of the order's blocks, counted from its first, are in their slots, verified and sealed."""
 
     rank: int
@@ -70,8 +82,7 @@ class StageDone:
     blocks: int
 
 
-@dataclass(frozen=True)
-class SpillDone:
+class SpillDone(msgspec.Struct, frozen=True, tag=True):
     """Is it on this rank's disk now? By block of the order."""
 
     rank: int
@@ -79,8 +90,7 @@ class SpillDone:
     written: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class DiskCleared:
+class DiskCleared(msgspec.Struct, frozen=True, tag=True):
     rank: int
     order_id: int
 

@@ -89,9 +89,10 @@ class DiskStore:
         self._owner = _own(directory)
 
     def take_over(self, stopped: Callable[[], bool] = lambda: False) -> list[BlockRecord]:
-        """Once, before anything else: finds what an earlier store left here, parents before children, those used longest ago first among
-        blocks of one ordinal. Removes what is unfinished, damaged in its head, of another geometry, or continues a block that is not here;
-        touches no file that is not of its own making. Bytes are checked when they are read. `stopped`: asked for every file."""
+        """Before anything else, and again when nothing else is going on: finds what is here, parents before children, those used longest
+        ago first among blocks of one ordinal. Removes what is unfinished, damaged in its head, of another geometry, or continues a block
+        that is not here; touches no file that is not of its own making. Bytes are checked when they are read. `stopped`: asked for every
+        file."""
         found: list[tuple[int, BlockRecord]] = []
         for path in self._directory.iterdir():
             if stopped():
@@ -107,6 +108,10 @@ class DiskStore:
                 else:
                     found.append((status.st_size, replace(record, used=status.st_mtime_ns)))
         with self._lock:
+            self._files.clear()
+            self._names.clear()
+            self._children.clear()
+            self._size = 0
             keys = {record.key for _, record in found}
             kept: list[tuple[int, BlockRecord]] = []
             for size, record in sorted(found, key=lambda item: item[1].ordinal):

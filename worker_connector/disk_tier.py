@@ -9,8 +9,8 @@
 * No thrashing: a slot for staging comes from what is free, or from blocks that nobody leases and that were used last *before* the wish was
   made. Bytes in flight are bounded both ways, wishes by their number.
 
-No I/O and no waiting: orders are handed to the ranks, whose threads answer (rank_disk.py). Under tensor parallelism `send` must reach
-every rank, and `ranks` answers are awaited for each order.
+No I/O and no waiting: orders are handed to the ranks, whose threads answer (rank_disk.py). Under tensor parallelism they go out with the
+engine's broadcast, and an order is over when every rank has answered it: until then its slots are nobody else's.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from worker_connector.disk_orders import (
     Spill,
     Stage,
     StageDone,
+    Tell,
 )
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.namespace_words import namespace_of, words_of
@@ -97,8 +98,8 @@ class DiskTier:
         ranks: int = 1,
     ) -> None:
         """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became resident;
-        `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left; `flush`: tells
-        the world what had to leave the slab."""
+        `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left; `flush`:
+        tells the world what had to leave the slab."""
         self.index = DiskIndex(ranks)
         self._ledger = ledger
         self._ranks = ranks
@@ -112,7 +113,8 @@ class DiskTier:
         self._flush = flush
         self._words: OrderedDict[bytes, bytes] = OrderedDict()
         self._found: set[int] = set()
-        self._clearing: Counter[int] = Counter()
+        self._telling = next(_ORDER_IDS)
+        self._clearing: dict[int, set[int]] = {rank: set() for rank in range(ranks)}
         self._to_spill: OrderedDict[BlockKey, None] = OrderedDict()
         self._spilling: dict[int, _Open] = {}
         self._being_spilled: set[BlockKey] = set()
@@ -123,6 +125,10 @@ class DiskTier:
         self.counts: Counter[str] = Counter()
         """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; wishes: `missed`, `hinted`,
         `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
+
+    def begin(self) -> None:
+        """Once: asks the ranks what is there."""
+        self._send(Tell(self._telling))
 
     # down
 
@@ -152,7 +158,7 @@ class DiskTier:
             order_id = next(_ORDER_IDS)
             self._ledger.lease(entries)
             self._spilling[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
-            self._send(Spill(order_id, tuple(map(Placed, records, [entry.slot for entry in entries]))))
+            self._send(Spill(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
 
     def _unwritten(self, key: BlockKey, room: int) -> list[BlockEntry]:
         """The block and what it continues, as far as that is not on its way or there: an earlier attempt may have failed. What finds no
@@ -244,7 +250,7 @@ class DiskTier:
             order_id = next(_ORDER_IDS)
             self._being_staged.update(entry.key for entry in entries)
             self._staging[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
-            self._send(Stage(order_id, tuple(map(Placed, records, [entry.slot for entry in entries]))))
+            self._send(Stage(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
 
     def _take(self, wish: _Wish, size: int) -> list[BlockEntry]:
         """Slots for the next blocks of a wish, which ends (`at` at its end) where it cannot go on."""
@@ -298,12 +304,14 @@ class DiskTier:
     # what the ranks answer
 
     def on_result(self, result: DiskResult) -> None:
-        rank = result.rank
+        rank = (
+            result.rank if self._ranks > 1 else 0
+        )  # under attention data parallelism an only rank may have any number
         if isinstance(result, DiskCleared):
-            self._clearing[rank] -= 1
+            self._clearing[rank].discard(result.order_id)
         elif isinstance(result, DiskFound):
-            if not self._clearing[rank]:
-                self._enter_found(result)
+            if result.order_id == self._telling and not self._clearing[rank]:
+                self._enter_found(rank, result)
         elif isinstance(result, DiskGone):
             gone = [block for key in result.keys if (block := self.index.remove(rank, key)) is not None]
             if gone:
@@ -332,14 +340,14 @@ class DiskTier:
         del orders[order_id]
         return True
 
-    def _enter_found(self, result: DiskFound) -> None:
+    def _enter_found(self, rank: int, result: DiskFound) -> None:
         for record in result.blocks:
             if record.words and record.namespace not in self._words:
                 self._keep_words(record.namespace, record.words)
-            self.index.add(result.rank, record)
+            self.index.add(rank, record)
         self.counts["found"] += len(result.blocks)
         if result.last:
-            self._found.add(result.rank)
+            self._found.add(rank)
             if len(self._found) == self._ranks:
                 self._submit(self._tell_found)
 
@@ -369,12 +377,13 @@ class DiskTier:
         self._being_staged.clear()
         for order in (*self._spilling.values(), *self._staging.values()):
             order.void = True
-        for rank in range(self._ranks):
-            self._clearing[rank] += 1
+        order_id = next(_ORDER_IDS)
+        for clearing in self._clearing.values():
+            clearing.add(order_id)
         gone = self.index.clear()
         if gone:
             self._on_gone(gone)
-        self._send(Clear(next(_ORDER_IDS)))
+        self._send(Clear(order_id))
 
     @property
     def in_flight(self) -> int:

@@ -84,6 +84,7 @@ class Leader:
         self._stated_at = clock()
         self._restate_seconds = settings.bus.stream_max_age_seconds / RESTATES_PER_MEMORY
         self._replica: StableReplica | None = None
+        self._disk_orders: list[DiskOrder] = []
         self._early_events: deque[KvEvents] = deque(maxlen=_EARLY_EVENTS)
         """Before it is known who we are. A lost one is a gap in the ids."""
         self.counts: Counter[str] = Counter()
@@ -122,6 +123,7 @@ class Leader:
             unmet = unmet_reservations(output)
             self.counts["unloadable"] += len(unmet)
             orders = self._orders(output)
+            to_disk, self._disk_orders = tuple(self._disk_orders), []
             return ConnectorMetadata(
                 self._channel.channel_id,
                 self._generation,
@@ -132,6 +134,7 @@ class Leader:
                 tuple(orders.parked_loads),
                 tuple(orders.nothing_to_load),
                 tuple(orders.abandoned),
+                to_disk,
                 self._endpoint,
             )
 
@@ -262,7 +265,8 @@ class Leader:
             patience=1 if self._board.world == 1 else REMOTE_PATIENCE,
         )
         if self._settings.connector.disk_path is not None:
-            self._life.attach_disk(self._to_disk, self._lock)
+            self._disk_orders.clear()
+            self._life.attach_disk(self._to_disk, self._lock, ranks=self._board.world)
         unknown = set(self._namespaces.base.unknown_fields()) - _OF_THE_REQUEST
         if unknown and self._settings.exact:
             _log.warning("semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown))
@@ -273,8 +277,11 @@ class Leader:
         return list(slots) if rank is None else rank.verify(slots)
 
     def _to_disk(self, order: DiskOrder) -> None:
+        """With several ranks by the next metadata, which reaches each of them once and in order; it comes with the next iteration."""
         rank = self._channel.rank
-        if rank is not None:
+        if self._board.world > 1:
+            self._disk_orders.append(order)
+        elif rank is not None:
             rank.disk(order)
 
     # identity and generation

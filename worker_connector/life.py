@@ -117,6 +117,7 @@ class CacheLife:
         self.running.disk = self.disk
         self._offering.on_miss = self.disk.missed
         self._outlet.below(self.disk.index, self.ledger)
+        self.disk.begin()
 
     def disk_result(self, result: DiskResult) -> None:
         if self.disk is not None:

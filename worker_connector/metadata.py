@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dynamo_semkv.contracts.load_plan import SemanticTrtLoadPlan
+from worker_connector.disk_orders import DiskOrder
 from worker_connector.plan import PlanKey
 from worker_connector.rank_wire import Endpoint
 from worker_connector.transfer import Move
@@ -65,5 +66,7 @@ class ConnectorMetadata:
     """Requests that the engine parked although it honours nothing of their offers: they are released at once."""
     abandoned: tuple[PlanKey, ...] = ()
     """Parked loads whose pages the engine has given to somebody else: no byte may be written for them from this forward pass on."""
+    disk: tuple[DiskOrder, ...] = ()
+    """For the disk stores of ranks in several processes; a rank alone gets its orders at once."""
     endpoint: Endpoint | None = None
     """Where ranks of other processes reach the leader; None where there are none."""

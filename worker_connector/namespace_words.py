@@ -7,7 +7,7 @@ import msgspec
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.namespace import CacheNamespace
 
-_MAX_BYTES = 64 * 1024
+_MAX_BYTES = 16 * 1024
 
 
 def words_of(namespace: CacheNamespace) -> bytes:

@@ -146,9 +146,9 @@ class Rank:
             slots=slots,
             incarnation=secrets.token_hex(8),
         )
-        self._link.post(ready)
         if self._disk is not None:
             self._disk.start()
+        self._link.post(ready)
 
     def _open_disk(self, geometry: PoolGeometry, slab: HostSlab) -> None:
         if self._place is None:
@@ -158,7 +158,6 @@ class Rank:
             self._place.open(geometry.fingerprint, geometry.bytes_per_block),
             slab,
             self._link.post,
-            heard=lambda: self._link.has_leader,
             manual=self._inline,
         )
 
@@ -214,6 +213,8 @@ class Rank:
             return
         self.iteration_over()
         self._loaded = metadata.iteration
+        for to_disk in metadata.disk:
+            self.disk(to_disk)
         self._hooks.pass_begins()
         self._awaiting_forward = metadata
         self._untaken.clear()

@@ -30,6 +30,7 @@ from worker_connector.channel import (
     SaveDone,
     SlotsDamaged,
 )
+from worker_connector.disk_orders import DISK_RESULTS
 from worker_connector.plan import PlanKey
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,8 @@ class RankBoard:
             return self._take_save(result)
         if isinstance(result, ForwardDone):
             return self._take_forward(result)
-        return [result] if isinstance(result, (LoadGivenUp, SlotsDamaged)) else []
+        # What disks answer is reduced by whoever keeps their books (disk_tier.py).
+        return [result] if isinstance(result, (LoadGivenUp, SlotsDamaged, *DISK_RESULTS)) else []
 
     def here(self, rank: int) -> list[RankResult]:
         """Its connection is back; nothing that it said was lost, so nothing follows."""

@@ -13,13 +13,14 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey
+from worker_connector.block_file import BlockRecord
 from worker_connector.disk_orders import (
     Clear,
     DiskCleared,
@@ -32,6 +33,7 @@ from worker_connector.disk_orders import (
     SpillDone,
     Stage,
     StageDone,
+    Tell,
 )
 from worker_connector.disk_store import DiskStore
 from worker_connector.refusal import Refused
@@ -39,9 +41,10 @@ from worker_connector.slab import HostSlab
 
 _log = logging.getLogger(__name__)
 
-FOUND_AT_ONCE = 256
-"""Blocks in one report of what an earlier life left: the leader's lock is held for as long as it takes to enter them."""
-_POLL_SECONDS = 0.05
+FOUND_AT_ONCE = 64
+"""Blocks in one report of what is there: it has to fit a frame, and the leader's lock is held for as long as it takes to enter them."""
+_GONE_AT_ONCE = 4_096
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def check_room(directory: Path, limit_bytes: int, free: Callable[[Path], int] | 
 
 
 class RankDisk:
-    """`order` may be called from any thread and never waits. `manual=True`: no thread, orders run in `run_pending` (tests)."""
+    """`order` may be called from any thread, and waits for nothing but, when the books of its leader begin anew, the block that is just
+    being read. `manual=True`: no thread, orders run in `run_pending` (tests)."""
 
     def __init__(
         self,
@@ -97,21 +101,19 @@ class RankDisk:
         slab: HostSlab,
         post: Callable[[DiskResult], None],
         *,
-        heard: Callable[[], bool] = lambda: True,
         manual: bool = False,
     ) -> None:
-        """`heard`: is there a leader that takes what is posted? Reports of what is on disk wait for it."""
         self._number = number
         self._store = store
         self._slab = slab
         self._post = post
-        self._heard = heard
         self._wake = threading.Condition()
         self._first: deque[Stage] = deque()
-        self._then: deque[Spill | Clear] = deque()
+        self._then: deque[Tell | Spill | Clear] = deque()
+        self._life = 0
+        self._staging = False
         self._closing = False
         self._busy = False
-        self._known = False
         self._copy = np.empty((1, slab.row_bytes), dtype=np.uint8)
         self._thread: threading.Thread | None = None
         self._manual = manual
@@ -123,13 +125,17 @@ class RankDisk:
         return self._store
 
     def start(self) -> None:
-        """Looks for what an earlier life left, then works. Once; after the leader was told of the pool."""
+        """Once."""
         if not self._manual:
             self._thread = threading.Thread(target=self._run, name=f"semkv-disk-{self._number}", daemon=True)
             self._thread.start()
 
     def order(self, order: DiskOrder) -> None:
         with self._wake:
+            if isinstance(order, Tell):
+                self._life = order.order_id
+                # The pool was rebuilt on some rank. What is being read into a slot of the old books ends before the new ones use it.
+                self._wake.wait_for(lambda: not self._staging, _END_SECONDS)
             if isinstance(order, Stage):
                 self._first.append(order)
             else:
@@ -138,7 +144,6 @@ class RankDisk:
 
     def run_pending(self, limit: int | None = None) -> int:
         """Manual mode: runs what waits, at most `limit` orders; returns how many."""
-        self._take_over()
         done = 0
         while (limit is None or done < limit) and (order := self._next()) is not None:
             self._work(order)
@@ -148,9 +153,7 @@ class RankDisk:
     def drain(self, timeout: float) -> bool:
         """Waits until nothing is left to do; False when the time is over. Not in manual mode."""
         with self._wake:
-            return self._wake.wait_for(
-                lambda: self._known and not self._first and not self._then and not self._busy, timeout
-            )
+            return self._wake.wait_for(lambda: not self._first and not self._then and not self._busy, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends after the order in hand; those that wait stay unanswered: their leader's books end too. Files stay."""
@@ -167,11 +170,6 @@ class RankDisk:
     # on the thread
 
     def _run(self) -> None:
-        while not self._heard():
-            with self._wake:
-                if self._wake.wait_for(lambda: self._closing, _POLL_SECONDS):
-                    return
-        self._take_over()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closing or bool(self._first) or bool(self._then))
@@ -190,23 +188,18 @@ class RankDisk:
             return self._first.popleft()
         return self._then.popleft() if self._then else None
 
-    def _take_over(self) -> None:
-        if self._known:
-            return
-        try:
-            records = iter(self._store.take_over(lambda: self._closing))
-        except Exception:  # noqa: BLE001 - a directory that cannot be read costs what an earlier life left there, not this one
-            self.failed += 1
-            _log.exception("semkv connector: what is on disk from before could not be looked through")
-            records = iter(())
+    def _tell(self, order: Tell) -> DiskFound:
+        """Posts all but the last report."""
+        records = iter(self._store.take_over(lambda: self._closing))
+        told: set[bytes] = set()
         batch = tuple(islice(records, FOUND_AT_ONCE))
-        while batch and not self._closing:
+        while True:
             following = tuple(islice(records, FOUND_AT_ONCE))
-            self._post(DiskFound(self._number, batch, last=not following))
+            blocks = tuple(_once(record, told) for record in batch)
+            if not following or self._closing:
+                return DiskFound(self._number, order.order_id, blocks, last=True)
+            self._post(DiskFound(self._number, order.order_id, blocks, last=False))
             batch = following
-        with self._wake:
-            self._known = True
-            self._wake.notify_all()
 
     def _work(self, order: DiskOrder) -> None:
         """Answers the order; what left the store on the way is told first, or the leader would believe in a file that made room."""
@@ -221,45 +214,67 @@ class RankDisk:
             # A block that was written by this order and had to make room for the next one is no news.
             answered = {placed.block.key for placed in order.blocks} & set(gone)
             answer = _without(order, answer, answered)
-        if gone:
-            self._post(DiskGone(self._number, tuple(gone)))
+        for at in range(0, len(gone), _GONE_AT_ONCE):
+            self._post(DiskGone(self._number, tuple(gone[at : at + _GONE_AT_ONCE])))
         self._post(answer)
 
     def _do(self, order: DiskOrder) -> DiskResult:
+        if isinstance(order, Tell):
+            return self._tell(order)
         if isinstance(order, Stage):
             done = 0
             for placed in order.blocks:
-                if not self._stage(placed):
+                if not self._stage(placed, order.life):
                     break
                 done += 1
             return StageDone(self._number, order.order_id, done)
         if isinstance(order, Spill):
-            return SpillDone(self._number, order.order_id, tuple(self._spill(placed) for placed in order.blocks))
+            return SpillDone(
+                self._number, order.order_id, tuple(self._spill(placed, order.life) for placed in order.blocks)
+            )
         self._store.clear()
         return DiskCleared(self._number, order.order_id)
 
     def _undone(self, order: DiskOrder) -> DiskResult:
+        if isinstance(order, Tell):
+            return DiskFound(self._number, order.order_id, (), last=True)
         if isinstance(order, Stage):
             return StageDone(self._number, order.order_id, 0)
         if isinstance(order, Spill):
             return SpillDone(self._number, order.order_id, (False,) * len(order.blocks))
         return DiskCleared(self._number, order.order_id)
 
-    def _stage(self, placed: Placed) -> bool:
-        slot = placed.slot
-        self._slab.break_seals([slot])
-        row = self._slab.rows[slot].numpy()
-        if not self._store.read_into(placed.block, row[: self._slab.bytes_per_block].data):
-            return False
-        self._slab.seal([slot])
-        return True
+    def _stage(self, placed: Placed, life: int) -> bool:
+        with self._wake:
+            if life != self._life:
+                return False
+            self._staging = True
+        try:
+            slot = placed.slot
+            self._slab.break_seals([slot])
+            row = self._slab.rows[slot].numpy()
+            if not self._store.read_into(placed.block, row[: self._slab.bytes_per_block].data):
+                return False
+            self._slab.seal([slot])
+            return True
+        finally:
+            with self._wake:
+                self._staging = False
+                self._wake.notify_all()
 
-    def _spill(self, placed: Placed) -> bool:
+    def _spill(self, placed: Placed, life: int) -> bool:
         if self._store.contains(placed.block.namespace, placed.block.key):
             return True
-        if not self._slab.copy_sealed(placed.slot, self._copy):
+        if not self._slab.copy_sealed(placed.slot, self._copy) or life != self._life:
             return False
         return self._store.put(placed.block, self._copy[0, : self._slab.bytes_per_block].data)
+
+
+def _once(record: BlockRecord, told: set[bytes]) -> BlockRecord:
+    if record.namespace in told:
+        return replace(record, words=b"")
+    told.add(record.namespace)
+    return record
 
 
 def _without(order: Spill, answer: DiskResult, gone: set[BlockKey]) -> DiskResult:

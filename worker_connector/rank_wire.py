@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankReady, RankResult, SaveDone, SlotsDamaged
+from worker_connector.disk_orders import DiskResult
 
 PROTOCOL = 1
 MAX_FRAME = 256 * 1024
@@ -21,7 +22,7 @@ MAX_SLOTS = 8_192
 _LENGTH = struct.Struct(">I")
 
 
-WireResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged
+WireResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged | DiskResult
 
 
 class Endpoint(NamedTuple):
@@ -74,9 +75,7 @@ def frame(message: Hello | Numbered | Seen) -> bytes:
 
 
 def split(result: RankResult) -> list[WireResult]:
-    """Messages that are each small enough for a frame. A result that is not for this wire becomes none."""
-    if not isinstance(result, WireResult):
-        return []
+    """Messages that are each small enough for a frame. What disks answer is small from the start."""
     if not isinstance(result, SlotsDamaged) or len(result.slots) <= MAX_SLOTS:
         return [result]
     parts = range(0, len(result.slots), MAX_SLOTS)

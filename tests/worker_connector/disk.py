@@ -13,13 +13,14 @@ from worker_connector.disk_tier import DiskTier
 from worker_connector.rank_disk import RankDisk
 from worker_connector.request_view import pack_tokens
 
-SLOTS = 256
+SLOTS = 24
 PROMPT = list(range(41))
 """Ten blocks, and a token that is left to compute."""
 
 
 def with_disk(path: Path, *, disk_bytes: int = 64 * MIB, **options: Any) -> ScriptedEngine:
-    return ScriptedEngine(settings(MIB, disk_path=str(path), disk_bytes=disk_bytes, **OPTIONS), **options)
+    it = settings(MIB, disk_path=str(path), disk_bytes=disk_bytes, **OPTIONS)
+    return ScriptedEngine(it, **{"slots": SLOTS} | options)
 
 
 def disk_of(engine: ScriptedEngine) -> RankDisk:

@@ -12,6 +12,7 @@ from typing import Any
 from tests.worker_connector.harness import MIB, settings, wait_for
 from tests.worker_connector.scripted import OPTIONS, Request, ScriptedEngine, llm_args
 from tests.worker_connector.tensor_rank import RankHandle
+from worker_connector.disk_tier import DiskTier
 from worker_connector.rank import Rank
 
 PAGES = 64
@@ -49,13 +50,16 @@ class _Everywhere:
 
 
 class TensorEngine(ScriptedEngine):
-    def __init__(self, others: Sequence[RankHandle], *, slabs: Sequence[int] = (), **options: Any) -> None:
+    def __init__(
+        self, others: Sequence[RankHandle], *, slabs: Sequence[int] = (), disk_path: str | None = None, **options: Any
+    ) -> None:
         args = llm_args(options.get("tokens_per_block", 4), tensor_parallel_size=len(others) + 1)
-        super().__init__(settings(MIB, **OPTIONS), args=args, num_pages=PAGES, **options)
+        more = {**OPTIONS, "disk_path": disk_path}
+        super().__init__(settings(MIB, **more), args=args, num_pages=PAGES, **options)
         self.others = list(others)
         slabs = slabs or [MIB] * len(others)
         for number, (other, slab) in enumerate(zip(others, slabs, strict=True), start=1):
-            other.new(args, number, PAGES, self.size, {"slab_bytes": slab, **OPTIONS})
+            other.new(args, number, PAGES, self.size, {"slab_bytes": slab, **more})
         self.rank = _Everywhere(self.rank, others)  # type: ignore[assignment]
 
     def meet(self) -> None:
@@ -94,6 +98,28 @@ class TensorEngine(ScriptedEngine):
             for at in range(end):
                 found = pages[request.pages[0][at // self.size]][at % self.size]
                 assert found == self.shard(request, at, rank), f"rank {rank}: wrong KV at position {at}"
+
+    def settle_disks(self) -> None:
+        """The disk threads of all ranks do what they were told, and the leader hears of it; orders go out with an iteration."""
+        life = self.leader._life
+        assert life is not None
+        assert life.disk is not None
+        for _ in range(8):
+            self.idle()
+            local = self.rank.disk_thread
+            assert local is not None
+            local.run_pending()
+            for other in self.others:
+                other.disk_works()
+            wait_for(lambda: life.disk is not None and self._answered(life.disk))
+
+    def _answered(self, tier: DiskTier) -> bool:
+        """Nothing that went out is unanswered; what is about to go out does not count."""
+        with self.leader._lock:
+            waiting = {order.order_id for order in self.leader._disk_orders}
+            asked = {tier._telling} if len(tier._found) < len(self.others) + 1 else set()
+            cleared = set().union(*tier._clearing.values())
+            return {*tier._spilling, *tier._staging, *asked, *cleared} <= waiting
 
     def poison(self, page: int) -> None:
         for other in self.others:

@@ -94,6 +94,15 @@ class RankProcess:
         found: list[list[int]] = self.pool.tolist()
         return found
 
+    def register_again(self) -> None:
+        assert self.worker is not None
+        self.worker.register_kv_cache_layout(layout_of(self.pool, 4))
+
+    def disk_works(self) -> None:
+        disk = self.rank.disk_thread
+        if disk is not None:
+            disk.run_pending()
+
     def damage(self, slot: int) -> None:
         slab = self.rank.slab
         assert slab is not None

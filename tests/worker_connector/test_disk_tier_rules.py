@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dynamo_semkv.contracts.keys import root_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
@@ -217,6 +218,12 @@ class Store:
             books.tier.on_result(answer)
 
 
+def begin(books: Books, ranks: list[Store]) -> None:
+    books.tier.begin()
+    _both(books, ranks)
+    books.run_jobs()
+
+
 def _both(books: Books, ranks: list[Store]) -> None:
     while books.sent:
         orders, sent = list(books.sent), len(books.sent)
@@ -228,6 +235,7 @@ def _both(books: Books, ranks: list[Store]) -> None:
 def test_staging_takes_no_slot_of_what_was_used_since_the_wish(tmp_path: Path) -> None:
     books = Books(slots=4)
     rank = Store(books, 0, tmp_path)
+    begin(books, [rank])
     books.save(list(range(8)))
     _both(books, [rank])
     for n in range(1, 3):
@@ -250,6 +258,7 @@ def test_staging_takes_no_slot_of_what_was_used_since_the_wish(tmp_path: Path) -
 def test_staging_takes_no_slot_that_is_leased(tmp_path: Path) -> None:
     books = Books(slots=4)
     rank = Store(books, 0, tmp_path)
+    begin(books, [rank])
     books.save(list(range(8)))
     _both(books, [rank])
     for n in range(1, 3):
@@ -265,6 +274,7 @@ def test_staging_takes_no_slot_that_is_leased(tmp_path: Path) -> None:
 def test_same_miss_asked_twice_is_one_wish(tmp_path: Path) -> None:
     books = Books(slots=2)
     rank = Store(books, 0, tmp_path)
+    begin(books, [rank])
     books.save(list(range(8)))
     _both(books, [rank])
     books.save([100 + i for i in range(8)])
@@ -280,6 +290,7 @@ def test_same_miss_asked_twice_is_one_wish(tmp_path: Path) -> None:
 def test_a_block_counts_only_where_every_rank_has_it(tmp_path: Path) -> None:
     books = Books(ranks=2)
     ranks = [Store(books, number, tmp_path) for number in range(2)]
+    begin(books, ranks)
     entries = books.save(list(range(8)))
     orders = list(books.sent)
     books.sent.clear()
@@ -295,6 +306,7 @@ def test_a_block_counts_only_where_every_rank_has_it(tmp_path: Path) -> None:
 def test_a_block_that_one_rank_cannot_read_is_offered_by_none(tmp_path: Path, missing: int) -> None:
     books = Books(slots=2, ranks=2)
     ranks = [Store(books, number, tmp_path) for number in range(2)]
+    begin(books, ranks)
     chain = books.save(list(range(8)))
     _both(books, ranks)
     books.save([100 + i for i in range(8)])
@@ -314,6 +326,7 @@ def test_a_block_that_one_rank_cannot_read_is_offered_by_none(tmp_path: Path, mi
 def test_each_rank_gets_its_own_bytes_back(tmp_path: Path) -> None:
     books = Books(slots=2, ranks=2)
     ranks = [Store(books, number, tmp_path) for number in range(2)]
+    begin(books, ranks)
     slots = [entry.slot for entry in books.save(list(range(8)))]
     held = [[int(rank.slab.rows[slot, 0]) for slot in slots] for rank in ranks]
     _both(books, ranks)
@@ -326,6 +339,66 @@ def test_each_rank_gets_its_own_bytes_back(tmp_path: Path) -> None:
     _both(books, ranks)
     path = books.ledger.match(books.digest, pack_tokens(range(8)), 2).path
     assert [[int(rank.slab.rows[entry.slot, 0]) for entry in path] for rank in ranks] == held
+
+
+@pytest.mark.parametrize("what", ["stage", "spill"])
+def test_orders_of_an_earlier_life_are_not_done(tmp_path: Path, what: str) -> None:
+    """One rank rebuilt its pool, and the leader's books begin anew: the slots of the others are somebody else's by then."""
+    books = Books(slots=2)
+    rank = Store(books, 0, tmp_path)
+    begin(books, [rank])
+    books.save(list(range(8)))
+    if what == "stage":
+        _both(books, [rank])
+        books.save([100 + i for i in range(8)])
+        _both(books, [rank])
+        books.miss(list(range(8)))
+        books.run_jobs()
+    orders = list(books.sent)
+    assert orders
+    assert isinstance(orders[0], Stage) is (what == "stage")
+    anew = Books(slots=2)
+    anew.tier.begin()
+    rank.disk.order(anew.sent[0])
+    held = rank.slab.rows.clone()
+    files = len(list(tmp_path.rglob("*.kv")))
+    rank.obey(books, orders)
+    assert torch.equal(rank.slab.rows, held)
+    assert len(list(tmp_path.rglob("*.kv"))) == files
+
+
+def test_an_order_in_hand_ends_before_the_books_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(slots=2)
+    rank = Store(books, 0, tmp_path)
+    begin(books, [rank])
+    books.save(list(range(8)))
+    _both(books, [rank])
+    books.save([100 + i for i in range(8)])
+    _both(books, [rank])
+    books.miss(list(range(8)))
+    books.run_jobs()
+    reading, goes_on, read = threading.Event(), threading.Event(), BlockFormat.read
+
+    def slowly(*arguments: Any) -> bool:
+        reading.set()
+        assert goes_on.wait(30)
+        return read(*arguments)
+
+    monkeypatch.setattr(BlockFormat, "read", slowly)
+    rank.disk.order(books.sent[0])
+    worker = threading.Thread(target=rank.disk.run_pending)
+    worker.start()
+    assert reading.wait(30)
+    anew = Books(slots=2)
+    anew.tier.begin()
+    telling = threading.Thread(target=rank.disk.order, args=(anew.sent[0],))
+    telling.start()
+    telling.join(0.2)
+    assert telling.is_alive()  # the first block is still being read into its slot
+    goes_on.set()
+    telling.join(30)
+    worker.join(30)
+    assert rank.store.counts["read"] == 1  # and the second one was not begun
 
 
 def test_index_keeps_no_block_without_the_one_that_it_continues() -> None:

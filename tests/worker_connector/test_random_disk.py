@@ -104,7 +104,7 @@ class DiskMachine(EngineMachine):
         if not hasattr(self, "engine"):
             return
         tier, store = tier_of(self.engine), disk_of(self.engine).store
-        if tier._clearing[0] or not disk_of(self.engine)._known:
+        if tier._clearing[0] or 0 not in tier._found:
             return
         assert {block.key for block in tier.index._blocks.values()} == set(store._names)
         for block in tier.index._blocks.values():
