@@ -18,10 +18,10 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankChannel, RankReady, RankResult, SaveDone
+from worker_connector.channel import RankChannel, RankReady, RankResult
 from worker_connector.device_events import KvEvents
 from worker_connector.dialect import unmet_reservations
-from worker_connector.disk_orders import DISK_RESULTS, DiskOrder
+from worker_connector.disk_orders import DiskOrder
 from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
 from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
@@ -228,19 +228,7 @@ class Leader:
 
     @staticmethod
     def _book(life: CacheLife, result: RankResult) -> None:
-        if isinstance(result, LoadDone):
-            life.copied(result)
-        elif isinstance(result, LoadGivenUp):
-            life.attempts.given_up(result.key, result.iteration, result.reason)
-        elif isinstance(result, ForwardDone):
-            life.forwarded(result.iteration)
-        elif isinstance(result, SaveDone):
-            life.landed(result.save_id, result.ok)
-        elif isinstance(result, DISK_RESULTS):
-            life.disk_result(result)
-        elif not isinstance(result, RankReady):
-            for slot in result.slots:
-                life.damaged(slot, result.loaded)
+        life.take(result)
 
     def _ready(self, pool: RankReady) -> None:
         """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of the cache."""

@@ -17,8 +17,8 @@ from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt, ClosedAttempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.batches import BatchReader
-from worker_connector.channel import LoadDone, RankReady
-from worker_connector.disk_orders import DiskOrder, DiskResult
+from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankReady, RankResult, SaveDone, SlotsDamaged
+from worker_connector.disk_orders import DiskOrder
 from worker_connector.disk_tier import DiskTier
 from worker_connector.engine_namespace import RequestNamespaces
 from worker_connector.ledger import BlockEntry, Ledger
@@ -119,8 +119,20 @@ class CacheLife:
         self._outlet.below(self.disk.index, self.ledger)
         self.disk.begin()
 
-    def disk_result(self, result: DiskResult) -> None:
-        if self.disk is not None:
+    def take(self, result: RankResult) -> None:
+        """What a rank did, or all of them; a pool that was registered is not of this life."""
+        if isinstance(result, LoadDone):
+            self.copied(result)
+        elif isinstance(result, LoadGivenUp):
+            self.attempts.given_up(result.key, result.iteration, result.reason)
+        elif isinstance(result, ForwardDone):
+            self.forwarded(result.iteration)
+        elif isinstance(result, SaveDone):
+            self.landed(result.save_id, result.ok)
+        elif isinstance(result, SlotsDamaged):
+            for slot in result.slots:
+                self.damaged(slot, result.loaded)
+        elif not isinstance(result, RankReady) and self.disk is not None:
             self.disk.on_result(result)
             self.running.flush()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,26 +15,21 @@ import pytest
 import torch
 
 from dynamo_semkv.contracts.keys import root_key
-from dynamo_semkv.contracts.namespace import CacheNamespace
 from tests.worker_connector.disk import PROMPT, chain_of, crowd, settle, tier_of, with_disk
+from tests.worker_connector.disk_books import Books, Store, answered, begin
 from tests.worker_connector.harness import MIB, settings, wait_for
 from tests.worker_connector.scripted import OPTIONS, ScriptedEngine, llm_args
 from worker_connector.assembly import LeaderParts, assemble_rank_with
 from worker_connector.background import Background
 from worker_connector.block_file import BlockFormat
 from worker_connector.channel import leader_channel
-from worker_connector.disk_index import DiskBlock
-from worker_connector.disk_orders import DiskOrder, DiskResult, Stage
-from worker_connector.disk_store import DiskStore
-from worker_connector.disk_tier import DiskTier
+from worker_connector.disk_orders import Stage
 from worker_connector.geometry import PoolGeometry
 from worker_connector.leader import Leader
-from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.outlet import Outlet
-from worker_connector.rank_disk import DiskPlace, RankDisk, check_room
+from worker_connector.rank_disk import DiskPlace, check_room
 from worker_connector.refusal import Refused
 from worker_connector.request_view import pack_tokens
-from worker_connector.slab import HostSlab
 
 # no I/O, no waiting
 
@@ -148,99 +142,15 @@ def test_callbacks_do_not_wait_for_a_disk_that_hangs(threaded: ThreadedEngine, m
 # not to thrash
 
 
-class Books:
-    """A tier over a ledger of its own. Jobs for the background wait in `jobs`, orders in `sent`."""
-
-    def __init__(self, slots: int = 8, ranks: int = 1) -> None:
-        self.ledger = Ledger(slots, 4)
-        self.sent: list[DiskOrder] = []
-        self.jobs: deque[Any] = deque()
-        self.staged: list[BlockEntry] = []
-        self.gone: list[DiskBlock] = []
-        self.namespace = CacheNamespace(model="m", tenant="")
-        self.digest = self.namespace.digest()
-        self.tier = DiskTier(
-            self.ledger,
-            64,
-            send=self.sent.append,
-            submit=lambda job: self.jobs.append(job) is None,
-            lock=threading.RLock(),
-            on_staged=self.staged.extend,
-            on_gone=self.gone.extend,
-            on_found=lambda found: None,
-            ranks=ranks,
-        )
-
-    def save(self, tokens: list[int]) -> list[BlockEntry]:
-        found: list[BlockEntry] = []
-        for at in range(0, len(tokens), 4):
-            entry = self.ledger.enter(self.digest, found[-1] if found else None, pack_tokens(tokens[at : at + 4]))
-            assert entry is not None
-            self.ledger.landed(entry)
-            self.ledger.admit(entry)
-            self.tier.admitted(self.namespace, entry)
-            found.append(entry)
-        self.tier.pump()
-        return found
-
-    def miss(self, tokens: list[int]) -> None:
-        packed = pack_tokens(tokens)
-        match = self.ledger.match(self.digest, packed, 100)
-        if match.missing is not None:
-            self.tier.missed(self.digest, packed, len(match.path), 100, match.missing)
-
-    def run_jobs(self) -> None:
-        while self.jobs:
-            self.jobs.popleft()()
-
-
-class Store:
-    """A rank of `books`: a slab and a disk store, no engine."""
-
-    def __init__(self, books: Books, number: int, path: Path, limit: int = MIB) -> None:
-        self.slab = HostSlab(books.ledger.slots, 64)
-        self.store = DiskStore(path / f"rank-{number}", f"{number:016d}", 64, limit)
-        self.answers: list[DiskResult] = []
-        self.disk = RankDisk(number, self.store, self.slab, self.answers.append, manual=True)
-        self.number = number
-        for slot in range(self.slab.slots):
-            self.slab.break_seals([slot])
-            self.slab.rows[slot] = 17 * number + slot
-            self.slab.seal([slot])
-
-    def obey(self, books: Books, orders: list[DiskOrder]) -> None:
-        for order in orders:
-            self.disk.order(order)
-        self.disk.run_pending()
-        answers, self.answers = self.answers, []
-        self.disk._post = self.answers.append
-        for answer in answers:
-            books.tier.on_result(answer)
-
-
-def begin(books: Books, ranks: list[Store]) -> None:
-    books.tier.begin()
-    _both(books, ranks)
-    books.run_jobs()
-
-
-def _both(books: Books, ranks: list[Store]) -> None:
-    while books.sent:
-        orders, sent = list(books.sent), len(books.sent)
-        del books.sent[:sent]
-        for rank in ranks:
-            rank.obey(books, orders)
-
-
 def test_staging_takes_no_slot_of_what_was_used_since_the_wish(tmp_path: Path) -> None:
     books = Books(slots=4)
     rank = Store(books, 0, tmp_path)
     begin(books, [rank])
     books.save(list(range(8)))
-    _both(books, [rank])
+    answered(books, [rank])
     for n in range(1, 3):
         books.save([100 * n + i for i in range(8)])
-        _both(books, [rank])
+        answered(books, [rank])
     assert books.ledger.match(books.digest, pack_tokens(range(8)), 2).path == []
     books.miss(list(range(8)))
     young = [entry for entry in books.ledger.entries() if entry.resident]
@@ -251,7 +161,7 @@ def test_staging_takes_no_slot_of_what_was_used_since_the_wish(tmp_path: Path) -
     assert all(entry.resident for entry in young)
     books.miss(list(range(8)))
     books.run_jobs()
-    _both(books, [rank])
+    answered(books, [rank])
     assert [entry.ordinal for entry in books.staged] == [0, 1]
 
 
@@ -260,10 +170,10 @@ def test_staging_takes_no_slot_that_is_leased(tmp_path: Path) -> None:
     rank = Store(books, 0, tmp_path)
     begin(books, [rank])
     books.save(list(range(8)))
-    _both(books, [rank])
+    answered(books, [rank])
     for n in range(1, 3):
         books.save([100 * n + i for i in range(8)])
-        _both(books, [rank])
+        answered(books, [rank])
     leased = [entry for entry in books.ledger.entries() if entry.resident]
     books.ledger.lease(leased)
     books.miss(list(range(8)))
@@ -276,9 +186,9 @@ def test_same_miss_asked_twice_is_one_wish(tmp_path: Path) -> None:
     rank = Store(books, 0, tmp_path)
     begin(books, [rank])
     books.save(list(range(8)))
-    _both(books, [rank])
+    answered(books, [rank])
     books.save([100 + i for i in range(8)])
-    _both(books, [rank])
+    answered(books, [rank])
     for _ in range(5):
         books.miss(list(range(8)))
     assert len(books.jobs) == 1
@@ -308,14 +218,14 @@ def test_a_block_that_one_rank_cannot_read_is_offered_by_none(tmp_path: Path, mi
     ranks = [Store(books, number, tmp_path) for number in range(2)]
     begin(books, ranks)
     chain = books.save(list(range(8)))
-    _both(books, ranks)
+    answered(books, ranks)
     books.save([100 + i for i in range(8)])
-    _both(books, ranks)
+    answered(books, ranks)
     (tmp_path / "rank-1" / f"{ranks[1].store._name(books.digest, chain[missing].key)}.kv").unlink()
     books.miss(list(range(8)))
     books.run_jobs()
     assert isinstance(books.sent[0], Stage)
-    _both(books, ranks)
+    answered(books, ranks)
     path = books.ledger.match(books.digest, pack_tokens(range(8)), 2).path
     assert len(path) == missing
     assert books.tier.index.get(chain[missing].key) is None
@@ -329,14 +239,14 @@ def test_each_rank_gets_its_own_bytes_back(tmp_path: Path) -> None:
     begin(books, ranks)
     slots = [entry.slot for entry in books.save(list(range(8)))]
     held = [[int(rank.slab.rows[slot, 0]) for slot in slots] for rank in ranks]
-    _both(books, ranks)
+    answered(books, ranks)
     books.save([100 + i for i in range(8)])
-    _both(books, ranks)
+    answered(books, ranks)
     for rank in ranks:
         rank.slab.rows.zero_()
     books.miss(list(range(8)))
     books.run_jobs()
-    _both(books, ranks)
+    answered(books, ranks)
     path = books.ledger.match(books.digest, pack_tokens(range(8)), 2).path
     assert [[int(rank.slab.rows[entry.slot, 0]) for entry in path] for rank in ranks] == held
 
@@ -349,9 +259,9 @@ def test_orders_of_an_earlier_life_are_not_done(tmp_path: Path, what: str) -> No
     begin(books, [rank])
     books.save(list(range(8)))
     if what == "stage":
-        _both(books, [rank])
+        answered(books, [rank])
         books.save([100 + i for i in range(8)])
-        _both(books, [rank])
+        answered(books, [rank])
         books.miss(list(range(8)))
         books.run_jobs()
     orders = list(books.sent)
@@ -372,9 +282,9 @@ def test_an_order_in_hand_ends_before_the_books_begin_anew(tmp_path: Path, monke
     rank = Store(books, 0, tmp_path)
     begin(books, [rank])
     books.save(list(range(8)))
-    _both(books, [rank])
+    answered(books, [rank])
     books.save([100 + i for i in range(8)])
-    _both(books, [rank])
+    answered(books, [rank])
     books.miss(list(range(8)))
     books.run_jobs()
     reading, goes_on, read = threading.Event(), threading.Event(), BlockFormat.read
