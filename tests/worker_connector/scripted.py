@@ -288,7 +288,9 @@ class ScriptedEngine:
     def poll(self) -> list[int]:
         """`get_finished`: each id once, and only one that is parked."""
         parked, self.parked_now = self.parked_now, []
-        self.parked.extend(parked)
+        self.parked.extend(
+            request_id for request_id in parked if request_id not in self.parked
+        )  # by id, as the runtime
         named = self.rank.finished_loads(parked)
         for request_id in named:
             self.parked.remove(request_id)
