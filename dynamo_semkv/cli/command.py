@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from dynamo_semkv import __version__
+from dynamo_semkv.cli.bench import add as add_bench
 from dynamo_semkv.cli.check_config import add as add_check_config
 from dynamo_semkv.cli.doctor import add as add_doctor
 from dynamo_semkv.cli.exit_status import OK, REFUSED
@@ -14,7 +15,7 @@ from dynamo_semkv.cli.serve import add as add_serve
 from dynamo_semkv.cli.setup_bus import add as add_setup_bus
 from dynamo_semkv.cli.status import add as add_status
 
-VERBS = (add_serve, add_check_config, add_setup_bus, add_doctor, add_status, add_explain)
+VERBS = (add_serve, add_check_config, add_setup_bus, add_doctor, add_status, add_explain, add_bench)
 """Each makes its parser among the commands and sets `run(arguments) -> int` as its default."""
 
 __all__ = ["OK", "REFUSED", "main"]

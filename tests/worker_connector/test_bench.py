@@ -1,0 +1,75 @@
+"""worker_connector.bench: that each part measures what it says, on sizes that take no time. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from worker_connector.bench import __main__ as bench
+from worker_connector.bench import copying, lookup, throughput
+from worker_connector.bench.rig import Rig, quantile, random_tokens
+
+
+def test_questions_are_answered_from_resident_blocks() -> None:
+    """`measure` itself compares every answer with what is resident, so that it cannot time a miss."""
+    as_array, as_list = lookup.measure(256, 2, row_bytes=4_096, questions=6)
+    assert (as_array.tokens_as, as_list.tokens_as) == ("array", "list")
+    for cost in (as_array, as_list):
+        assert (cost.tokens, cost.resident_prompts) == (256, 2)
+        assert 0 < cost.p50 <= cost.p99
+
+
+def test_a_wrong_answer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rig, "serve", lambda self, tokens: None)
+    with pytest.raises(RuntimeError, match="was offered 0, not 224"):
+        lookup.measure(256, 1, row_bytes=4_096, questions=2)
+
+
+def test_rig_leaves_nothing_behind_a_question() -> None:
+    rig = Rig(row_bytes=4_096, blocks=20, longest_prompt=256)
+    rig.serve(random_tokens(256, 0))
+    request = rig.request(random_tokens(256, 0))
+    assert rig.ask(request) == 224
+    assert rig.scheduler.snapshot()["leases"] == 1
+    rig.forget(request)
+    numbers = rig.scheduler.snapshot()
+    assert (numbers["leases"], numbers["attempts"], numbers["faults"]) == (0, 0, {})
+    rig.close()
+
+
+def test_copies_have_ratios_for_both_patterns_and_ways() -> None:
+    rates = copying.measure(torch.device("cpu"), 4_096, total=64 * 1024, rounds=1)
+    assert [rate.pattern for rate in rates] == ["neighbours", "scattered"]
+    assert all(min(rate.plain_gb_per_s, rate.load_ratio, rate.save_ratio) > 0 for rate in rates)
+
+
+def test_throughput_is_of_an_engine_that_really_saves() -> None:
+    prefill, decode = throughput.measure(rounds=1, prompt_tokens=64, generated=40, batch=2)
+    assert (prefill.phase, decode.phase) == ("prefill", "decode")
+    assert prefill.saved_blocks == 2 * 2 * 2  # two blocks of each of two prompts, in two rounds
+    assert decode.saved_blocks > 0
+    assert all(min(t.tokens_per_second, t.ratio, t.cpu_ratio) > 0 for t in (prefill, decode))
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)])
+def test_quantile(share: float, expected: int) -> None:
+    assert quantile(list(range(100, 0, -1)), share) == expected
+
+
+def test_table_and_json_tell_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        bench,
+        "_measure",
+        lambda part, quick, device: copying.measure(torch.device("cpu"), 4_096, total=8_192, rounds=1),
+    )
+    assert bench.main(["copy"]) == 0
+    assert "neighbours" in capsys.readouterr().out
+    assert bench.main(["copy", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["goals"]["copy_ratio"] == copying.GOAL
+    assert [row["pattern"] for row in found["copy"]] == ["neighbours", "scattered"]
+    with pytest.raises(SystemExit):
+        bench.main(["copies"])
+    assert "lookup, copy, throughput" in capsys.readouterr().err
