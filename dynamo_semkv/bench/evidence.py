@@ -120,7 +120,7 @@ def measure(workload: Workload, background: int, repeats: int = 3) -> Report:
         lookup_p50=float(np.quantile(seconds, 0.5)),
         lookup_p99=float(np.quantile(seconds, 0.99)),
         lookup_cpu_p99=float(np.quantile(cpu_seconds, 0.99)),
-        sketch_bytes=float(np.mean([len(donor.sketch) for donor in kept if donor.sketch is not None])),
+        sketch_bytes=float(np.mean([len(donor.sketch.raw) for donor in kept if donor.sketch is not None])),
         posting_bytes=provider.snapshot()["posting_bytes"] / max(1, len(provider)),
     )
 

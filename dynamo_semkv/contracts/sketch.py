@@ -6,8 +6,9 @@ computes the same for a prompt. Both sides must agree to the bit, so the algorit
 Algorithm `ng8m32-1`, all in wrapping u64, with R and C odd constants and key from the namespace digest (so equal text under two tenants
 has unrelated samples):
 
-* window hash at i:  `s = C * sum(t[i + k] * R**k for k in 0..7) + key`; the window is a *sample* when `s < 2**59`, 1 in 32, decided by its
-  content alone, so an insertion shifts nothing. Of consecutive samples with one fingerprint only the first is kept (runs of one token).
+* window hash at i:  `s = C * sum(t[i + k] * R**k for k in 0..7) + key`; the window is a *sample* when `s < 2**59`, 1 in 32,
+  decided by its content alone, so an insertion shifts nothing. Of consecutive samples with one fingerprint only the first is
+  kept (runs of one token).
 * fingerprint: the upper 32 bits of `mix(s)`, mix being splitmix64's finaliser.
 * link of a sample at p whose next sample is at q: the upper 16 bits of `mix((C * sum(t[p + k] * R**k) + key) ^ ((q - p) * C))`, the sum
   taken over all tokens from its own window to the end of the next one's; 0 means none (last sample), a computed 0 is written as 1.
@@ -23,6 +24,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -140,8 +142,8 @@ def _links(prefix: U64Array, at: npt.NDArray[np.intp], down: U64Array, key: int)
 
 
 def checkpoint_ordinals(blocks: int) -> list[int]:
-    """Ordinals whose keys a sketch carries: the last block of the first 1, 2, 3, 4, 6, 8, 12, ... blocks, and of all. A common prefix of b
-    blocks is proven for more than two thirds of it, in whole blocks."""
+    """Ordinals whose keys a sketch carries: the last block of the first 1, 2, 3, 4, 6, 8, 12, ... blocks, and of all. A common
+    prefix of b blocks is proven for more than two thirds of it, in whole blocks."""
     counts = {2**i for i in range(32)} | {3 * 2**i for i in range(31)}
     return sorted({count - 1 for count in counts if count <= blocks} | ({blocks - 1} if blocks else set()))
 
@@ -161,21 +163,21 @@ def _position_size(tokens: int) -> int:
     return 2 if tokens <= _NARROW_TOKENS else 4
 
 
-class DonorSketch(bytes):
-    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; it is its own wire form, one
-    object that no garbage collection looks at.
+class DonorSketch(msgspec.Struct, frozen=True, gc=False):
+    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; it holds its wire form and
+    nothing else, and no garbage collection looks at it: a router has a hundred thousand.
 
     `checkpoints`: (ordinal, key) pairs of the donor's block key chain. If the request's own chain has the same key at a checkpoint,
     its first `ordinal + 1` blocks are identical to the donor's.
     """
 
-    __slots__ = ()
+    raw: bytes
 
-    def __new__(cls, raw: bytes) -> DonorSketch:
+    def __post_init__(self) -> None:
         """Raises ContractError for another algorithm, a wrong length or positions that are not ascending within the donor."""
+        raw = self.raw
         if len(raw) < _HEADER.size or raw[:8] != ALGORITHM:
             raise ContractError("sketch.algorithm", raw[:8], ALGORITHM.decode())
-        self = super().__new__(cls, raw)
         _, tokens, checkpoints, samples = self._header()
         if checkpoints > MAX_CHECKPOINTS or samples > MAX_SAMPLES:
             raise ContractError("sketch.counts", (checkpoints, samples), f"at most {MAX_CHECKPOINTS}, {MAX_SAMPLES}")
@@ -183,7 +185,6 @@ class DonorSketch(bytes):
         if len(raw) != expected:
             raise ContractError("sketch.length", len(raw), f"{expected} bytes")
         self._check_order()
-        return self
 
     @classmethod
     def of(cls, tokens: TokenArray, namespace_digest: bytes, chain: Sequence[BlockKey]) -> DonorSketch:
@@ -204,11 +205,11 @@ class DonorSketch(bytes):
         return cls(b"".join(parts))
 
     def to_bytes(self) -> bytes:
-        return bytes(self)
+        return self.raw
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> DonorSketch:
-        return cls(raw)
+        return cls(bytes(raw))
 
     @property
     def token_count(self) -> int:
@@ -222,25 +223,25 @@ class DonorSketch(bytes):
     def fingerprints(self) -> U32Array:
         """A view: no copy."""
         _, _, checkpoints, samples = self._header()
-        return np.frombuffer(self, "<u4", samples, _HEADER.size + checkpoints * _STRIDE)
+        return np.frombuffer(self.raw, "<u4", samples, _HEADER.size + checkpoints * _STRIDE)
 
     @property
     def positions(self) -> npt.NDArray[np.uint16] | U32Array:
         """u16 or u32, a view."""
         _, tokens, checkpoints, samples = self._header()
         kind = "<u2" if tokens <= _NARROW_TOKENS else "<u4"
-        return np.frombuffer(self, kind, samples, _HEADER.size + checkpoints * _STRIDE + 4 * samples)
+        return np.frombuffer(self.raw, kind, samples, _HEADER.size + checkpoints * _STRIDE + 4 * samples)
 
     @property
     def links(self) -> U16Array:
         _, _, _, samples = self._header()
-        return np.frombuffer(self, "<u2", samples, len(self) - 2 * samples)
+        return np.frombuffer(self.raw, "<u2", samples, len(self.raw) - 2 * samples)
 
     @property
     def checkpoints(self) -> list[tuple[int, BlockKey]]:
         end = _HEADER.size + self._header()[2] * _STRIDE
         return [
-            (_ORDINAL.unpack_from(self, at)[0], BlockKey(self[at + _ORDINAL.size : at + _STRIDE]))
+            (_ORDINAL.unpack_from(self.raw, at)[0], BlockKey(self.raw[at + _ORDINAL.size : at + _STRIDE]))
             for at in range(_HEADER.size, end, _STRIDE)
         ]
 
@@ -271,7 +272,7 @@ class DonorSketch(bytes):
 
     def _header(self) -> tuple[bytes, int, int, int]:
         """Algorithm, tokens, checkpoints, samples."""
-        header: tuple[bytes, int, int, int] = _HEADER.unpack_from(self)
+        header: tuple[bytes, int, int, int] = _HEADER.unpack_from(self.raw)
         return header
 
     def _check_order(self) -> None:

@@ -27,6 +27,7 @@ NEAR_GAP = 512
 _FEW_DEAD = 2
 _MANY_DEAD = 12
 _UNLIKELY = 0.02
+_UNLIKELY_AT_THE_SAME_LENGTH = 1e-6
 """A gap with fewer dead samples holds isolated changes, one with more a replaced passage; between the two, it is whichever is likelier."""
 
 I64 = npt.NDArray[np.int64]
@@ -54,6 +55,8 @@ class Alignment:
     """A run breaks off and goes on a little later on nearly the same diagonal."""
     runs: tuple[Run, ...]
     """By position in the prompt."""
+    longest_chain: int = 0
+    """Tokens of the runs that only small changes part: an edited document has no long run, and many short ones one behind the other."""
 
     @property
     def longest_run(self) -> int:
@@ -215,6 +218,13 @@ class _Pairs:
         """Length of each run."""
         return self.target_at[self.last] - self.target_at[self.first] + NGRAM
 
+    def chains(self, run_tokens: I64) -> I64:
+        """For each run the tokens of all runs of its chain."""
+        if len(run_tokens) == 0:
+            return run_tokens
+        chain = np.concatenate(([0], np.cumsum(~self.near[self.first[1:] - 1])))
+        return np.bincount(chain, run_tokens).astype(np.int64)[chain]
+
     def verified(self) -> F64:
         """Tokens inside runs, by candidate."""
         return self.total(self.owner[self.first], self.run_tokens().astype(np.float64))
@@ -230,21 +240,24 @@ class _Pairs:
         dead = self.target[step + 1] - self.target[step] - 1
         donor_dead = self.donor[step + 1] - self.donor[step] - 1
         mean = (dead + donor_dead) / 2
-        few = np.maximum(dead, donor_dead) <= self._most_dead_by_chance(step, mean)[self.owner[step]]
+        few = self._few(step, mean, np.maximum(dead, donor_dead), tokens == donor_tokens)
         isolated = np.maximum(1.0, mean * SAMPLING / NGRAM) + np.abs(tokens - donor_tokens)
         replaced = np.maximum(1.0, mean * SAMPLING - NGRAM + 1)
         return self.total(self.owner[step], np.maximum(0.0, gap - np.where(few, isolated, replaced)))
 
-    def _most_dead_by_chance(self, step: I64, dead: F64) -> F64:
-        """How many samples in a row isolated changes may kill, by candidate: the more die in small gaps, the more."""
-        small = dead <= _FEW_DEAD
-        alive = self.total(self.owner[:-1], self.linked.astype(np.float64)) + self.total(
-            self.owner[step[small]], np.ones(int(small.sum()))
-        )
-        died = self.total(self.owner[step[small]], dead[small])
-        share = died / np.maximum(1.0, alive + died)
-        most: F64 = np.log(_UNLIKELY) / np.log(np.clip(share, 1e-6, 0.9))
-        return np.clip(most, _FEW_DEAD, _MANY_DEAD)
+    def _few(self, step: I64, dead: F64, most_dead: I64, same_length: Bools) -> Bools:
+        """Gaps whose samples isolated changes may have killed: the more die in the candidate's small gaps, the more may die in a row. A
+        replaced passage hardly ever has the length of what it replaced, so where the diagonal stays the same, more may die."""
+        few = dead <= _FEW_DEAD
+        owner = self.owner[step]
+        alive = self.total(self.owner[:-1], self.linked.astype(np.float64))
+        unlikely = np.log(np.where(same_length, _UNLIKELY_AT_THE_SAME_LENGTH, _UNLIKELY))
+        for _ in range(2):  # what was found to be isolated says more about how many die
+            kept = alive + self.total(owner[few], np.ones(int(few.sum())))
+            died = self.total(owner[few], dead[few])
+            share = np.clip(died / np.maximum(1.0, kept + died), 1e-6, 0.9)
+            few = most_dead <= np.clip(unlikely / np.log(share)[owner], _FEW_DEAD, _MANY_DEAD)
+        return few
 
     def loose_ends(self, prompt_at: I64, flat: _Flat, prompt_tokens: int) -> F64:
         """Expected tokens beyond the ends of runs that nothing near continues, by candidate."""
@@ -319,11 +332,12 @@ def _collect(pairs: _Pairs, flat: _Flat, verified: F64, estimate: F64, prompt_to
     )
     runs_of = np.searchsorted(pairs.owner[first], np.arange(pairs.candidates + 1))
     pairs_of = np.searchsorted(pairs.owner, np.arange(pairs.candidates + 1))
+    chains = pairs.chains(tokens := pairs.run_tokens())
     starts, donor_starts = pairs.target_at[first].tolist(), pairs.donor_at[first].tolist()
-    tokens = pairs.run_tokens().tolist()
+    lengths = tokens.tolist()
     found = []
     for c in range(pairs.candidates):
-        runs = [Run(starts[n], donor_starts[n], tokens[n]) for n in range(runs_of[c], runs_of[c + 1])]
+        runs = [Run(starts[n], donor_starts[n], lengths[n]) for n in range(runs_of[c], runs_of[c + 1])]
         ceiling = min(prompt_tokens, int(flat.lengths[c]))
         found.append(
             Alignment(
@@ -332,6 +346,7 @@ def _collect(pairs: _Pairs, flat: _Flat, verified: F64, estimate: F64, prompt_to
                 shared=pairs.target[pairs_of[c] : pairs_of[c + 1]],
                 edited=bool(edits[c]),
                 runs=tuple(sorted(runs)),
+                longest_chain=int(chains[runs_of[c] : runs_of[c + 1]].max(initial=0)),
             )
         )
     return found

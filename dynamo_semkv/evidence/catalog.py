@@ -24,7 +24,7 @@ from dynamo_semkv.contracts.donor_events import (
     DonorsPurged,
 )
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.evidence.chains import NOBODY, Chains, Sharded, Slots
+from dynamo_semkv.evidence.chains import NOBODY, Chains, Row, Sharded, Slots
 from dynamo_semkv.evidence.donor import CatalogDonor, StreamKey, parts_of
 from dynamo_semkv.evidence.emitters import donor_from, in_scope, may_place, may_purge, partition_of, restricted
 from dynamo_semkv.evidence.provider import DonorListener
@@ -68,7 +68,7 @@ class DonorCatalog:
         self._streams: OrderedDict[StreamKey, Stream] = OrderedDict()
         self._slots = Slots()
         self._donors: Sharded[str, CatalogDonor] = Sharded()
-        self._by_slot: list[CatalogDonor | None] = []
+        self._by_slot: Row[CatalogDonor] = Row()
         self._chains = Chains(self._slots)
         self._of_stream: dict[StreamKey, int] = {}
         """Head of the chain of a stream's donors, in the life that it is in."""
@@ -300,8 +300,6 @@ class DonorCatalog:
             donor = replace(donor, slot=self._slots.take())
             self._count += 1
         self._donors[donor.donor_id] = donor
-        while len(self._by_slot) <= donor.slot:
-            self._by_slot.append(None)
         self._by_slot[donor.slot] = donor
         head = self._of_stream.get(donor.stream)
         if head is None:
@@ -366,8 +364,10 @@ class DonorCatalog:
                 what(listener)
             except Exception:  # a listener's fault must not cost the others their events
                 self.counts["listener_error"] += 1
-                logger.exception("a donor listener failed; its index may miss a donor")
+                count = self.counts["listener_error"]
+                if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: one that always fails does not fill the log
+                    logger.exception("a donor listener failed (%d so far); its index may miss a donor", count)
 
 
 def _sketch_bytes(donor: CatalogDonor) -> int:
-    return len(donor.sketch) if donor.sketch is not None else 0
+    return len(donor.sketch.raw) if donor.sketch is not None else 0

@@ -10,6 +10,9 @@ from array import array
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -46,6 +49,26 @@ class Sharded(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         return self._part(key).get(key)
+
+
+class Row(Generic[V]):
+    """Values by small number. A list would be walked by every full garbage collection, value by value; an array of objects is not."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: npt.NDArray[np.object_] = np.full(16, None, object)
+
+    def __getitem__(self, at: int) -> V | None:
+        if at >= len(self._values):
+            return None
+        value: V | None = self._values[at]
+        return value
+
+    def __setitem__(self, at: int, value: V | None) -> None:
+        while at >= len(self._values):
+            self._values = np.concatenate((self._values, np.full(len(self._values), None, object)))
+        self._values[at] = value
 
 
 class Slots:

@@ -7,7 +7,8 @@
 * A sample weighs by its rarity among the partition's donors (inverse document frequency in [0, 1]), so what everybody shares, a system
   prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have found the donor.
 * A donor is a match when its shared samples weigh `min_evidence` and stand for `min_overlap_share` of the prompt (a sample for 32 tokens,
-  times its rarity), and one run is verbatim over `min_run_tokens`. Ranking alone would always name somebody.
+  times its rarity), and one run is verbatim over `min_run_tokens`, or short ones in a row over three times as many. Ranking alone would
+  always name somebody.
 * `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the match claims, and
   every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its proven prefix.
 
@@ -38,6 +39,8 @@ MAX_CANDIDATES = 16
 MAX_SEGMENTS = 32
 """Per match, the longest ones: a dense edit would leave hundreds."""
 MIN_SEGMENT_TOKENS = 16
+IN_A_CHAIN = 3
+"""Where changes leave no run of `min_run_tokens`: this many times as many in short runs, one behind the other on one diagonal."""
 CONVINCING = 8.0
 """Weighted samples at which more of them add no confidence."""
 _WORTH_A_LOOK = 0.1
@@ -225,7 +228,8 @@ class FingerprintProvider:
     def _objection(self, donor: CatalogDonor, alignment: Alignment, evidence: float, prompt: int) -> str | None:
         if evidence < self._config.min_evidence:
             return "weak"
-        if alignment.longest_run < self._config.min_run_tokens:
+        least = self._config.min_run_tokens
+        if alignment.longest_run < least and alignment.longest_chain < IN_A_CHAIN * least:
             return "short"
         if evidence * SAMPLING < self._config.min_overlap_share * prompt:
             return "small"

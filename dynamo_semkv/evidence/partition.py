@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamo_semkv.contracts.sketch import DonorSketch, U32Array
+from dynamo_semkv.evidence.chains import Row
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
 
@@ -45,12 +46,16 @@ class Partition:
     """Not thread-safe. A donor's row is stable while it is here."""
 
     def __init__(self, ways: int, max_donors: int = MAX_ROWS) -> None:
-        """`max_donors`: how many it is meant to hold at most; its table does not grow beyond that many."""
+        """`max_donors`: how many it is meant to hold at most; one of its tables' sizes is just right for that many."""
         self._ways = ways
-        # With room for rows that left and were not cleaned up yet.
-        self._largest = max(_FIRST_CAPACITY, max_donors * POSTINGS_PER_DONOR * 17 // 16)
-        self._donors: list[CatalogDonor | None] = []
+        # With room for rows that left and were not cleaned up yet. The sizes before are halves of it: the last growth is a whole one.
+        first = max(_FIRST_CAPACITY, max_donors * POSTINGS_PER_DONOR * 17 // 16)
+        while first >= 2 * _FIRST_CAPACITY:
+            first //= 2
         self._count = 0
+        self._donors: Row[CatalogDonor] = Row()
+        self._rows = 0
+        """That were ever taken: the free ones too."""
         self._free: list[int] = []
         self._leaving: deque[tuple[int, DonorSketch | None]] = deque()
         """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
@@ -58,7 +63,7 @@ class Partition:
         self._by_thinning: Counter[int] = Counter()
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
-        self._table = Postings(_FIRST_CAPACITY, ways)
+        self._table = Postings(first, ways)
         self._next: Postings | None = None
         self._cursor = 0
 
@@ -71,10 +76,10 @@ class Partition:
 
     @property
     def full(self) -> bool:
-        return not self._free and len(self._donors) >= MAX_ROWS
+        return not self._free and self._rows >= MAX_ROWS
 
     def donor(self, row: int) -> CatalogDonor | None:
-        return self._donors[row] if row < len(self._donors) else None
+        return self._donors[row]
 
     def add(self, donor: CatalogDonor, sketch: DonorSketch) -> int:
         """A donor that is not here yet; `sketch` is its own. Returns the row that it has from now on."""
@@ -135,11 +140,11 @@ class Partition:
     def _take_row(self) -> int:
         if self._free:
             return self._free.pop()
-        self._donors.append(None)
-        if len(self._donors) > len(self._moved):
+        self._rows += 1
+        if self._rows > len(self._moved):
             self._thinned = np.concatenate((self._thinned, np.zeros_like(self._thinned)))
             self._moved = np.concatenate((self._moved, np.zeros_like(self._moved)))
-        return len(self._donors) - 1
+        return self._rows - 1
 
     def _clean(self, rows: int) -> None:
         for _ in range(min(rows, len(self._leaving))):
@@ -151,10 +156,7 @@ class Partition:
 
     def _grow(self, arriving: int) -> None:
         if self._next is None and self._table.used + arriving > self._table.capacity:
-            wanted = GROWTH * self._table.capacity
-            # The last table is just large enough, unless somebody keeps more donors than was said.
-            largest = self._largest if self._table.capacity < self._largest else wanted
-            self._next = Postings(min(wanted, largest), self._ways)
+            self._next = Postings(GROWTH * self._table.capacity, self._ways)
             self._cursor = 0
             self._moved[:] = False
         self._move(MOVED_PER_STEP)
@@ -165,7 +167,7 @@ class Partition:
             return
         fingerprints: list[U32Array] = []
         owners: list[int] = []
-        stop = min(len(self._donors), self._cursor + VISITED_PER_STEP)
+        stop = min(self._rows, self._cursor + VISITED_PER_STEP)
         while len(owners) < rows and self._cursor < stop:
             row = self._cursor
             self._cursor += 1
@@ -177,7 +179,7 @@ class Partition:
             lengths = [len(found) for found in fingerprints]
             self._next.insert(np.concatenate(fingerprints), np.repeat(np.array(owners, np.uint32), lengths))
             self._moved[owners] = True
-        if self._cursor >= len(self._donors):
+        if self._cursor >= self._rows:
             self._table, self._next = self._next, None
             self._leaving = deque((row, sketch if self._moved[row] else None) for row, sketch in self._leaving)
             self._moved[:] = False
