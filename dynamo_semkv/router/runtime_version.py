@@ -19,7 +19,7 @@ def installed() -> str | None:
 
 
 def verdict(version: str | None) -> tuple[bool, str | None]:
-    """(may it serve, what to tell the operator). An older runtime lacks calls that every request needs; a newer one may have changed them."""
+    """(may it serve, what to tell the operator). An older runtime lacks calls that requests need; a newer one may have changed them."""
     supported = f"tested with {'.'.join(map(str, OLDEST))} and meant for {'.'.join(map(str, NEWEST))}.x"
     if version is None:
         return True, f"{DISTRIBUTION} is there without a version; this release is {supported}"
