@@ -88,6 +88,25 @@ def test_a_failed_load_restarts_its_request_on_the_real_runtime_order(monkeypatc
     assert (second.offered, second.confirmed) == (0, 0)
 
 
+def test_nothing_is_offered_behind_part_of_a_block() -> None:
+    """And what the request computes is saved all the same."""
+    it = bench()
+    engine = stepped(it.spec(), enable_partial_reuse=True)
+    engine.submit(TOKENS)
+    engine.run()
+    engine.reset_prefix_cache()
+    engine.submit(TOKENS[:21] + prompt(9, 1, vocabulary=16))
+    engine.run()
+    request = engine.submit(TOKENS)
+    run_all(engine, it)
+    report = it.report_of(request)
+    assert (report.local_tokens, report.offered) == (21, 0)
+    engine.reset_prefix_cache()
+    last = engine.submit(TOKENS)
+    run_all(engine, it)
+    assert it.report_of(last).confirmed == 56
+
+
 @pytest.mark.parametrize("dialect", ["M", "B"])
 def test_a_replay_loads_again(dialect: str) -> None:
     it = bench()

@@ -44,6 +44,9 @@ class Behaviours:
     #: A batch is dropped behind start_load_kv, as when another attention data-parallel rank has nothing to run: what was
     #: reported is not computed, and reported again (py_executor.py, the second `_can_queue`).
     dropped_batch_rate: float = 0.0
+    #: A rank with nothing to run, or nothing but parked requests, runs a dummy request: a pass with all its hooks of which
+    #: nothing is asked, reported or finished (py_executor.py, `_pad_empty_attention_dp_batch`). Needs several ranks.
+    dummy_rate: float = 0.0
     #: Pages for an offer beyond the chunk are not found: the runtime honours whole blocks of the pages that it has, or
     #: nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). Only with kv_cache_manager "v2".
     failed_grow_rate: float = 0.0

@@ -35,6 +35,8 @@ class BlockSequence:
     scope: ReuseScope
     priority: int
     groups: list[GroupSequence]
+    #: Tokens whose KV was there when the sequence was opened.
+    reused_tokens: int = 0
     #: Blocks offered to the tree so far, and the node of the last one (None: chain at its start).
     committed_blocks: int = 0
     chain_tip: CachedBlock | None = None
@@ -58,9 +60,17 @@ class BlockSequence:
 class BlockManager:
     """Allocates the pages of one pool. Not thread-safe: the engine thread owns it."""
 
-    def __init__(self, pool: KvPool, events: KvEventBuffer, *, enable_block_reuse: bool = True) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        events: KvEventBuffer,
+        *,
+        enable_block_reuse: bool = True,
+        enable_partial_reuse: bool = False,
+    ) -> None:
         self._pool = pool
         self._reuse_enabled = enable_block_reuse
+        self._partial_reuse = enable_block_reuse and enable_partial_reuse
         self._groups = tuple(pages.group for pages in pool.groups)
         self._tree = ReuseTree(pool.tokens_per_block, events, self._groups)
         self._free = [list(range(pool.num_blocks - 1, -1, -1)) for _ in self._groups]
@@ -93,7 +103,8 @@ class BlockManager:
     ) -> BlockSequence | None:
         """Start a sequence on the cached prefix of `tokens`, never all of it, reserving up to `max_tokens` tokens.
 
-        Returns None if the pages cannot be guaranteed now. The reused blocks are those that it has.
+        Returns None if the pages cannot be guaranteed now. The reused blocks are those that it has. With partial reuse
+        the last one may be a copy of a block of which only the first tokens are the same.
         """
         size = self._pool.tokens_per_block
         reusable = (len(tokens) - 1) // size
@@ -118,13 +129,35 @@ class BlockManager:
             slots = [BAD_PAGE_INDEX if node is None else node.pages[group.group_id] for node in nodes]
             groups.append(GroupSequence(slots, nodes, claim))
             self._reserved[group.group_id] += claim
-        return BlockSequence(
+        sequence = BlockSequence(
             scope=scope,
             priority=DEFAULT_PRIORITY if priority is None else priority,
             groups=groups,
+            reused_tokens=len(matched) * size,
             committed_blocks=len(matched),
             chain_tip=matched[-1] if matched else None,
         )
+        if self._partial_reuse:
+            self._copy_partly(sequence, tokens)
+        return sequence
+
+    def _copy_partly(self, sequence: BlockSequence, tokens: SequenceOf[int]) -> None:
+        """Begin the first block that is not cached with the tokens that it shares with a cached one, never all of `tokens`."""
+        found = self._tree.match_partly(sequence.scope, sequence.chain_tip, tokens[sequence.reused_tokens : -1])
+        if found is None:
+            return
+        node, shared = found
+        held = range(len(self._groups))
+        if any(node.is_evictable(group) and self._unreserved(group) < 1 for group in held):
+            return  # held while it is copied, its page would be missing for those that were promised
+        sources = list(node.pages)
+        for group in held:
+            self._tree.reference(node, group)
+        self.grow(sequence, sequence.reused_tokens + shared, sequence.reused_tokens)
+        for group, source in enumerate(sources):
+            self._pool.copy_page(group, source, sequence.groups[group].slots[-1])
+            self._let_go(group, source, node)
+        sequence.reused_tokens += shared
 
     def grow(self, sequence: BlockSequence, num_tokens: int, history: int = 0) -> None:
         """Give the sequence pages for its first `num_tokens` tokens, out of its reservation.

@@ -36,6 +36,9 @@ class EngineConfig:
     #: share of the cores, or their threads wait for each other at every matrix product.
     num_threads: int = 2
     enable_block_reuse: bool = True
+    #: Reuse a block of which only the first tokens are the same, by copying it. Where a request's local prefix ends in the
+    #: middle of a block, no block of a connector fits behind it.
+    enable_partial_reuse: bool = False
     #: Which call order and block reporting the connector sees: "v2" interleaves query and alloc per request and reports
     #: the blocks of each chunk; "v1" asks for the whole batch first and reports all prompt blocks at once.
     kv_cache_manager: str = "v2"
@@ -86,6 +89,10 @@ class EngineConfig:
             raise ValueError(f"kv_cache_manager is {self.kv_cache_manager!r}; it must be one of {KV_CACHE_MANAGERS}")
         if self.event_buffer_max_size < 0:
             raise ValueError(f"event_buffer_max_size is {self.event_buffer_max_size}; it must be 0 (off) or more")
+        if self.behaviours.dummy_rate and self.data_parallel_size == 1:
+            raise ValueError(
+                f"behaviours.dummy_rate is {self.behaviours.dummy_rate}; it needs data_parallel_size above 1"
+            )
         if self.idle_poll_s is not None and self.idle_poll_s <= 0:
             raise ValueError(f"idle_poll_s is {self.idle_poll_s}; it must be positive, or None")
         _check_device(self.device)
@@ -211,6 +218,7 @@ def build_llm_args(config: EngineConfig, model: LoadedModel, spec: ConnectorSpec
         kv_cache_config=KvCacheArgs(
             tokens_per_block=config.tokens_per_block,
             enable_block_reuse=config.enable_block_reuse,
+            enable_partial_reuse=config.enable_partial_reuse,
             use_kv_cache_manager_v2=config.kv_cache_manager == "v2",
             event_buffer_max_size=config.event_buffer_max_size,
             max_attention_window=list(config.max_attention_window) or None,

@@ -183,7 +183,8 @@ class ConnectorManager:
             data = self._request_data(request)
             data.computed_position -= self._external.get(request.request_id, 0)
             (output.new_requests if is_new else output.cached_requests).append(data)
-        output.cached_requests.extend(self._request_data(request) for request in batch.generation)
+        generating = [request for request in batch.generation if not request.is_dummy_request]
+        output.cached_requests.extend(self._request_data(request) for request in generating)
         self._external.clear()
         self._output = output
 

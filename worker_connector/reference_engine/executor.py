@@ -27,6 +27,7 @@ from worker_connector.reference_engine.block_manager import BlockManager
 from worker_connector.reference_engine.clients import Clients
 from worker_connector.reference_engine.config import EngineConfig
 from worker_connector.reference_engine.connector_manager import Batch, ConnectorManager
+from worker_connector.reference_engine.dummy import close_dummy, open_dummy
 from worker_connector.reference_engine.events import KvEventBuffer
 from worker_connector.reference_engine.fair_lock import FairLock
 from worker_connector.reference_engine.forward_pass import Computed, ForwardPass
@@ -82,7 +83,12 @@ class Executor:
         self._events = events
         self._connector = connector
         self._probe: Probe = probe or _no_probe
-        self._blocks = BlockManager(pool, events, enable_block_reuse=config.enable_block_reuse)
+        self._blocks = BlockManager(
+            pool,
+            events,
+            enable_block_reuse=config.enable_block_reuse,
+            enable_partial_reuse=config.enable_partial_reuse,
+        )
         self._scheduler = BatchScheduler(config, self._blocks)
         self._pages = PagePreparation(self._blocks, connector, config, self._dice)
         self._clients = Clients(rank)
@@ -138,6 +144,7 @@ class Executor:
         self._cancelled |= cancelled
         self._destroy_some()
         batch = self._scheduler.schedule()
+        self._pad(batch)
         self._probe("scheduled", batch)
         if batch:
             self._prepare(batch)
@@ -224,9 +231,23 @@ class Executor:
             batch.context = [request for request in batch.context if request.request_id not in failed]
             for request in [request for request in self._scheduler.running if request.request_id in failed]:
                 self._destroy(request)
+            self._pad(batch)
         self._probe("loaded", batch)
         if batch and self._dice.hits("dropped_batch", self._behaviours.dropped_batch_rate):
-            batch.clear()
+            self._drop(batch)
+
+    def _pad(self, batch: Batch) -> None:
+        if not batch and self._dice.hits("dummy", self._behaviours.dummy_rate):
+            dummy = open_dummy(self._blocks)
+            if dummy is not None:
+                batch.generation.append(dummy)
+
+    def _drop(self, batch: Batch) -> None:
+        """Its requests stay as they are."""
+        for request in batch.generation:
+            if request.is_dummy_request:
+                close_dummy(request, self._blocks)
+        batch.clear()
 
     def _launch(self, batch: Batch) -> list[Computed]:
         """Run the forward pass and advance the batch's requests by it, tokens excepted; [] if it failed."""
@@ -235,17 +256,20 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - hooks and model: the rank outlives it, its requests do not
             _log.exception("rank %d: forward pass failed; failing its requests", self._rank)
             self._probe("failed", batch)
+            self._drop(batch)
             self.fail_all(f"{type(error).__name__}: {error}")
-            batch.clear()
             return []
         self._probe("computed", batch)
+        for request in batch.generation:
+            if request.is_dummy_request:
+                close_dummy(request, self._blocks)
         for request in batch.context:
             request.note_cached()
             request.context_current_position += request.context_chunk_size
             self._counters.computed_prompt_tokens += request.context_chunk_size
             if request.context_remaining_length == 0:
                 request.state = RequestState.GENERATION_IN_PROGRESS
-        return launched
+        return [part for part in launched if not part.request.is_dummy_request]
 
     # behind it
 

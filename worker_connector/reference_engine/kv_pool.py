@@ -137,8 +137,8 @@ class KvPool:
             layer: (pages, index) for pages in self.groups for index, layer in enumerate(pages.group.layers)
         }
         self._poison = poison
-        #: Told of the group and the slots whose contents were forgotten.
-        self.on_poison: Callable[[int, Sequence[int]], None] | None = None
+        #: Told of the group and the slots that the engine itself wrote outside a forward pass.
+        self.on_write: Callable[[int, Sequence[int]], None] | None = None
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -153,8 +153,17 @@ class KvPool:
         """Forget the contents of pages that change hands; does nothing unless poisoning is on."""
         if self._poison and slots:
             self.groups[group].tensor.index_fill_(0, to_device(torch.as_tensor(slots), self.device), float("nan"))
-            if self.on_poison is not None:
-                self.on_poison(group, slots)
+            self._written(group, slots)
+
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """All layers of one page of a group."""
+        pages = self.groups[group].tensor
+        pages[target].copy_(pages[source])
+        self._written(group, [target])
+
+    def _written(self, group: int, slots: Sequence[int]) -> None:
+        if self.on_write is not None:
+            self.on_write(group, slots)
 
     def layout(self) -> KvCacheLayout:
         """All groups. Views of them are valid as long as this object lives."""

@@ -1,6 +1,6 @@
 """Who wrote which page: a copy of the pool that follows every legal write, so that any other one is seen.
 
-Legal are the engine's own poisoning, the forward pass on the pages of its batch, and the connector on the pages between
+Legal are the engine's own poisoning and copying, the forward pass on the pages of its batch, and the connector on the pages between
 what the device had and what was honoured: in `start_load_kv` for requests of the batch in their first chunk, at any time
 for requests that are parked for a load, and then up to their last page, because the runtime may honour less of a load
 than what has begun. A page whose request has gone is nobody's: a transfer that still writes it is a fault.
@@ -36,7 +36,7 @@ class PageGuard:
         self._model = model
         self._requests = requests
         self._loads: set[Page] = set()
-        pool.on_poison = self._poisoned
+        pool.on_write = self._written
 
     def __call__(self, stage: str, batch: Batch) -> None:
         if stage == "allocated":
@@ -84,7 +84,7 @@ class PageGuard:
 
     def _pages(self, request: LlmRequest, start: int, end: int | None) -> set[Page]:
         """Pages of the tokens [start, end); end None: to the last one."""
-        if request.blocks is None:
+        if request.blocks is None or (end is not None and end <= start):
             return set()
         last = None if end is None else -(-end // self._size)
         return {
@@ -93,7 +93,7 @@ class PageGuard:
             for slot in slots[start // self._size : last]
         }
 
-    def _poisoned(self, group: int, slots: Sequence[int]) -> None:
+    def _written(self, group: int, slots: Sequence[int]) -> None:
         self._copies[group][list(slots)] = self._words[group][list(slots)]
 
     def _follow(self) -> None:

@@ -107,7 +107,7 @@ class PagePreparation:
         local_end = request.context_current_position
         scheduled_end = local_end + request.context_chunk_size
         caught_up = local_end
-        if local_end and self._dice.hits("overtaken_offer", self._behaviours.overtaken_offer_rate):
+        if local_end >= size and self._dice.hits("overtaken_offer", self._behaviours.overtaken_offer_rate):
             local_end = self._dice.below("overtaken_offer", local_end // size) * size
         offered, load_async = connector.query(request, local_end)
         if offered and caught_up > local_end:

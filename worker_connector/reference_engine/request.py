@@ -49,7 +49,6 @@ class RequestOptions:
 class LlmRequest:
     """One request. Connectors read it; only the engine thread that owns it writes."""
 
-    is_dummy_request = False
     is_child = False
     is_context_only_request = False
     num_draft_tokens = 0
@@ -58,6 +57,8 @@ class LlmRequest:
         self, request_id: int, prompt: Sequence[int], options: RequestOptions, lora: LoraWeights | None
     ) -> None:
         self.request_id = request_id
+        #: Padding of attention data parallelism (`dummy.py`).
+        self.is_dummy_request = False
         self.options = options
         self.lora = lora
         self.sampler = Sampler(options.sampling)

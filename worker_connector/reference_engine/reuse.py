@@ -84,6 +84,7 @@ class ReuseTree:
         self._events = events
         self._groups = tuple(groups)
         self._nodes: dict[int, CachedBlock] = {}
+        self._roots: dict[ReuseScope, set[CachedBlock]] = {}
         self._clock = itertools.count(1)
         #: Per group (priority, last_used, tie break, node); entries that are no longer so are skipped.
         self._idle: list[list[tuple[int, int, int, CachedBlock]]] = [[] for _ in groups]
@@ -116,6 +117,20 @@ class ReuseTree:
         while not self._is_complete(found):
             found.pop()
         return found
+
+    def match_partly(
+        self, scope: ReuseScope, parent: CachedBlock | None, tokens: Sequence[int]
+    ) -> tuple[CachedBlock, int] | None:
+        """The block after `parent` that begins with most of `tokens`, and with how many; it has a page in every group.
+        None if none begins with any."""
+        best: tuple[CachedBlock, int] | None = None
+        for node in parent.children if parent is not None else self._roots.get(scope, ()):
+            same = 0
+            while same < min(len(tokens), len(node.tokens)) and node.tokens[same] == tokens[same]:
+                same += 1
+            if same > (best[1] if best else 0) and BAD_PAGE_INDEX not in node.pages:
+                best = node, same
+        return best
 
     def _is_complete(self, nodes: Sequence[CachedBlock]) -> bool:
         history = len(nodes) * self._tokens_per_block
@@ -154,8 +169,7 @@ class ReuseTree:
                     block_hash, parent, scope, tokens, list(pages), priority, held, [now for _ in self._groups]
                 )
                 self._nodes[block_hash] = node
-                if parent is not None:
-                    parent.children.add(node)
+                self._siblings(node).add(node)
                 new.append(node)
             elif _same_block(node, parent, scope, tokens):
                 self._announce(new)
@@ -246,8 +260,9 @@ class ReuseTree:
         return freed
 
     def _detach(self, root: CachedBlock) -> list[Freed]:
-        if root.parent is not None:
-            root.parent.children.discard(root)
+        self._siblings(root).discard(root)
+        if not self._roots.get(root.scope, True):
+            del self._roots[root.scope]
         freed: list[Freed] = []
         hashes: list[list[int]] = [[] for _ in self._groups]
         pending = [root]
@@ -267,6 +282,9 @@ class ReuseTree:
         for group, gone in enumerate(hashes):
             self._events.removed(gone, group)
         return freed
+
+    def _siblings(self, node: CachedBlock) -> set[CachedBlock]:
+        return node.parent.children if node.parent is not None else self._roots.setdefault(node.scope, set())
 
     def _announce(self, nodes: list[CachedBlock], only: int | None = None) -> None:
         """Stored events, one for each group and run of nodes that have a page in it."""

@@ -93,7 +93,7 @@ class BatchScheduler:
         )
         if request.blocks is None:
             return False
-        reused = request.blocks.num_blocks * self._config.tokens_per_block
+        reused = request.blocks.reused_tokens
         request.device_reused_tokens = reused
         request.prepopulated_prompt_len = request.context_current_position = reused
         return True

@@ -10,107 +10,15 @@ import random
 import pytest
 
 from tests.worker_connector.reference_engine.connectors import (
-    ByteStore,
     Recorder,
     flat,
     recording_connector,
-    storing_connector,
 )
 from tests.worker_connector.reference_engine.running import Script, stepped
 from tests.worker_connector.reference_engine.told import data_of, new_in, tokens
 from worker_connector.reference_engine import SHADOW_TINY, Behaviours, SeededDice
 
 LAYERS = SHADOW_TINY.num_layers
-
-
-# overlap scheduling: py_executor.py, `_executor_loop_overlap`
-
-
-def test_connector_simple_with_overlap() -> None:
-    """TensorRT-LLM's test_llm_api_connector.py, connector_simple: one get_finished more, and iteration 1 has no new tokens."""
-    recorder = Recorder()
-    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
-    request = engine.submit(tokens(20), max_new_tokens=8)
-    assert engine.run() == 9
-    assert recorder.count("get_finished") == 9
-    for name in ("meta", "start_load", "wait_for_save"):
-        assert recorder.count(name) == 8, name
-    for name in ("query", "alloc", "request_finished"):
-        assert recorder.count(name) == 1, name
-    assert recorder.names()[-2:] == ["request_finished", "get_finished"]
-    reports = data_of(recorder, request)
-    assert [len(data.new_tokens) for data in reports] == [20, 0, 1, 1, 1, 1, 1, 1]
-    assert [data.computed_position for data in reports] == [0, 19, 20, 21, 22, 23, 24, 25]
-    expected_layers = [(hook, layer) for layer in range(LAYERS) for hook in ("wait_layer", "save_layer")] * 8
-    assert flat(recorder.calls, "wait_layer", "save_layer") == expected_layers
-
-
-def test_overlap_gives_the_tokens_and_pages_of_the_plain_loop() -> None:
-    outcomes = []
-    for overlap in (False, True):
-        engine = stepped(storing_connector(ByteStore()), overlap_scheduling=overlap, max_num_tokens=24, num_blocks=24)
-        ids = [engine.submit(tokens(9 * seed, seed % 3), max_new_tokens=seed) for seed in range(1, 8)]
-        engine.run()
-        assert engine.faults == []
-        outcomes.append([engine.ended[request_id].token_ids for request_id in ids])
-    assert outcomes[0] == outcomes[1]
-
-
-def test_an_end_token_is_learnt_one_pass_too_late() -> None:
-    """The pass that runs when the end token becomes known is for nobody: its report is made, its token dropped."""
-    plain = stepped(None)
-    plain.submit(tokens(20), max_new_tokens=5)
-    plain.run()
-    end = plain.ended[1].token_ids[2]
-    recorder = Recorder()
-    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
-    request = engine.submit(tokens(20), max_new_tokens=5, eos_token_ids=[end])
-    engine.run()
-    generated = engine.ended[request].token_ids
-    assert generated == plain.ended[1].token_ids[: len(generated)]
-    assert engine.ended[request].finish_reason == "stop"
-    assert recorder.count("wait_for_save") == len(generated) + 1
-    assert recorder.names()[-3:] == ["wait_for_save", "request_finished", "get_finished"]
-    assert engine.stats().active_blocks == 0
-
-
-def test_a_cancellation_takes_effect_one_iteration_late() -> None:
-    recorder = Recorder()
-    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
-    request = engine.submit(tokens(40), max_new_tokens=50)
-    engine.cancel(request)
-    engine.step()
-    assert request in engine.running
-    engine.step()
-    assert engine.ended[request].finish_reason == "cancelled"
-    assert recorder.count("request_finished") == 0
-    engine.run()
-    assert engine.stats().active_blocks == 0
-
-
-def test_blocks_become_reusable_one_iteration_late() -> None:
-    engine = stepped(None, overlap_scheduling=True)
-    engine.submit(tokens(17), max_new_tokens=4)
-    engine.step()
-    assert len(engine.executor.blocks.tree) == 0
-    engine.step()
-    assert len(engine.executor.blocks.tree) == 2
-
-
-def test_a_failed_pass_under_overlap_fails_what_is_not_known_yet() -> None:
-    recorder = Recorder()
-    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
-    request = engine.submit(tokens(20), max_new_tokens=4)
-    engine.step()
-    recorder.failures["wait_for_save"] = OSError("copy failed")
-    engine.step()
-    assert engine.ended[request].finish_reason == "error"
-    assert engine.ended[request].token_ids == []
-    recorder.failures.clear()
-    assert engine.ended[request].stats is not None
-    again = engine.submit(tokens(20), max_new_tokens=2)
-    engine.run()
-    assert engine.ended[again].finish_reason == "length"
 
 
 # token-budget trim: NVIDIA/TensorRT-LLM#13318; resource_manager.py, `fit_token_budget`
@@ -295,6 +203,82 @@ def test_a_replay_of_a_finished_async_load_is_reported_but_not_asked_about() -> 
     assert (data.request_id, data.computed_position, data.num_scheduled_tokens) == (request, 0, 20)
 
 
+# attention data parallelism: py_executor.py, `_pad_attention_dp_dummy_request` and `_pad_empty_attention_dp_batch`
+
+
+def test_an_idle_rank_runs_a_dummy_of_which_nobody_is_told() -> None:
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), dice=Script(dummy=[True]), data_parallel_size=2)
+    engine.step()
+    (output,) = recorder.outputs
+    assert (output.new_requests, output.cached_requests) == ([], [])
+    hooks = ["wait_layer", "save_layer"] * LAYERS
+    assert recorder.names()[2:] == ["meta", "start_load", *hooks, "wait_for_save", "get_finished"]
+    assert (engine.faults, engine.stats().active_blocks, engine.stats().generated_tokens) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_of_nothing_but_parked_requests_is_padded(overlap: bool) -> None:
+    """After the report was made, which stays as it is (test_connector.py, async_padding_preserves_connector_plan)."""
+    recorder = Recorder(offer=lambda request, computed: (16, True), release=set())
+    engine = stepped(
+        recording_connector(recorder), dice=Script(dummy=[True]), data_parallel_size=2, overlap_scheduling=overlap
+    )
+    request = engine.submit(tokens(20))
+    engine.step()
+    assert recorder.count("wait_for_save") == recorder.count("meta") == 1
+    assert engine.stats().parked_requests == 1
+    recorder.release = None
+    engine.run()
+    assert engine.ended[request].finish_reason == "length"
+    assert recorder.count("request_finished") == recorder.count("query") == 1
+
+
+# partial reuse: kv_cache_manager_v2.py, `num_committed_tokens` is token granular; KV Cache Connector doc
+
+
+def test_the_query_is_anchored_at_the_local_match_in_the_middle_of_a_block() -> None:
+    """A served prefix of token granularity begins there too (test_kv_connector_v2_prefix.py)."""
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), enable_partial_reuse=True)
+    engine.submit(tokens(40))
+    engine.run()
+    recorder.offer = lambda request, computed: (10, False)
+    request = engine.submit(tokens(21) + tokens(20, 1))
+    engine.step()
+    (_, _, computed) = flat(recorder.calls, "query")[-1]
+    assert computed == 21
+    (data,) = data_of(recorder, request)
+    assert (data.computed_position, data.num_scheduled_tokens, len(data.new_block_ids)) == (21, 10, 6)
+
+
+def test_part_of_a_block_is_copied_and_the_rest_computed() -> None:
+    engine = stepped(None, enable_partial_reuse=True)
+    cold = stepped(None)
+    for part in (tokens(40), tokens(21) + tokens(9, 1), tokens(21) + tokens(3, 1) + tokens(9, 2), tokens(5)):
+        ids = [it.submit(part, max_new_tokens=4) for it in (engine, cold)]
+        engine.run()
+        cold.run()
+        outcomes = [it.ended[request] for it, request in zip((engine, cold), ids, strict=True)]
+        assert outcomes[0].token_ids == outcomes[1].token_ids
+    assert engine.faults == []
+    reused = [outcome.stats.cached_tokens for outcome in engine.ended.values() if outcome.stats]
+    assert reused == [0, 21, 24, 4]
+    assert engine.stats().active_blocks == 0
+
+
+def test_a_block_is_not_copied_when_its_page_is_promised() -> None:
+    engine = stepped(None, enable_partial_reuse=True, num_blocks=6)
+    engine.submit(tokens(16))
+    engine.run()
+    holder = engine.submit(tokens(24, 1), max_new_tokens=8)
+    engine.step()
+    other = engine.submit(tokens(12) + tokens(4, 1))
+    engine.run()
+    assert engine.faults == []
+    assert {engine.ended[request].finish_reason for request in (holder, other)} == {"length"}
+
+
 # py_executor.py, `_save_kv_to_connector_async`
 
 
@@ -363,6 +347,11 @@ def test_dice_fall_at_their_rate_and_not_at_all_at_zero() -> None:
 def test_bad_behaviours_name_the_field(name: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Behaviours(**{name: value})  # type: ignore[arg-type]
+
+
+def test_dummies_need_several_ranks() -> None:
+    with pytest.raises(ValueError, match=r"dummy_rate is 0.5.*data_parallel_size"):
+        stepped(None, dummy_rate=0.5)
 
 
 @pytest.mark.parametrize("manager", ["v1", "v2"])

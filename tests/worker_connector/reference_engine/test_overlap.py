@@ -1,0 +1,103 @@
+"""Overlap scheduling: what ends a request comes one iteration late (TensorRT-LLM's py_executor.py, `_executor_loop_overlap`)."""
+
+from __future__ import annotations
+
+from tests.worker_connector.reference_engine.connectors import (
+    ByteStore,
+    Recorder,
+    flat,
+    recording_connector,
+    storing_connector,
+)
+from tests.worker_connector.reference_engine.running import stepped
+from tests.worker_connector.reference_engine.told import data_of, tokens
+from worker_connector.reference_engine import SHADOW_TINY
+
+LAYERS = SHADOW_TINY.num_layers
+
+
+def test_connector_simple_with_overlap() -> None:
+    """TensorRT-LLM's test_llm_api_connector.py, connector_simple: one get_finished more, and iteration 1 has no new tokens."""
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(20), max_new_tokens=8)
+    assert engine.run() == 9
+    assert recorder.count("get_finished") == 9
+    for name in ("meta", "start_load", "wait_for_save"):
+        assert recorder.count(name) == 8, name
+    for name in ("query", "alloc", "request_finished"):
+        assert recorder.count(name) == 1, name
+    assert recorder.names()[-2:] == ["request_finished", "get_finished"]
+    reports = data_of(recorder, request)
+    assert [len(data.new_tokens) for data in reports] == [20, 0, 1, 1, 1, 1, 1, 1]
+    assert [data.computed_position for data in reports] == [0, 19, 20, 21, 22, 23, 24, 25]
+    expected_layers = [(hook, layer) for layer in range(LAYERS) for hook in ("wait_layer", "save_layer")] * 8
+    assert flat(recorder.calls, "wait_layer", "save_layer") == expected_layers
+
+
+def test_overlap_gives_the_tokens_and_pages_of_the_plain_loop() -> None:
+    outcomes = []
+    for overlap in (False, True):
+        engine = stepped(storing_connector(ByteStore()), overlap_scheduling=overlap, max_num_tokens=24, num_blocks=24)
+        ids = [engine.submit(tokens(9 * seed, seed % 3), max_new_tokens=seed) for seed in range(1, 8)]
+        engine.run()
+        assert engine.faults == []
+        outcomes.append([engine.ended[request_id].token_ids for request_id in ids])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_an_end_token_is_learnt_one_pass_too_late() -> None:
+    """The pass that runs when the end token becomes known is for nobody: its report is made, its token dropped."""
+    plain = stepped(None)
+    plain.submit(tokens(20), max_new_tokens=5)
+    plain.run()
+    end = plain.ended[1].token_ids[2]
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(20), max_new_tokens=5, eos_token_ids=[end])
+    engine.run()
+    generated = engine.ended[request].token_ids
+    assert generated == plain.ended[1].token_ids[: len(generated)]
+    assert engine.ended[request].finish_reason == "stop"
+    assert recorder.count("wait_for_save") == len(generated) + 1
+    assert recorder.names()[-3:] == ["wait_for_save", "request_finished", "get_finished"]
+    assert engine.stats().active_blocks == 0
+
+
+def test_a_cancellation_takes_effect_one_iteration_late() -> None:
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(40), max_new_tokens=50)
+    engine.cancel(request)
+    engine.step()
+    assert request in engine.running
+    engine.step()
+    assert engine.ended[request].finish_reason == "cancelled"
+    assert recorder.count("request_finished") == 0
+    engine.run()
+    assert engine.stats().active_blocks == 0
+
+
+def test_blocks_become_reusable_one_iteration_late() -> None:
+    engine = stepped(None, overlap_scheduling=True)
+    engine.submit(tokens(17), max_new_tokens=4)
+    engine.step()
+    assert len(engine.executor.blocks.tree) == 0
+    engine.step()
+    assert len(engine.executor.blocks.tree) == 2
+
+
+def test_a_failed_pass_under_overlap_fails_what_is_not_known_yet() -> None:
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    request = engine.submit(tokens(20), max_new_tokens=4)
+    engine.step()
+    recorder.failures["wait_for_save"] = OSError("copy failed")
+    engine.step()
+    assert engine.ended[request].finish_reason == "error"
+    assert engine.ended[request].token_ids == []
+    recorder.failures.clear()
+    assert engine.ended[request].stats is not None
+    again = engine.submit(tokens(20), max_new_tokens=2)
+    engine.run()
+    assert engine.ended[again].finish_reason == "length"
