@@ -26,6 +26,7 @@ from worker_connector.channel import leader_channel, rank_channel
 from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.event_intake import listen
+from worker_connector.event_pipe import EventEar, pipe_path
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
 from worker_connector.moments import Durations
@@ -66,6 +67,7 @@ class LeaderParts:
     _publisher: BusPublisher | None = None
     endpoint: RankEndpoint | None = None
     _listener: HintListener | None = None
+    _ear: EventEar | None = None
     _metrics: _Closeable | None = None
 
     def snapshot(self) -> dict[str, Any]:
@@ -89,6 +91,7 @@ class LeaderParts:
             self.endpoint,
             self._metrics,
             self._listener,
+            self._ear,
             self.background,
             self._publisher,
             self.tracing,
@@ -209,8 +212,21 @@ def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:
     )
     parts._listener = listener
     listener.start()
+    if not settings.exact:
+        parts._ear = _hear_events(parts, identity)
     if settings.connector.metrics_port is not None:
         parts._metrics = _serve_metrics(parts, settings.connector, identity.replica.dp_rank)
+
+
+def _hear_events(parts: LeaderParts, identity: Identity) -> EventEar | None:
+    """From whoever drains the engine in another process. Without it donors of the device tier stay until others crowd them out."""
+    try:
+        ear = EventEar(pipe_path(*identity.replica), parts.leader.kv_events)
+        ear.start()
+    except OSError as error:
+        _log.warning("semkv connector: KV cache events of other processes are not heard: %s", error)
+        return None
+    return ear
 
 
 def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) -> _Closeable | None:
