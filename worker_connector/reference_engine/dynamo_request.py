@@ -12,6 +12,7 @@ from typing import Any
 from dynamo_semkv.contracts.codec import envelope_from_plain
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
+from dynamo_semkv.contracts.identity import check_route_id
 from worker_connector.reference_engine.sampling import SamplingParams
 
 
@@ -179,3 +180,14 @@ def merged_hints(request: Mapping[str, Any]) -> tuple[KvHintsEnvelope | None, li
         message_id=first.message_id,
         actions=[action for envelope in found for action in envelope.actions],
     ), refused
+
+
+def route_of(request: Mapping[str, Any]) -> str | None:
+    """The route that our router's envelope names, for the log; None for a request without one."""
+    extra = request.get("extra_args")
+    envelope = extra.get(EXTRA_ARGS_KEY) if isinstance(extra, Mapping) else None
+    named = envelope.get("message_id") if isinstance(envelope, Mapping) else None
+    try:
+        return check_route_id(named) if isinstance(named, str) else None
+    except ContractError:
+        return None

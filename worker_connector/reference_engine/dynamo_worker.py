@@ -33,10 +33,11 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
+from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.connector_metrics import registry
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency, heartbeat
-from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, submission
+from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, route_of, submission
 from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks, push
 from worker_connector.reference_engine.engine import Engine
 
@@ -289,6 +290,13 @@ class DynamoWorker:
     async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
         self._in_flight += 1
         self._idle.clear()
+        headers = context.trace_headers() or {} if context is not None else {}
+        logs.bind(
+            fresh=True,
+            request_id=context.id() if context is not None else None,
+            traceparent=headers.get("traceparent"),
+            route_id=route_of(request),
+        )
         try:
             asked = submission(
                 request,

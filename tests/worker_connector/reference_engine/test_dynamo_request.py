@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.hints import KvHintAction, KvHintsEnvelope
-from worker_connector.reference_engine.dynamo_request import BadRequest, Submission, merged_hints, submission
+from worker_connector.reference_engine.dynamo_request import BadRequest, Submission, merged_hints, route_of, submission
 
 TOKENS = [1, 2, 3]
 
@@ -175,3 +175,19 @@ def test_a_refused_envelope_costs_only_itself() -> None:
 
 def test_no_envelope_is_none() -> None:
     assert merged_hints({}) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "route_id"),
+    [
+        ({"semkv": {"message_id": "a1" * 16}}, "a1" * 16),
+        ({"semkv": {"message_id": "a line\nof somebody else's"}}, None),
+        ({"semkv": {"message_id": 7}}, None),
+        ({"semkv": "text"}, None),
+        ({}, None),
+        ("text", None),
+        (None, None),
+    ],
+)
+def test_the_route_for_the_log_is_a_route_or_none(extra_args: Any, route_id: str | None) -> None:
+    assert route_of({"extra_args": extra_args}) == route_id
