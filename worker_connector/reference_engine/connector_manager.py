@@ -18,10 +18,12 @@ from worker_connector.engine import (
     RequestData,
     SchedulerOutput,
 )
+from worker_connector.reference_engine.block_manager import BlockSequence
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig, ReferenceLlmArgs
 from worker_connector.reference_engine.kv_pool import KvPool
 from worker_connector.reference_engine.optional_hooks import OptionalHooks
 from worker_connector.reference_engine.request import LlmRequest, RequestState
+from worker_connector.reference_engine.reuse import chain_hash
 
 
 @dataclass
@@ -54,6 +56,8 @@ class _Reported:
 
     num_tokens: int = 0
     num_blocks: int = 0
+    #: Hash chain of its full blocks; V1 only.
+    hashes: list[int] = field(default_factory=list)
 
 
 def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: EngineConfig) -> ConnectorManager:
@@ -119,6 +123,7 @@ class ConnectorManager:
         self.worker = worker
         self._hooks = OptionalHooks(scheduler, worker, called=dialect == "B")
         self._by_dict = dialect == "B"
+        self._tokens_per_block = args.kv_cache_config.tokens_per_block
         self._grouped = args.kv_cache_config.use_kv_cache_manager_v2
         self._dp_rank = args.attention_dp_rank if args.enable_attention_dp else None
         self._reported: dict[int, _Reported] = {}
@@ -263,6 +268,14 @@ class ConnectorManager:
         self._external.pop(request.request_id, None)
         self._loaded.discard(request.request_id)
 
+    def _extend_hashes(self, hashes: list[int], tokens: Sequence[int], blocks: BlockSequence) -> list[int]:
+        """The hashes of all full blocks that have a page, as KV events name them: reading them makes them."""
+        size = self._tokens_per_block
+        for block in range(len(hashes), min(len(tokens) // size, blocks.num_blocks)):
+            parent = hashes[-1].to_bytes(8, "little") if hashes else blocks.scope.seed()
+            hashes.append(chain_hash(parent, tokens[block * size : (block + 1) * size]))
+        return list(hashes)
+
     def _request_data(self, request: LlmRequest) -> RequestData:
         assert request.blocks is not None
         seen = self._reported.setdefault(request.request_id, _Reported())
@@ -278,6 +291,10 @@ class ConnectorManager:
         extra: dict[str, Any] = {}
         if self._grouped:
             extra["new_block_ids_by_layer_group"] = dict(enumerate(by_group)) if self._by_dict else by_group
+        else:  # V2 has no accessor for either, and honours no retention priority
+            extra["block_hashes"] = self._extend_hashes(seen.hashes, tokens, blocks)
+            if request.options.retention_priority is not None:
+                extra["priorities"] = [blocks.priority for _ in by_group[0]]
         return RequestData(
             request.request_id,
             new_tokens,

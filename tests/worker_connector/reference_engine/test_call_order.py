@@ -69,6 +69,22 @@ def test_scheduler_output(manager: str) -> None:
 
 
 @pytest.mark.parametrize("manager", ["v1", "v2"])
+def test_block_hashes_and_priorities_are_v1_s(manager: str) -> None:
+    """ "RequestData fields that may not be populated" (KV Cache Connector doc): V2 reports neither."""
+    recorder = Recorder()
+    with start(recording_connector(recorder), kv_cache_manager=manager) as engine:
+        engine.submit(prompt(20), max_new_tokens=5, retention_priority=80).result(PATIENCE_S)
+        stored = [event["data"] for event in engine.poll_kv_events(0) if event["data"]["type"] == "stored"]
+    hashes = [block["block_hash"] for data in stored for block in data["blocks"]]
+    reports = [(output.new_requests + output.cached_requests)[0] for output in recorder.outputs]
+    if manager == "v2":
+        assert {(tuple(data.block_hashes), data.priorities) for data in reports} == {((), None)}
+        return
+    assert [data.block_hashes for data in reports] == [hashes[:2]] * 4 + [hashes]
+    assert [data.priorities for data in reports] == [[80] * 3, [], [], [], []]
+
+
+@pytest.mark.parametrize("manager", ["v1", "v2"])
 def test_scheduler_output_chunked_context(manager: str) -> None:
     """V1 gives all blocks up front, V2 those of each chunk."""
     recorder = Recorder()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from tests.worker_connector.reference_engine.connectors import (
     ByteStore,
     Recorder,
@@ -9,9 +12,9 @@ from tests.worker_connector.reference_engine.connectors import (
     recording_connector,
     storing_connector,
 )
-from tests.worker_connector.reference_engine.running import stepped
+from tests.worker_connector.reference_engine.running import PATIENCE_S, WITH_LOGITS, prompt, start, stepped
 from tests.worker_connector.reference_engine.told import data_of, tokens
-from worker_connector.reference_engine import SHADOW_TINY
+from worker_connector.reference_engine import SHADOW_TINY, Behaviours, SamplingParams
 
 LAYERS = SHADOW_TINY.num_layers
 
@@ -101,3 +104,45 @@ def test_a_failed_pass_under_overlap_fails_what_is_not_known_yet() -> None:
     again = engine.submit(tokens(20), max_new_tokens=2)
     engine.run()
     assert engine.ended[again].finish_reason == "length"
+
+
+def test_real_attention_gives_the_same_tokens_and_logits_with_overlap() -> None:
+    """Also where some requests are replayed, and one samples by its seed."""
+    plans = [Behaviours(), Behaviours(overlap_scheduling=True)]
+    outcomes = []
+    for behaviours in plans:
+        with start(storing_connector(ByteStore()), behaviours=behaviours, batch_invariant_decode=True) as engine:
+            done = [engine.submit(prompt(40, seed), max_new_tokens=6, sampling=WITH_LOGITS) for seed in range(3)]
+            drawn = engine.submit(prompt(9), max_new_tokens=6, sampling=SamplingParams(temperature=1.0, seed=3))
+            outcomes.append([handle.result(PATIENCE_S) for handle in [*done, drawn]])
+    for plain, overlapped in zip(*outcomes, strict=True):
+        assert plain.token_ids == overlapped.token_ids
+        pairs = zip(plain.stats.generation_logits, overlapped.stats.generation_logits, strict=True)
+        assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_replays_under_overlap_generate_what_was_asked_for() -> None:
+    behaviours = Behaviours(overlap_scheduling=True, destroyed_allocation_rate=0.2)
+    with start(None) as plain, start(None, behaviours=behaviours) as engine:
+        for seed in range(4):
+            expected = plain.submit(prompt(40, seed), max_new_tokens=8).result(PATIENCE_S)
+            found = engine.submit(prompt(40, seed), max_new_tokens=8).result(PATIENCE_S)
+            assert found.token_ids == expected.token_ids
+            assert found.stats.prompt_tokens == 40
+
+
+@pytest.mark.parametrize("name", ["query", "alloc", "meta", "start_load", "request_finished", "get_finished"])
+def test_a_fault_in_a_callback_ends_the_rank_and_every_request_under_overlap(name: str) -> None:
+    """As in the plain loop: only layer hooks and wait_for_save fail requests and spare the rank."""
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), overlap_scheduling=True)
+    first = engine.submit(tokens(20), max_new_tokens=3)
+    engine.step()
+    second = engine.submit(tokens(20, 1), max_new_tokens=3)
+    recorder.failures[name] = KeyError("lost")
+    with pytest.raises(KeyError, match="lost"):
+        engine.run()
+    reasons = [engine.ended[request].finish_reason for request in (first, second)]
+    assert set(reasons) <= {"error", "length"}
+    assert "error" in reasons
+    assert engine.running == {}
