@@ -26,6 +26,7 @@ from dynamo_semkv.contracts.codec import (
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import DonorHint, FetchHint, HintDelivery, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.telemetry.traceparent import parse as parse_traceparent
 
 _PER_PROMPT = 64
 _REMEMBERED_TTLS = 30.0
@@ -72,7 +73,9 @@ class HintReader:
             self.counts["unsupported_envelope"] += 1
         except ContractError:
             self.counts["bad_envelope"] += 1
-        return ParsedHints(donor, fetch, traceparent or (donor.traceparent if donor is not None else None))
+        contexts = (traceparent, donor.traceparent if donor is not None else None)
+        # It goes onto the report: what is no trace context, of whatever length, is none.
+        return ParsedHints(donor, fetch, next((text for text in contexts if parse_traceparent(text) is not None), None))
 
     def of_request(self, request: Any) -> ParsedHints | None:
         """From `request.kv_hints`; None where the request has none, so that the table is asked."""

@@ -125,6 +125,14 @@ def test_without_a_context_no_parent_is_invented(traced: Traced, context: str | 
     assert traced.bench.sink.reports[-1].traceparent == f"00-{whole.trace_id}-{whole.span_id}-01"
 
 
+def test_what_is_no_context_is_on_no_report(traced: Traced) -> None:
+    """A forged hint could make the report too long for any router."""
+    traced.bench.schedulers[0]._parts.outlet.tracer = None
+    traced.put("x" * 20_000)
+    traced.serve()
+    assert traced.bench.sink.reports[-1].traceparent is None
+
+
 def test_a_trace_that_is_not_sampled_stays_so(traced: Traced) -> None:
     traced.put(CONTEXT[:-1] + "0")
     assert traced.serve() == []
