@@ -37,6 +37,8 @@ class DecisionReason(str, Enum):
     LOOKUP_ERROR = "lookup_error"
     EXACT_UNKNOWN = "exact_unknown"
     """Dynamo did not say in time what it holds and how loaded it is: nothing can be weighed against it."""
+    OVERLOADED = "overloaded"
+    """More requests than `evidence.max_inflight` were being weighed in this router: advice is the first thing that is shed."""
     DONOR_UNREACHABLE = "donor_unreachable"
     """There is evidence, but only on replicas that may not be chosen (not alive, not advisable, overloaded)."""
     DYNAMO_EXACT = "dynamo_exact"

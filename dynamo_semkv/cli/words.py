@@ -50,6 +50,7 @@ DECISIONS = {
     "exact_covers": "Dynamo's exact overlap suffices",
     "no_evidence": "Nothing found that saves tokens",
     "lookup_skipped": "No provider could be asked",
+    "overloaded": "Router too busy to weigh it",
     "lookup_timeout": "Lookup was late",
     "lookup_error": "Lookup failed",
     "exact_unknown": "Dynamo did not answer in time",

@@ -200,6 +200,8 @@ class EvidenceConfig(Section, frozen=True):
     """Hard deadline for asking Dynamo for exact overlap and load."""
     skip_when_exact_covers: Share = 0.9
     """Share of the prompt that the best exact device overlap must cover for the lookup to be skipped."""
+    max_inflight: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    """Requests weighed at the same time; what comes beyond goes to Dynamo's choice at once, with the reason `overloaded`."""
     max_matches: Annotated[int, Meta(ge=1, le=256)] = 8
     min_overlap_tokens: Count = 64
     """Matches with fewer reusable tokens are not evidence."""

@@ -71,6 +71,7 @@ class Advisor:
         self._salt_key = salt_key
         self._credit = credit
         self._live: Mapping[ReplicaKey, ReplicaCard] | None = None
+        self._weighing = 0
 
     def reload(self, config: Config) -> None:
         """For requests from now on; those that are being weighed keep the configuration that they began with."""
@@ -96,12 +97,30 @@ class Advisor:
             reason = no_advice_reason(facts, view, prompt)
             if reason is not None:
                 return Advice(no_advice(mode, reason), prompt)
-            return await self._weigh(facts, view, prompt, config, mode, request_id)
+            if self._weighing >= config.evidence.max_inflight:
+                # What waits for Dynamo and for providers costs turns of the loop that every stream needs: requests go first.
+                return Advice(no_advice(mode, DecisionReason.OVERLOADED), prompt)
+            return await self._counted(facts, view, prompt, config, mode, request_id)
         except ContractError as error:
             self._fallbacks.add(FallbackReason.REQUEST_UNREADABLE, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours may not fail the request; counted and logged
             self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
         return Advice(no_advice(mode, DecisionReason.FAULT), prompt) if prompt is not None else None
+
+    async def _counted(
+        self,
+        facts: RequestFacts,
+        view: ModelView,
+        prompt: Prompt,
+        config: Config,
+        mode: PlacementMode,
+        request_id: str,
+    ) -> Advice:
+        self._weighing += 1
+        try:
+            return await self._weigh(facts, view, prompt, config, mode, request_id)
+        finally:
+            self._weighing -= 1
 
     async def _weigh(
         self,

@@ -177,3 +177,25 @@ async def test_production_stack_1016_with_only_a_stuck_provider_requests_go_on_w
         runner.close()
     assert [o.decision_reason for o in rig.journal.opens] == ["no_evidence", "lookup_timeout", "lookup_skipped"]
     assert rig.fallbacks.counts == {FallbackReason.LOOKUP_TIMEOUT: 1}
+
+
+async def test_overload_sheds_advice_and_no_request() -> None:
+    """More at once than `evidence.max_inflight`: the first are weighed, the rest go to Dynamo at once; then all is as before."""
+    gate = asyncio.Event()
+
+    async def held(stage: str) -> None:
+        if stage == "lookup":
+            await gate.wait()
+
+    found = donor_on_a1()
+    lookup = FakeLookup(found.found, gate=held)
+    rig = Rig({"evidence": {"max_inflight": 3, "deadline_ms": 1000, "exact_deadline_ms": 1000}}, lookup=lookup)
+    tasks = [asyncio.ensure_future(rig.run(request_id=str(n))) for n in range(20)]
+    await asyncio.gather(*tasks[3:])
+    assert not any(task.done() for task in tasks[:3])
+    gate.set()
+    assert all(len(chunks) == 3 for chunks in await asyncio.gather(*tasks))
+    assert sorted(event.decision_reason for event in rig.journal.opens) == ["overloaded"] * 17 + ["placed"] * 3
+    await rig.run(request_id="later")
+    assert rig.journal.opens[-1].decision_reason == "placed"
+    rig.journal.check()
