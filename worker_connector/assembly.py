@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -196,7 +197,7 @@ def _disk_place(settings: Settings, number: int, world: int) -> DiskPlace | None
     if path is None or not settings.exact:
         return None
     shard = f"{number}/{world}" if world > 1 else "0/1"
-    return DiskPlace.of(path, settings.connector.disk_bytes, settings.stable_routing_id, number, shard)
+    return DiskPlace(Path(path).expanduser(), settings.connector.disk_bytes, shard)
 
 
 def _beat(parts: LeaderParts) -> None:

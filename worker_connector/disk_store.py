@@ -40,6 +40,10 @@ _UNFINISHED_FILE = re.compile(r"[0-9a-f]{64}\.[0-9]+\.unfinished")
 _LOCK_FILE = "lock"
 
 
+class InUse(Refused):
+    """The directory has a store already."""
+
+
 @dataclass(frozen=True)
 class _File:
     size: int
@@ -87,6 +91,10 @@ class DiskStore:
                 "connector.disk_bytes", limit_bytes, f"one block takes {smallest} bytes", "set it to a multiple of that"
             )
         self._owner = _own(directory)
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
 
     def take_over(self, stopped: Callable[[], bool] = lambda: False) -> list[BlockRecord]:
         """Before anything else, and again when nothing else is going on: finds what is here, parents before children, those used longest
@@ -338,11 +346,11 @@ def _own(directory: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise Refused(
+        raise InUse(
             "connector.disk_path",
             str(directory),
             "another store is using it",
-            "give each engine a DYN_STABLE_ROUTING_ID of its own, or another directory",
+            "give each engine a directory of its own",
         ) from error
     return descriptor
 

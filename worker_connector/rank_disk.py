@@ -35,7 +35,7 @@ from worker_connector.disk_orders import (
     StageDone,
     Tell,
 )
-from worker_connector.disk_store import DiskStore
+from worker_connector.disk_store import DiskStore, InUse
 from worker_connector.refusal import Refused
 from worker_connector.slab import HostSlab
 
@@ -44,35 +44,51 @@ _log = logging.getLogger(__name__)
 FOUND_AT_ONCE = 64
 """Blocks in one report of what is there: it has to fit a frame, and the leader's lock is held for as long as it takes to enter them."""
 _GONE_AT_ONCE = 4_096
+_STORES = 256
 _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class DiskPlace:
-    """`connector.disk_path` and `connector.disk_bytes`, made out for one rank of one engine."""
+    """`connector.disk_path` and `connector.disk_bytes`, made out for one rank.
 
-    directory: Path
+    A store is a directory `<layout and shard>-<n>` below the path, the first that no other rank is using. So engines may share a path, an
+    engine finds its blocks whatever it is called this time (they are told apart by what they are, not by who wrote them), and
+    engines of other layouts leave them alone.
+    """
+
+    path: Path
     limit_bytes: int
     shard: str = "0/1"
     """Which tensor-parallel shard of a block these are: rank/size."""
 
-    @staticmethod
-    def of(path: str, limit_bytes: int, stable_routing_id: str, number: int, shard: str = "0/1") -> DiskPlace:
-        """Each rank of each engine has a directory of its own, so that engines may share `path`. The id is safe as a name but for what a
-        path means by dots."""
-        engine = stable_routing_id.replace(".", "%2E")
-        return DiskPlace(Path(path).expanduser() / engine / f"rank-{number}", limit_bytes, shard)
-
     def open(self, layout: str, bytes_per_block: int) -> DiskStore:
-        """Raises Refused when the directory cannot be used, or the file system has not that much left."""
-        digest = hashlib.blake2b(f"{layout}/{self.shard}".encode(), digest_size=8, person=b"semkv-disk")
-        store = DiskStore(self.directory, digest.hexdigest(), bytes_per_block, self.limit_bytes)
+        """Raises Refused when no directory can be used, or the file system has not that much left."""
+        digest = hashlib.blake2b(f"{layout}/{self.shard}".encode(), digest_size=8, person=b"semkv-disk").hexdigest()
+        store = self._first_free(digest, bytes_per_block)
         try:
-            check_room(self.directory, self.limit_bytes)
+            check_room(store.directory, self.limit_bytes)
         except Refused:
             store.close()
             raise
+        others = [found.name for found in self.path.iterdir() if found.is_dir() and not found.name.startswith(digest)]
+        if others:
+            _log.info(
+                "semkv connector: %d stores of other layouts or shards in %s; those that no engine uses any more may be removed",
+                len(others),
+                self.path,
+            )
         return store
+
+    def _first_free(self, digest: str, bytes_per_block: int) -> DiskStore:
+        for number in range(_STORES):
+            try:
+                return DiskStore(self.path / f"{digest}-{number}", digest, bytes_per_block, self.limit_bytes)
+            except InUse:
+                continue
+        raise Refused(
+            "connector.disk_path", str(self.path), f"all of its {_STORES} stores are in use", "name another one"
+        )
 
 
 def check_room(directory: Path, limit_bytes: int, free: Callable[[Path], int] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,34 @@ def test_restart_with_other_weights_shares_nothing(tmp_path: Path) -> None:
     assert second.ask(request) == 0
 
 
-def test_restart_with_another_layout_removes_what_it_cannot_read(tmp_path: Path) -> None:
+def test_restart_with_another_layout_finds_nothing_and_leaves_the_files(tmp_path: Path) -> None:
     first = with_disk(tmp_path)
     first.serve(PROMPT)
     settle(first)
     stop(first)
     second = with_disk(tmp_path, windows=(None, None))
     settle(second)
-    assert files(tmp_path) == []
-    assert disk_of(second).store.counts["foreign"] == 10
+    assert donors(second.sink) == {}
+    request = second.request(PROMPT)
+    second.ask(request)
+    settle(second)
+    assert second.ask(request) == 0
+    stop(second)
+    third = with_disk(tmp_path)
+    settle(third)
+    assert list(donors(third.sink).values()) == [(40, "disk")]
+
+
+def test_engine_of_another_name_finds_them_too(tmp_path: Path) -> None:
+    """A pod that is replaced has a new name; what its blocks are has not changed."""
+    first = with_disk(tmp_path)
+    first.serve(PROMPT)
+    settle(first)
+    stop(first)
+    it = settings(MIB, disk_path=str(tmp_path), **OPTIONS)
+    second = ScriptedEngine(replace(it, stable_routing_id="engine-b"))
+    settle(second)
+    assert list(donors(second.sink).values()) == [(40, "disk")]
 
 
 def test_hint_brings_a_donor_up_before_its_request_comes(tmp_path: Path) -> None:
@@ -319,9 +339,9 @@ def test_pool_that_is_registered_anew_reads_its_directory_again(tmp_path: Path) 
 def test_two_engines_share_a_path_and_not_a_directory(tmp_path: Path) -> None:
     one = with_disk(tmp_path)
     it = settings(MIB, disk_path=str(tmp_path), **OPTIONS)
-    other = ScriptedEngine(type(it)(it.connector, it.bus, it.model, it.salt_key, "engine.b", it.config_hash))
+    other = ScriptedEngine(replace(it, stable_routing_id="engine-b"))
     one.serve(PROMPT)
     settle(one)
     settle(other)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["engine%2Eb", "engine-a"]
+    assert len({disk_of(engine).store.directory for engine in (one, other)}) == 2
     assert other.ask(other.request(PROMPT)) == 0

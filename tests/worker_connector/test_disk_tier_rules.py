@@ -331,7 +331,7 @@ def test_more_than_the_file_system_has_is_refused_with_setting_and_remedy(tmp_pa
 
 
 def test_refusal_at_bring_up_leaves_the_directory_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = DiskPlace.of(str(tmp_path), MIB, "engine", 0)
+    place = DiskPlace(tmp_path, MIB)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
         with pytest.raises(Refused, match=r"connector.disk_bytes"):
@@ -350,8 +350,28 @@ def test_shards_and_layouts_do_not_read_each_other_s_files(tmp_path: Path) -> No
     assert len(names) == 3
 
 
-def test_a_donor_id_is_no_path(tmp_path: Path) -> None:
-    assert DiskPlace.of(str(tmp_path), MIB, "..", 3).directory == tmp_path / "%2E%2E" / "rank-3"
+def test_ranks_that_share_a_path_have_a_store_each_and_find_them_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = DiskPlace(tmp_path, MIB)
+    first, second = place.open("layout", 64), place.open("layout", 64)
+    assert first.directory != second.directory
+    first.close()
+    assert place.open("layout", 64).directory == first.directory  # whoever comes next
+    caplog.set_level("INFO")
+    other = place.open("other", 64)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert "1 stores of other layouts" not in caplog.text
+    assert "2 stores of other layouts or shards" in caplog.text
+    other.close()
+
+
+def test_more_stores_than_a_path_may_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_connector.rank_disk._STORES", 1)
+    held = DiskPlace(tmp_path, MIB).open("layout", 64)
+    with pytest.raises(Refused, match=r"connector.disk_path.*all of its 1 stores are in use"):
+        DiskPlace(tmp_path, MIB).open("layout", 64)
+    held.close()
 
 
 def test_leader_s_index_follows_the_store(tmp_path: Path) -> None:

@@ -21,8 +21,14 @@ Make = Callable[..., TensorEngine]
 def written(make: Make, path: Path) -> TensorEngine:
     engine = saved(make(disk_path=str(path)))
     engine.settle_disks()
-    assert [len(files(path / "engine-a" / f"rank-{rank}")) for rank in range(2)] == [10, 10]
+    assert sorted(len(files(directory)) for directory in path.iterdir()) == [10, 10]
     return engine
+
+
+def files_of(engine: TensorEngine, path: Path, rank: int) -> list[Path]:
+    own = engine.rank.disk_thread.store.directory  # type: ignore[union-attr]
+    (other,) = [directory for directory in path.iterdir() if directory != own]
+    return files(own if rank == 0 else other)
 
 
 def drop_slab(engine: TensorEngine) -> None:
@@ -55,7 +61,7 @@ def test_brought_up_and_loaded_on_every_rank(make: Make, tmp_path: Path) -> None
 def test_file_that_one_rank_has_not_is_served_by_none(make: Make, tmp_path: Path, rank: int) -> None:
     engine = written(make, tmp_path)
     drop_slab(engine)
-    files(tmp_path / "engine-a" / f"rank-{rank}")[0].unlink()
+    files_of(engine, tmp_path, rank)[0].unlink()
     request = engine.request(TOKENS)
     engine.ask(request)
     engine.settle_disks()
