@@ -2,18 +2,21 @@
 #   PYTHON=python3.12   the interpreter for the environment (3.10 to 3.13)
 #   TORCH=cpu           refuse any torch but the CPU build
 #   PYTEST_ARGS="..."   more arguments for pytest: files, -k, -x
+#   SCHEDULES=100000    how many random schedules of engine and connector; SEED=1: from which seed on (random, and printed, if not given)
 #   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal; --observability: with Prometheus
 #   OBSERVE_ARGS="..."  arguments for observe: --model tiny, --routers 2
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+SCHEDULES ?= 20000
+SEED ?=
 OBSERVE_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test demo observe lint format typecheck clean
+.PHONY: help setup test schedules demo observe lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,6 +26,9 @@ setup: ## make the environment, or do nothing if it is current
 
 test: lint typecheck ## lint, formatting, types, import rules and all tests
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+schedules: setup ## a long run of random schedules of engine and connector; a failing one is shortened and printed
+	$(VENV_PYTHON) -m tests.worker_connector.schedules run --number $(SCHEDULES) $(if $(SEED),--seed $(SEED))
 
 demo: setup ## the whole graph on this machine, a workload, one table
 	$(VENV_PYTHON) -m graphs.local demo $(DEMO_ARGS)

@@ -58,7 +58,7 @@ class Attempt:
         return (
             self.plan is not None
             and self.plan.state is PlanState.BOUND
-            and (self.position is None or self.position > self.plan.local_tokens)
+            and (self.position is None or self.position > self.plan.held)
         )
 
 

@@ -63,6 +63,7 @@ class AttemptBook:
         if attempt is not None:
             self.end(attempt, Reason.CANCELLED)
             attempt.scheduled = True
+            attempt.parked = False  # an allocation that comes next was not loaded for
 
     def next_epoch(self, request_id: int) -> int:
         """Ends what was open for this request. A question that is put again before the request was in a batch is the same attempt and

@@ -128,11 +128,11 @@ class BatchReader:
         if attempt.position is None:
             # Not said by this version. In one chunk what is not scheduled is served; in several the offer is taken for honoured.
             self._counts["position_unknown"] += 1
-            limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.local_tokens)
+            limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.held)
             rest = max(attempt.question.prompt_tokens - int(data.num_scheduled_tokens), 0)
             attempt.position = min(plan.end, limit, rest)
         if plan.ended:
-            if attempt.position > plan.local_tokens:
+            if attempt.position > plan.held:
                 raise LoadFailed(f"request {attempt.key.request_id}: the engine uses an offer that was given up")
             return tracked.computed
         if plan.state is PlanState.OFFERED:

@@ -170,10 +170,12 @@ class CacheLife:
 
     def cancelled(self, request_id: int, start: int, end: int) -> None:
         """The engine will not take the tokens [start, end) of its offer (optional hook). A cut tail counts where a version does not say
-        where its forward pass starts; a cut head is what the first report's `computed_position` says."""
+        where its forward pass starts; of a cut head the engine holds the tokens itself."""
         attempt = self.attempts.get(request_id)
         if attempt is None or attempt.plan is None or attempt.scheduled:
             return
+        if start <= attempt.plan.held < end:
+            attempt.plan.overtaken(end)
         left = attempt.plan.end if attempt.cancelled_from is None else attempt.cancelled_from
         if end >= left > start:
             attempt.cancelled_from = start

@@ -52,6 +52,9 @@ class _Load:
         """Set under the lock: from then on the thread copies nothing more for it."""
         self.ended = False
         """Set by the thread: its copies have landed."""
+        self.last: Ticket | None = None
+        """Of what the thread had copied for it when it was stopped. The thread itself may come to it much later, or be stuck in another
+        load."""
         self.wrong: Reason | None = None
         self.error = ""
         self.seconds: float | None = None
@@ -63,7 +66,8 @@ class _Load:
     @property
     def landed(self) -> bool:
         """No copy of it can run any more: its host rows may be written."""
-        return self.ended and (self.again is None or self.again.done())
+        first = self.ended or (self.last is not None and self.last.done())
+        return first and (self.again is None or self.again.done())
 
 
 class LoadThread:
@@ -231,7 +235,8 @@ class LoadThread:
             self._post(LoadDone(self._number, load.iteration, load.key, ok, load.seconds if ok else None, load.wrong))
 
     def _name(self) -> list[int]:
-        undecided = {load.key.request_id for load in self._loads.values() if not load.decided}
+        # Of a load that was repeated the leader must have heard before the engine reports its request again.
+        undecided = {load.key.request_id for load in self._loads.values() if not load.decided or load.wrong is None}
         named: list[int] = []
         for request_id in [request_id for request_id in self._waiting if request_id not in undecided]:
             failure = self._results.pop(request_id, "it was parked for a load that was never ordered")
@@ -250,6 +255,7 @@ class LoadThread:
     def _stop(self, load: _Load) -> None:
         with load.lock:
             load.stopped = True
+        load.last = self._side.ticket()
         self._fence = True
 
     def _copy(self, load: _Load) -> None:

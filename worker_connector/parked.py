@@ -84,17 +84,15 @@ class ParkedLoads:
         plan = attempt.plan
         assert plan is not None
         if plan.ended:
-            if plan.reason is not Reason.CANCELLED and (
-                attempt.position is None or attempt.position > plan.local_tokens
-            ):
+            if plan.reason is not Reason.CANCELLED and (attempt.position is None or attempt.position > plan.held):
                 raise LoadFailed("the engine uses an offer that was given up")
             return None  # the allocation is gone already; the engine waits for its end all the same
         position = attempt.position
         if position is None:
             # Not said by this version: fill what there are pages for. The engine overwrites what it does not honour.
-            limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.local_tokens)
+            limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.held)
             position = min(limit, len(pages) * plan.tokens_per_block)
-        start = plan.local_tokens if attempt.load_start is None else min(attempt.load_start, plan.local_tokens)
+        start = plan.held if attempt.load_start is None else min(attempt.load_start, plan.held)
         used = plan.path[start // plan.tokens_per_block : -(-position // plan.tokens_per_block)]
         if any(block.damaged for block in used):
             self._attempts.end(attempt, Reason.CHECKSUM_MISMATCH)
@@ -152,13 +150,13 @@ class ParkedLoads:
         if plan.copying:
             self._abandon(attempt)
         if plan.state is not PlanState.COPIED:
-            if at > plan.local_tokens:
+            if at > plan.held and plan.reason is not Reason.NOT_HONOURED:  # else all of it is the engine's own
                 raise LoadFailed(
                     f"request {attempt.key.request_id}: the engine uses a parked load that was not completed"
                 )
             self._attempts.end(attempt, Reason.CANCELLED)
             return at
-        if at <= plan.local_tokens:
+        if at <= plan.held:
             self._attempts.end(attempt, Reason.NOT_SCHEDULED)
         elif stale:
             # The engine computes on from KV of the old weights, as with every request that it was running then.

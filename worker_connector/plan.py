@@ -55,6 +55,7 @@ class LoadPlan:
         "confirmed",
         "copied",
         "copying",
+        "held",
         "honoured",
         "is_async",
         "iteration",
@@ -84,6 +85,8 @@ class LoadPlan:
         self.path = tuple(path)
         self.tokens_per_block = tokens_per_block
         self.local_tokens = local_tokens
+        self.held = local_tokens
+        """What the engine holds itself by the time it allocates, as far as it has said: more, where its own cache has caught up."""
         self.offered = len(self.path) * tokens_per_block - local_tokens
         self.honoured = 0
         self.copied = 0
@@ -108,7 +111,7 @@ class LoadPlan:
     def served(self) -> tuple[BlockEntry, ...]:
         """Blocks that hold the honoured tokens."""
         size = self.tokens_per_block
-        return self.path[self.local_tokens // size : -(-(self.local_tokens + self.honoured) // size)]
+        return self.path[self.held // size : -(-(self.held + self.honoured) // size)]
 
     @property
     def ended(self) -> bool:
@@ -129,6 +132,10 @@ class LoadPlan:
         self._to(PlanState.BOUND)
         self.position = position
 
+    def overtaken(self, end: int) -> None:
+        """The engine holds the tokens below `end` itself by now, and takes none of them from the offer."""
+        self.held = min(max(self.held, end), self.end)
+
     def send(self, computed: int, position: int, iteration: int) -> range:
         """The engine's first report: it holds `computed` tokens itself and starts at `position`. Returns the block ordinals to load,
         `[computed // tpb, ceil(position / tpb))`, which may be none: the engine honours any prefix of an offer, down to nothing.
@@ -139,12 +146,14 @@ class LoadPlan:
         self._to(PlanState.SENT)
         self.iteration = iteration
         self.position = position
-        self.honoured = position - self.local_tokens
+        if computed < position:
+            self.overtaken(computed)
+        self.honoured = max(position - self.held, 0)
         if self.honoured == 0:
             self.drop(Reason.NOT_HONOURED)
             return range(0)
         # A version that does not subtract the external tokens would leave nothing to load, and unwritten pages behind.
-        start = max(computed, 0) if computed < position else self.local_tokens
+        start = max(computed, 0) if computed < position else self.held
         self.copying = True
         return range(start // self.tokens_per_block, -(-position // self.tokens_per_block))
 
@@ -173,7 +182,7 @@ class LoadPlan:
     def confirm(self) -> None:
         """The forward pass ran from `position`, behind the copy."""
         self._to(PlanState.CONFIRMED)
-        used = self.copied if self.position is None else self.position - self.local_tokens
+        used = self.copied if self.position is None else self.position - self.held
         self.confirmed = min(max(used, 0), self.copied)
         self.reason = Reason.OK
 

@@ -139,6 +139,25 @@ def test_dialect_b_cancelled_head_leaves_the_rest_of_the_offer() -> None:
     assert engine.rank.counts["loaded_blocks"] == 8
 
 
+@pytest.mark.parametrize(("caught_up", "honoured"), [(8, 32), (36, 4), (40, 0)])
+@pytest.mark.parametrize("subtracts", [True, False])
+def test_dialect_b_overtaken_tokens_are_no_reuse(caught_up: int, honoured: int, subtracts: bool) -> None:
+    """What the engine's own cache took over from the head of an offer was not materialized by us, and is not loaded; also where the first
+    report counts what is served as computed."""
+    engine = make()
+    engine.serve(PROMPT)
+    again = engine.request(PROMPT)
+    engine.ask(again)
+    engine.leader.cancelled(again, 0, caught_up)
+    engine.allocate(again, 0, 40, 41)
+    engine.write(again, 0, caught_up)
+    again.external = honoured if subtracts else 0
+    engine.iterate((again, 1))
+    report = engine.report_of(again)
+    assert (report.offered, report.honoured, report.confirmed) == (40, honoured, honoured)
+    assert engine.rank.counts["loaded_blocks"] == honoured // SIZE
+
+
 # B: a failed load restarts its request
 
 

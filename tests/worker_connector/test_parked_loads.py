@@ -210,6 +210,25 @@ def test_replay_while_parked_is_another_epoch() -> None:
     engine.check_balance()
 
 
+def test_replay_that_is_not_asked_about_relies_on_nothing_that_was_loaded_before() -> None:
+    """Its pages went between the end of the load and its first batch; the engine holds all of it itself by then."""
+    engine = warm()
+    request = engine.request(TOKENS)
+    engine.park(request)
+    engine.iterate()
+    engine.go()
+    engine.idle()
+    assert engine.named == [request.request_id]
+    engine.restart(request)
+    engine.allocate(request, 40, 0, 41)
+    engine.write(request, 0, 40)
+    engine.iterate((request, 1))
+    assert engine.leader.counts["unasked_replay"] == 1
+    assert engine.report_of(request).confirmed == 0
+    finish(engine, request)
+    engine.check_balance()
+
+
 def test_cache_that_is_reset_while_a_request_is_parked() -> None:
     """What it was served is of the old weights: it is no reuse, and nothing of it is kept or offered."""
     engine = warm()

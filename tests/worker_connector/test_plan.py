@@ -44,7 +44,8 @@ def test_what_is_loaded_covers_what_is_used_and_stays_inside_the_offer(
     it.bind(None)
     ordinals = it.send(computed, position, 1)
     assert 0 <= it.honoured <= it.offered
-    assert it.position == local + it.honoured
+    assert it.position == it.held + it.honoured
+    assert it.held == (max(local, computed) if computed < it.position else local)
     assert ordinals.stop <= blocks
     if it.honoured:
         start = max(computed, 0) if computed < it.position else local
