@@ -5,11 +5,13 @@ The tests share one graph and leave it whole.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graphs.local.graph import LocalGraph
+from tests.graphs import soak
 from tests.graphs.conftest import ROUTE_SECONDS
 from tests.graphs.traffic import Traffic, ask, get, routes, send, snapshot, wait_until
 
@@ -107,3 +109,22 @@ def test_what_a_quiet_engine_cached_during_an_outage_is_known_afterwards(graph: 
     )
     last = closed_everywhere(graph, send(graph, ask(3001)).request_id)[-1]["opened"]
     assert last["exact_device_tokens"] + last["exact_host_tokens"] > 0
+
+
+def test_the_soak_runs_a_round_and_would_see_what_it_looks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "PARTS", ("worker-1",))
+    assert soak.run(5.0, seed=1, rounds=1, model_dir=tmp_path / "models")["killed"] == {"worker-1": 1}
+
+
+def test_the_soak_tells_a_difference_a_double_and_a_hole(graph: LocalGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"route_id": "a", "outcome": "declined", "reason": "none"}
+    answers: dict[str, list[dict[str, str]]] = {}
+    monkeypatch.setattr(soak, "routes", lambda graph, router, request_id: answers[router])
+    for rows, wrong in (
+        ({"router-0": [row], "router-1": [row]}, False),
+        ({"router-0": [row], "router-1": []}, True),
+        ({"router-0": [row, row], "router-1": [row, row]}, True),
+        ({"router-0": [row], "router-1": [{**row, "outcome": "no_donor"}]}, True),
+    ):
+        answers.update(rows)
+        assert (soak.closed_alike(graph, ["r"]) is not None) is wrong

@@ -1,0 +1,148 @@
+"""A graph under traffic and random kills, for as long as one likes: `make soak MINUTES=30`.
+
+Every round kills one part at random (or none), starts it again, lets traffic go on, stops it, and checks: no request was lost or
+answered differently, every route is closed once and alike on every router, no lease, attempt or save is left open on any rank, and what
+the processes hold in memory does not grow from round to round. It prints the seed; the same seed kills the same parts in the same order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import GraphSettings
+from tests.graphs.traffic import Traffic, get, routes, wait_until
+
+PARTS = ("nothing", "worker-0", "worker-1", "router-0", "router-1", "nats")
+ROUTE_SECONDS = 30.0
+GROWTH = 1.5
+"""Times the resident memory of a process after its third round."""
+
+
+def open_work(graph: LocalGraph) -> dict[str, int]:
+    """What is still held on the ranks when nothing runs: must go back to nothing."""
+    left: Counter[str] = Counter()
+    for worker in graph.worker_names:
+        ranks = get(f"{graph.status_url(worker)}/engine/semkv").get("ranks", [])
+        left["ranks that do not answer"] += graph.settings.data_parallel_size - len(ranks)
+        for rank in ranks:
+            connector = rank["connector"]
+            for name in ("leases", "attempts", "open_saves", "finishing", "tracked"):
+                left[name] += int(connector[name])
+    return {name: count for name, count in left.items() if count}
+
+
+def resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def closed_alike(graph: LocalGraph, request_ids: Sequence[str]) -> str | None:
+    """None when every router knows each request by the same closed attempts; else what differs."""
+    for request_id in request_ids:
+        seen = {
+            router: sorted((r["route_id"], r["outcome"], r["reason"]) for r in routes(graph, router, request_id))
+            for router in graph.router_names
+        }
+        first = next(iter(seen.values()))
+        if not first or any(found != first for found in seen.values()):
+            return f"{request_id}: {seen}"
+        if len({route_id for route_id, _, _ in first}) != len(first):
+            return f"{request_id}: a route is closed twice: {first}"
+    return None
+
+
+class Soak:
+    def __init__(self, graph: LocalGraph, seed: int) -> None:
+        self._graph = graph
+        self._rng = random.Random(seed)
+        self._memory: dict[tuple[str, int], list[int]] = {}
+        self.rounds = 0
+        self.answers = 0
+        self.killed: Counter[str] = Counter()
+
+    def round(self) -> None:
+        """Raises AssertionError."""
+        graph, part = self._graph, self._rng.choice(PARTS)
+        print(f"round {self.rounds}: kill {part}", flush=True)
+        traffic = Traffic(graph, threads=3, max_tokens=24, first_seed=self.rounds * 1_000)
+        traffic.wait_for(self._rng.randrange(1, 8))
+        if part != "nothing":
+            graph.kill(part)
+            traffic.wait_for(self._rng.randrange(0, 4))
+            if part == "nats":
+                graph.restart("nats")
+            else:
+                graph.start(part)
+            graph.wait_ready()
+        traffic.wait_for(self._rng.randrange(4, 12))
+        answers = traffic.finish()
+        ids = [answer.request_id for _, answer in answers if answer.request_id is not None]
+        assert len(ids) == len(answers) == len(set(ids))
+        wait_until(
+            "every route closed alike",
+            lambda: closed_alike(graph, ids) is None,
+            6 * ROUTE_SECONDS,
+            lambda: str(closed_alike(graph, ids)),
+        )
+        wait_until("nothing is held", lambda: not open_work(graph), 120.0, lambda: str(open_work(graph)))
+        self._weigh()
+        self.rounds += 1
+        self.answers += len(answers)
+        self.killed[part] += 1
+
+    def _weigh(self) -> None:
+        for name, process in self._graph.processes.items():
+            series = self._memory.setdefault((name, process.pid), [])
+            series.append(resident_bytes(process.pid))
+            if len(series) > 3:
+                assert series[-1] < GROWTH * series[2], f"{name} grows: {series}"
+
+
+def run(minutes: float, seed: int, *, rounds: int | None = None, model_dir: Path | None = None) -> dict[str, Any]:
+    settings = GraphSettings(
+        model="tiny",
+        threads=1,
+        routers=2,
+        blocks_per_rank=160,
+        overrides={
+            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            "outcome": {"report_ttl_seconds": ROUTE_SECONDS},
+            "connector": {"announce_interval_seconds": 1.0},
+        },
+    )
+    end = time.monotonic() + minutes * 60
+    with tempfile.TemporaryDirectory() as folder, LocalGraph(settings, Path(folder), model_dir) as graph:
+        soak = Soak(graph, seed)
+        while time.monotonic() < end and (rounds is None or soak.rounds < rounds):
+            soak.round()
+    return {"seed": seed, "rounds": soak.rounds, "answers": soak.answers, "killed": dict(soak.killed)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.graphs.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=None)
+    arguments = parser.parse_args(argv)
+    seed = random.randrange(2**31) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    try:
+        print(run(arguments.minutes, seed))
+    except AssertionError as error:
+        print(f"FAILED with seed {seed}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
