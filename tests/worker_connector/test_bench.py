@@ -46,7 +46,7 @@ def test_copies_have_ratios_for_both_patterns_and_ways() -> None:
 
 
 def test_throughput_is_of_an_engine_that_really_saves() -> None:
-    prefill, decode = throughput.measure(rounds=1, prompt_tokens=64, generated=40, batch=2)
+    prefill, decode = throughput.measure("tiny", rounds=1, prompt_tokens=64, generated=40, batch=2)
     assert (prefill.phase, decode.phase) == ("prefill", "decode")
     assert prefill.saved_blocks == 2 * 2 * 2  # two blocks of each of two prompts, in two rounds
     assert decode.saved_blocks > 0

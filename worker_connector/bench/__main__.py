@@ -63,7 +63,9 @@ def _measure(part: str, quick: bool, device: str | None) -> list[Any]:
     # Here, because the reference engine needs more than the connector does (the extra `local`).
     from worker_connector.bench import throughput
 
-    return throughput.measure(rounds=1, prompt_tokens=128, generated=40) if quick else throughput.measure()
+    if quick:
+        return throughput.measure("tiny", rounds=1, prompt_tokens=128, generated=40)
+    return [one for model in throughput.MODELS for one in throughput.measure(model)]
 
 
 def _text(part: str, rows: Sequence[Any]) -> str:
@@ -92,9 +94,17 @@ def _text(part: str, rows: Sequence[Any]) -> str:
             for r in rows
         ]
     else:
-        head = ("phase", "tokens/s without", "with / without", "by CPU time", "blocks saved")
+        head = ("model", "phase", "pass ms", "tokens/s without", "with / without", "by CPU time", "blocks saved")
         cells = [
-            (r.phase, f"{r.tokens_per_second:.0f}", f"{r.ratio:.3f}", f"{r.cpu_ratio:.3f}", r.saved_blocks)
+            (
+                r.model,
+                r.phase,
+                f"{r.pass_seconds * 1e3:.1f}",
+                f"{r.tokens_per_second:.0f}",
+                f"{r.ratio:.3f}",
+                f"{r.cpu_ratio:.3f}",
+                r.saved_blocks,
+            )
             for r in rows
         ]
     return _table(part, head, cells)

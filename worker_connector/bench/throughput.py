@@ -1,7 +1,9 @@
 """Prefill and decode throughput of the reference engine with the connector attached and saving, over those without it.
 
 Two engines, one with the connector, take turns at the same work, in an order that changes; the ratio is the median of the rounds'. Every
-prompt is new, so nothing is reused and everything is saved. By CPU time: the same from the processor time of the whole process, seals
+prompt is new, so nothing is reused and everything is saved. The connector's cost of a pass does not depend on the model, so two are
+measured: `tiny`, whose passes are shorter than any real one's, and one whose decode passes last about as long as those of an 8B model on
+a GPU. By CPU time: the same from the processor time of the whole process, seals
 and scrub included, which a busy machine does not lengthen.
 """
 
@@ -15,17 +17,21 @@ from typing import Any
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
 from worker_connector.bench.rig import DiscardingSink, bench_settings
 from worker_connector.rank import Rank
-from worker_connector.reference_engine import ConnectorSpec, Engine, EngineConfig
+from worker_connector.reference_engine import TINY, ConnectorSpec, Engine, EngineConfig, LlamaConfig, ModelSource
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 
+CHUNK = 512
 SLAB_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Throughput:
+    model: str
     phase: str
     """`prefill` or `decode`."""
+    pass_seconds: float
+    """Of a batch's decode, or of a chunk's prefill, without the connector."""
     tokens_per_second: float
     """Without the connector."""
     ratio: float
@@ -50,8 +56,32 @@ def saving_connector() -> tuple[ConnectorSpec, list[Rank]]:
     return ConnectorSpec(Scheduler, Worker), ranks
 
 
-def measure(*, rounds: int = 7, prompt_tokens: int = 1024, generated: int = 96, batch: int = 4) -> list[Throughput]:
-    config = EngineConfig(num_blocks=512, max_num_tokens=512, num_threads=1, max_batch_size=batch)
+MODELS = {
+    "tiny": TINY,
+    "6 layers": LlamaConfig(
+        vocab_size=512,
+        hidden_size=512,
+        num_layers=6,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=64,
+        intermediate_size=1024,
+        max_position_embeddings=4096,
+    ),
+}
+
+
+def measure(
+    model: str, *, rounds: int = 7, prompt_tokens: int = 512, generated: int = 64, batch: int = 4
+) -> list[Throughput]:
+    """`model`: of `MODELS`."""
+    config = EngineConfig(
+        model=ModelSource(config=MODELS[model]),
+        num_blocks=512,
+        max_num_tokens=CHUNK,
+        num_threads=1,
+        max_batch_size=batch,
+    )
     spec, ranks = saving_connector()
     with Engine(config) as plain, Engine(config, connector=spec) as connected:
         work = _Work(prompt_tokens, generated, batch)
@@ -69,7 +99,9 @@ def measure(*, rounds: int = 7, prompt_tokens: int = 1024, generated: int = 96, 
                     alone.append(wall)
             found.append(
                 Throughput(
+                    model=model,
                     phase=phase,
+                    pass_seconds=statistics.median(alone) / work.passes(phase),
                     tokens_per_second=work.tokens(phase) / statistics.median(alone),
                     ratio=statistics.median(walls),
                     cpu_ratio=statistics.median(cpus),
@@ -88,6 +120,9 @@ class _Work:
 
     def tokens(self, phase: str) -> int:
         return self._batch * (self._prompt_tokens if phase == "prefill" else self._generated)
+
+    def passes(self, phase: str) -> int:
+        return -(-self.tokens(phase) // CHUNK) if phase == "prefill" else self._generated
 
     def run(self, engine: Engine, phase: str) -> tuple[float, float]:
         """(seconds, processor seconds) of a batch of new prompts."""
