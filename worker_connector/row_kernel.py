@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-PROGRAMS = 8
-"""Thread blocks. Eight saturate PCIe 5 with rows of 64 KiB; more would take compute away and gain nothing."""
 BLOCK = 4_096
 """Words of one load."""
 _WARPS = 16
@@ -33,13 +31,19 @@ def _copy_rows(target, source, target_rows, source_rows, target_step, source_ste
 
 
 def copy_rows(
-    target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor, count: int
+    target: torch.Tensor,
+    target_rows: torch.Tensor,
+    source: torch.Tensor,
+    source_rows: torch.Tensor,
+    count: int,
+    programs: int,
 ) -> None:
     """`target[target_rows[i]] = source[source_rows[i]]` for i < count, on the current stream. Both two-dimensional, equally wide, of one
-    integer type, the words of a row side by side; indices int64 on the same device, each tensor of them on a 16 byte boundary."""
+    integer type, the words of a row side by side; indices int64 on the same device, each tensor of them on a 16 byte boundary.
+    `programs`: thread blocks, which each take a part of a multiprocessor until all is copied."""
     words = target.shape[1]
     per_row = -(-words // BLOCK)
-    _copy_rows[(PROGRAMS,)](
+    _copy_rows[(programs,)](
         target,
         source,
         target_rows,

@@ -49,7 +49,7 @@ class Budget(NamedTuple):
         return min(self.rows, self.size // row_bytes)
 
 
-OFFER_BUDGET = Budget(rows=64, size=_MIB)
+OFFER_BUDGET = Budget(rows=64, size=_MIB // 2)
 NO_READING = Budget(rows=0, size=0)
 """Only whether the slots are sealed."""
 
