@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dynamo_semkv.contracts.identity import StableReplica
 from tests.worker_connector.harness import wait_for
+from tests.worker_connector.scripted import llm_args
 from worker_connector import event_intake, event_pipe
+from worker_connector.assembly import assemble_leader, assemble_rank
 from worker_connector.event_pipe import EventEar, EventPipe, pipe_path
+from worker_connector.geometry import PoolGeometry
 
 EVENT = {
     "event_id": 0,
@@ -205,3 +209,28 @@ def test_sending_never_waits_for_a_listener_that_hangs(path: Path) -> None:
         stuck.set()
         pipe.close()
         ear.close()
+
+
+def test_assembled_connector_listens_where_donors_are_of_the_device_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    args = llm_args(4)
+    env = {
+        "DYN_STABLE_ROUTING_ID": "engine-y",
+        "SEMKV_CONNECTOR__MATERIALIZATION": "off",
+        "SEMKV_BUS__URL": "nats://127.0.0.1:1",
+    }
+    parts = assemble_leader(args, env)
+    try:
+        rank = assemble_rank(args, env)
+        rank.register(PoolGeometry.from_tensor(torch.zeros(4, 1, 2, 8), 4))
+        path = pipe_path("engine-y", 0)
+        wait_for(path.exists)
+        pipe = EventPipe(path)
+        pipe.send([EVENT])
+        wait_for(lambda: parts.leader.snapshot()["kv_events"].get("offered") == 1)
+        pipe.close()
+    finally:
+        parts.close()
+    assert not path.exists()
