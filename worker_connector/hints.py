@@ -9,6 +9,7 @@ report and nothing else.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,9 +92,10 @@ class HintReader:
         return None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
     delivery: HintDelivery
+    received_ns: int
     expires: float
     spent: bool = False
 
@@ -106,10 +108,17 @@ class HintTable:
     unused is remembered for a while longer, so that the report of the request it was for can say so.
     """
 
-    def __init__(self, ttl_seconds: float, max_hints: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ttl_seconds: float,
+        max_hints: int,
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._ttl = ttl_seconds
         self._max = max_hints
         self._clock = clock
+        self._wall_ns = wall_ns
         self._lock = threading.Lock()
         self._rows: OrderedDict[bytes, deque[_Row]] = OrderedDict()
         self._count = 0
@@ -136,7 +145,7 @@ class HintTable:
             self.counts["received"] += 1
             rows = self._rows.setdefault(delivery.prompt_key, deque())
             self._rows.move_to_end(delivery.prompt_key)
-            rows.append(_Row(delivery, now + self._ttl))
+            rows.append(_Row(delivery, self._wall_ns(), now + self._ttl))
             self._count += 1
             if len(rows) > _PER_PROMPT:
                 rows.popleft()
@@ -148,8 +157,9 @@ class HintTable:
                 self._count -= len(oldest)
                 self.counts["crowded_out"] += len(oldest)
 
-    def take(self, prompt_key: bytes) -> tuple[HintDelivery, bool] | None:
-        """The oldest live delivery for a prompt, and whether its route id is still to be given out."""
+    def take(self, prompt_key: bytes, asked_ns: int = 0) -> tuple[HintDelivery, bool] | None:
+        """A live delivery for a prompt, and whether its route id is still to be given out. `asked_ns`: when the engine asked about the
+        request (Unix nanoseconds; 0: not known), whose hint came just before that."""
         now = self._clock()
         with self._lock:
             rows = self._rows.get(prompt_key)
@@ -159,12 +169,14 @@ class HintTable:
                 self._rows.pop(prompt_key, None)
                 return None
             self.counts["taken"] += 1
-            row = rows[0]
-            if row.spent and len(rows) > 1:
-                rows.popleft()
-                self._count -= 1
-                row = rows[0]
+            unspent = [row for row in rows if not row.spent]
+            before = [row for row in unspent if row.received_ns <= asked_ns]
+            # A hint whose request never came must not be given to the next one, and so on down the line: that request has its own.
+            row = before[-1] if before else unspent[0] if unspent else rows[-1]
             fresh, row.spent = not row.spent, True
+            for other in [other for other in rows if other.spent and other is not row]:
+                rows.remove(other)
+                self._count -= 1
             return row.delivery, fresh
 
     def missed(self, prompt_key: bytes) -> bool:

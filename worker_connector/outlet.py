@@ -364,7 +364,7 @@ class Outlet:
         hints, ours, expired = closed.hints, closed.key.epoch == 0, False
         carrier = Carrier.REQUEST
         if hints is None:
-            found = self.table.take(key)
+            found = self.table.take(key, closed.moments.asked)
             if found is not None:
                 delivery, ours = found
                 carrier = Carrier.HINT if ours else Carrier.EQUAL_PROMPT

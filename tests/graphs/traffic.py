@@ -32,9 +32,12 @@ def send(graph: LocalGraph, request: ChatRequest) -> Answer:
 class Traffic:
     """Streams from `threads` clients, each with its own few prompts in turn, until `finish`."""
 
-    def __init__(self, graph: LocalGraph, threads: int = 4, max_tokens: int = 64, first_seed: int = 0) -> None:
+    def __init__(
+        self, graph: LocalGraph, threads: int = 4, max_tokens: int = 64, first_seed: int = 0, prompts: int = 5
+    ) -> None:
         self.answers: list[tuple[int, Answer]] = []
         self._max_tokens = max_tokens
+        self._prompts = prompts
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(graph, first_seed + 100 * number), daemon=True)
@@ -46,7 +49,7 @@ class Traffic:
     def _run(self, graph: LocalGraph, seed: int) -> None:
         turn = 0
         while not self._stop.is_set():
-            this = seed + turn % 5
+            this = seed + turn % self._prompts
             self.answers.append((this, send(graph, ask(this, self._max_tokens))))
             turn += 1
 
@@ -54,12 +57,17 @@ class Traffic:
         target = len(self.answers) + more
         wait_until(f"{target} answers", lambda: len(self.answers) >= target, 90.0)
 
-    def finish(self) -> list[tuple[int, Answer]]:
-        """Every answer; fails if one was lost, cut or differs from another answer to the same prompt (all are greedy)."""
+    def stop(self) -> list[tuple[int, Answer]]:
+        """Every answer, whatever it says."""
         self._stop.set()
         for thread in self._threads:
             thread.join(90)
             assert not thread.is_alive()
+        return self.answers
+
+    def finish(self) -> list[tuple[int, Answer]]:
+        """Every answer; fails if one was lost, cut or differs from another answer to the same prompt (all are greedy)."""
+        self.stop()
         bad = [answer for _, answer in self.answers if not answer.ok or answer.finish_reason != "length"]
         assert not bad, f"{len(bad)} of {len(self.answers)} failed, the first: {bad[0]}"
         texts: dict[int, set[str]] = {}

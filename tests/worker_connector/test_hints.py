@@ -164,6 +164,33 @@ def test_dynamo_13191_equal_prompts_in_flight_close_each_route_once() -> None:
     assert route_of(table.take(b"k" * 16)) == ("c" * 32, True)
 
 
+def test_a_hint_whose_request_never_came_shifts_nobody() -> None:
+    """Its router or the stream died in between. Every later request of that prompt has a hint of its own, sent just before it."""
+    wall = [0]
+    table = HintTable(10.0, 100, lambda: 0.0, lambda: wall[0])
+    for at, route in ((100, "a" * 32), (200, "b" * 32), (300, "c" * 32)):
+        wall[0] = at
+        table.put(delivery(route=route))
+        if route != "a" * 32:
+            assert route_of(table.take(b"k" * 16, asked_ns=at + 5)) == (route, True)
+    assert route_of(table.take(b"k" * 16, asked_ns=400)) == ("a" * 32, True)  # nothing better is left
+    assert route_of(table.take(b"k" * 16, asked_ns=500)) == ("a" * 32, False)
+    assert len(table) == 1
+
+
+def test_equal_prompts_in_flight_get_the_hint_that_came_just_before_them() -> None:
+    wall = [0]
+    table = HintTable(10.0, 100, lambda: 0.0, lambda: wall[0])
+    for at, route in ((100, "a" * 32), (200, "b" * 32)):
+        wall[0] = at
+        table.put(delivery(route=route))
+    assert route_of(table.take(b"k" * 16, asked_ns=210)) == ("b" * 32, True)  # the second ended first
+    assert route_of(table.take(b"k" * 16, asked_ns=110)) == ("a" * 32, True)
+    wall[0] = 400
+    table.put(delivery(route="c" * 32))
+    assert route_of(table.take(b"k" * 16, asked_ns=399)) == ("c" * 32, True)  # the bus was slower than the request
+
+
 def test_table_is_bounded() -> None:
     table = HintTable(10.0, 8, lambda: 0.0)
     for number in range(100):
