@@ -25,6 +25,7 @@ MIN_PARAGRAPH = 80
 MIN_DOCSTRING = 400
 
 _WORDS = re.compile(r"[A-Za-z]+|\d|[^\w\s]|_")
+_SPOKEN: dict[int, str] = {}
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 
 
@@ -35,7 +36,16 @@ def tokens_of(text: str) -> TokenArray:
 
 @cache
 def _token(word: str) -> int:
-    return zlib.crc32(word.encode())
+    token = zlib.crc32(word.encode())
+    _SPOKEN[token] = word
+    return token
+
+
+class Words:
+    """Tokens back to text, for methods that read text: words with blanks between. Knows what `tokens_of` was ever asked for."""
+
+    def text(self, tokens: TokenArray) -> str:
+        return " ".join(_SPOKEN.get(token, str(token)) for token in tokens.tolist())
 
 
 DIGITS = np.array([_token(str(digit)) for digit in range(10)], np.uint32)

@@ -20,8 +20,8 @@ POSTINGS_PER_DONOR = 128
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
 VISITED_PER_STEP = 64
-GROWTH = 2
-"""At this factor one row moved for each one added would do; two leave half of the new room when the old table goes."""
+GROWTH = 1.5
+"""At least, and less than twice that: then the old table goes when the new one gets full."""
 _FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,10 +48,7 @@ class Partition:
     def __init__(self, ways: int, max_donors: int = MAX_ROWS) -> None:
         """`max_donors`: how many it is meant to hold at most; one of its tables' sizes is just right for that many."""
         self._ways = ways
-        # With room for rows that left and were not cleaned up yet. The sizes before are halves of it: the last growth is a whole one.
-        first = max(_FIRST_CAPACITY, max_donors * POSTINGS_PER_DONOR * 17 // 16)
-        while first >= 2 * _FIRST_CAPACITY:
-            first //= 2
+        self._max_donors = max_donors
         self._count = 0
         self._donors: Row[CatalogDonor] = Row()
         self._rows = 0
@@ -63,7 +60,7 @@ class Partition:
         self._by_thinning: Counter[int] = Counter()
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
-        self._table = Postings(first, ways)
+        self._table = Postings(_FIRST_CAPACITY, ways)
         self._next: Postings | None = None
         self._cursor = 0
 
@@ -156,10 +153,19 @@ class Partition:
 
     def _grow(self, arriving: int) -> None:
         if self._next is None and self._table.used + arriving > self._table.capacity:
-            self._next = Postings(GROWTH * self._table.capacity, self._ways)
+            self._next = Postings(self._next_capacity(), self._ways)
             self._cursor = 0
             self._moved[:] = False
         self._move(MOVED_PER_STEP)
+
+    def _next_capacity(self) -> int:
+        """Half, a quarter, ... of what `max_donors` like those here need, and a sixteenth of room for rows that left and were not cleaned up
+        yet: so the table is just right once it is full, and was not exchanged shortly before."""
+        wanted = self._max_donors * self._table.used // max(1, self._count) * 17 // 16
+        while wanted >= 2 * GROWTH * self._table.capacity:
+            wanted //= 2
+        # More donors than was said, or longer ones.
+        return max(wanted, int(GROWTH * self._table.capacity))
 
     def _move(self, rows: int) -> None:
         """Takes a few more rows along to the next table; the last step replaces the current one."""

@@ -39,7 +39,13 @@ SHARED_WITH_CONNECTOR = ("contracts", "bus", "config", "telemetry")
 
 # Foreign packages that only the named modules may import (of those under OURS, tests excepted).
 EDGES = {
-    "dynamo": ("dynamo_semkv.router.runtime*", "worker_connector.reference_engine.dynamo_worker*", "graphs.*"),
+    # bench.peers measures Dynamo's own index.
+    "dynamo": (
+        "dynamo_semkv.router.runtime*",
+        "dynamo_semkv.bench.peers",
+        "worker_connector.reference_engine.dynamo_worker*",
+        "graphs.*",
+    ),
     "tensorrt_llm": ("worker_connector.engine",),
     "nats": ("dynamo_semkv.bus.*",),
     "opentelemetry": ("dynamo_semkv.telemetry.tracing",),

