@@ -53,6 +53,8 @@ SPILL_BYTES = 32 * _MIB
 """In flight to disk: what may be leased for it."""
 SPILL_ORDER_BYTES = 8 * _MIB
 _ORDER_BLOCKS = 16
+_BLOCKS_IN_FLIGHT = 64
+"""Each way, however small they are: an order is made up on the scheduler's thread, and that many take a fraction of a millisecond."""
 _WISHES = 64
 _WORDS = 4_096
 
@@ -143,7 +145,7 @@ class DiskTier:
         self._pump_down()
 
     def _pump_down(self) -> None:
-        limit = max(1, SPILL_BYTES // self._bytes)
+        limit = min(max(1, SPILL_BYTES // self._bytes), _BLOCKS_IN_FLIGHT)
         flying = sum(len(order.entries) for order in self._spilling.values())
         while self._to_spill and flying < limit:
             entries: list[BlockEntry] = []
@@ -235,7 +237,7 @@ class DiskTier:
         self._flush()
 
     def _pump_up(self) -> None:
-        limit = max(1, STAGE_BYTES // self._bytes)
+        limit = min(max(1, STAGE_BYTES // self._bytes), _BLOCKS_IN_FLIGHT)
         flying = sum(len(order.entries) for order in self._staging.values())
         while self._wishes and flying < limit:
             wish = self._wishes[0]
