@@ -118,7 +118,7 @@ class BatchReader:
         else:
             attempt.scheduled = True
             self._attempts.close_declined(attempt)
-        tracked.scheduled = start + int(data.num_scheduled_tokens)
+        tracked.started, tracked.scheduled = start, start + int(data.num_scheduled_tokens)
         self._save(tracked, orders)
 
     def _send(self, attempt: Attempt, tracked: TrackedRequest, data: Any, iteration: int, orders: Orders) -> int:
@@ -168,8 +168,13 @@ class BatchReader:
         tracked = self._running.get(int(data.request_id))
         if tracked is None:
             return
+        if int(data.computed_position) <= tracked.started:
+            # The batch of the last report was dropped: what it grew by is given back, and pages that come instead are not reported
+            # (py_executor.py, `_revert_gen_alloc`). A pass of one token looks the same under overlap scheduling; that costs saves only.
+            size = self._pool.tokens_per_block
+            tracked.pages.doubt(max(tracked.pages_before, -(-tracked.started // size)))
         tracked.take(data, iteration)
-        tracked.scheduled = tracked.computed + int(data.num_scheduled_tokens)
+        tracked.started, tracked.scheduled = tracked.computed, tracked.computed + int(data.num_scheduled_tokens)
         attempt = self._attempts.get(tracked.request_id)
         if attempt is not None and attempt.plan is not None and attempt.plan.state is PlanState.COPIED:
             position = attempt.plan.position or 0

@@ -19,19 +19,20 @@ class PageTable:
     misread report costs reuse and never touches another request's memory.
     """
 
-    __slots__ = ("_groups", "_slots", "broken")
+    __slots__ = ("_closed", "_groups", "_slots", "broken")
 
     def __init__(self, group_ids: Sequence[int]) -> None:
         self._groups = tuple(group_ids)
         self._slots: tuple[list[int], ...] = tuple([] for _ in group_ids)
         self.broken = False
+        self._closed = False
 
     def extend(
         self, flat: Iterable[int], grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None
     ) -> None:
         """Appends one report's `new_block_ids` and `new_block_ids_by_layer_group`. The grouped form wins where it says anything;
         with one group both carry the same slots."""
-        if self.broken:
+        if self.broken or self._closed:
             return
         deltas = _by_group(grouped)
         flat = list(flat)
@@ -48,6 +49,12 @@ class PageTable:
             return
         for index, group in enumerate(self._groups):
             self._append(index, deltas.get(group, []))
+
+    def doubt(self, first: int) -> None:
+        """Blocks from ordinal `first` on may have other pages than were reported: they and all later ones have none here."""
+        for slots in self._slots:
+            del slots[first:]
+        self._closed = True
 
     def _append(self, index: int, slots: list[int]) -> None:
         self._slots[index].extend(slots if min(slots, default=0) >= 0 else [max(slot, NO_PAGE) for slot in slots])

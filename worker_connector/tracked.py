@@ -42,6 +42,10 @@ class TrackedRequest:
     """Positions below hold valid KV, says the last report."""
     scheduled: int = 0
     """Positions below will hold valid KV once the forward pass of the last report has run."""
+    started: int = 0
+    """Where the forward pass of the last report starts."""
+    pages_before: int = 0
+    """Blocks that had pages before the last report."""
     chain: list[BlockEntry] = field(default_factory=list)
     """Blocks from the start that are in the ledger, resident or pending."""
     pending: deque[PendingSave] = field(default_factory=deque)
@@ -63,6 +67,7 @@ class TrackedRequest:
 
     def take(self, data: Any, iteration: int) -> None:
         """One report of the engine: what it learnt and allocated since the last one."""
+        self.pages_before = len(self.pages)
         self.tokens.extend(pack_tokens(data.new_tokens))
         self.pages.extend(data.new_block_ids, getattr(data, "new_block_ids_by_layer_group", None))
         self.computed = max(int(data.computed_position), 0)

@@ -37,6 +37,38 @@ def test_saves_of_a_batch_that_is_dropped_do_not_stay_open() -> None:
     run_all(engine, it)
 
 
+@pytest.mark.parametrize("drop", [0, 4])
+def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int) -> None:
+    """A request gets other pages than it was reported to have, and another one gets those. Dropped is a batch that completes no block
+    (its saves would be answered as failed): the first one, or the one whose decode needs a new page."""
+    it, script = bench(), Script(dropped_batch=[False] * drop + [True])
+    engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True)
+    first = engine.submit(TOKENS[:5], max_new_tokens=20)
+    for _ in range(drop + 1):
+        engine.step()
+    engine.submit(prompt(5, 1, vocabulary=16), max_new_tokens=20)
+    run_all(engine, it)
+    engine.reset_prefix_cache()
+    engine.submit([*TOKENS[:5], *engine.ended[first].token_ids])
+    run_all(engine, it)
+
+
+@pytest.mark.parametrize(("overlap", "resident"), [(False, 96), (True, 56)])
+def test_a_pass_of_one_token_looks_like_a_dropped_batch_under_overlap_scheduling(overlap: bool, resident: int) -> None:
+    """The report behind it does not get on: what is decoded then is not saved. Bytes stay right, which is what counts."""
+    it = bench()
+    engine = stepped(it.spec(), overlap_scheduling=overlap)
+    engine.submit(TOKENS[:57])
+    engine.run()
+    engine.reset_prefix_cache()
+    served = engine.submit(TOKENS[:57], max_new_tokens=40)
+    run_all(engine, it)
+    engine.reset_prefix_cache()
+    turn = engine.submit([*TOKENS[:57], *engine.ended[served].token_ids])
+    run_all(engine, it)
+    assert it.report_of(turn).confirmed == resident
+
+
 def test_saves_of_a_pass_that_fails_do_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     it = bench()
     engine = stepped(it.spec())

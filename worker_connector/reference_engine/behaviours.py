@@ -44,6 +44,10 @@ class Behaviours:
     #: A batch is dropped behind start_load_kv, as when another attention data-parallel rank has nothing to run: what was
     #: reported is not computed, and reported again (py_executor.py, the second `_can_queue`).
     dropped_batch_rate: float = 0.0
+    #: A dropped batch gives back the pages that it has made its requests grow by, although they were reported; when they grow
+    #: again they get other pages, and the reports, which count, do not say so. A request that was served more than it had
+    #: pages for before loses all (`_revert_gen_alloc`, `revert_allocate_context`). Only with kv_cache_manager "v2".
+    dropped_batch_reverts: bool = False
     #: A rank with nothing to run, or nothing but parked requests, runs a dummy request: a pass with all its hooks of which
     #: nothing is asked, reported or finished (py_executor.py, `_pad_empty_attention_dp_batch`). Needs several ranks.
     dummy_rate: float = 0.0

@@ -182,6 +182,19 @@ class BlockManager:
             held.slots.extend(claimed)
             held.nodes.extend([None] * missing)
 
+    def shrink(self, sequence: BlockSequence, num_blocks: int) -> None:
+        """Take the pages back that the sequence grew by since it had `num_blocks`; they are reserved for it again."""
+        given_back = sequence.num_blocks - num_blocks
+        if given_back <= 0:
+            return
+        for group, held in enumerate(sequence.groups):
+            for slot, node in zip(reversed(held.slots[num_blocks:]), reversed(held.nodes[num_blocks:]), strict=True):
+                if slot != BAD_PAGE_INDEX:
+                    self._let_go(group, slot, node)
+            del held.slots[num_blocks:], held.nodes[num_blocks:]
+            held.reserved += given_back
+            self._reserved[group] += given_back
+
     def pass_window(self, sequence: BlockSequence, history: int) -> None:
         """Take the pages away that no position from `history` on reads."""
         for group, held in zip(self._groups, sequence.groups, strict=True):

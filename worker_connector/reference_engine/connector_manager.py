@@ -282,7 +282,7 @@ class ConnectorManager:
         tokens, blocks = request.tokens, request.blocks
         new_tokens = tokens[seen.num_tokens :]
         by_group = [slots[seen.num_blocks :] for slots in blocks.by_group]
-        seen.num_tokens, seen.num_blocks = len(tokens), blocks.num_blocks
+        seen.num_tokens, seen.num_blocks = len(tokens), max(seen.num_blocks, blocks.num_blocks)
         if request.state is RequestState.CONTEXT_INIT:
             position = request.context_current_position
             scheduled = min(request.context_remaining_length, request.context_chunk_size)

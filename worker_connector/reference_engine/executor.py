@@ -234,7 +234,19 @@ class Executor:
             self._pad(batch)
         self._probe("loaded", batch)
         if batch and self._dice.hits("dropped_batch", self._behaviours.dropped_batch_rate):
+            if self._behaviours.dropped_batch_reverts and self._config.kv_cache_manager == "v2":
+                self._revert(batch)
             self._drop(batch)
+
+    def _revert(self, batch: Batch) -> None:
+        """Undo what the batch made its requests grow by."""
+        size = self._config.tokens_per_block
+        for request in batch.context:
+            if request.context_current_position > request.blocks_before * size:
+                self._destroy(request)
+        for request in batch.requests:
+            if request.blocks is not None:
+                self._blocks.shrink(request.blocks, request.blocks_before)
 
     def _pad(self, batch: Batch) -> None:
         if not batch and self._dice.hits("dummy", self._behaviours.dummy_rate):

@@ -30,6 +30,9 @@ class PagePreparation:
 
     def prepare(self, batch: Batch) -> None:
         """Give every request of the batch the pages of its coming tokens."""
+        for request in batch.requests:
+            assert request.blocks is not None
+            request.blocks_before = request.blocks.num_blocks
         fresh = [request for request in batch.context if self._is_unasked(request)]
         if self._config.kv_cache_manager == "v1":
             for request in fresh:

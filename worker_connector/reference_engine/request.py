@@ -81,6 +81,8 @@ class LlmRequest:
         self.prepopulated_prompt_len = 0
         #: Of that, tokens reused on the device.
         self.device_reused_tokens = 0
+        #: Blocks that it had pages for before this iteration.
+        self.blocks_before = 0
         #: Counts its KV allocations: grows when one is destroyed and when the request ends.
         self.allocation = 0
         #: A sampled token that the host does not know yet (overlap scheduling).

@@ -87,6 +87,35 @@ def test_a_dropped_batch_is_reported_again_but_not_as_new() -> None:
     ]
 
 
+def test_a_dropped_batch_gives_back_pages_that_were_reported() -> None:
+    """`_revert_gen_alloc` behind the second `_can_queue`: the request grows again, into other pages, and no report says so."""
+    recorder = Recorder()
+    engine = stepped(recording_connector(recorder), dice=Script(dropped_batch=[True]), dropped_batch_reverts=True)
+    first = engine.submit(tokens(20))
+    engine.step()
+    assert engine.stats().active_blocks == 0
+    engine.submit(tokens(20, 1))
+    engine.run()
+    (told,) = (data.new_block_ids for data in data_of(recorder, first) if data.new_block_ids)
+    finished = {request_id: slots for _, request_id, slots in flat(recorder.calls, "request_finished")}
+    assert set(finished[first]).isdisjoint(told)
+    assert recorder.count("query") == 2
+    assert engine.faults == []
+
+
+def test_a_dropped_batch_destroys_what_was_served_beyond_its_pages() -> None:
+    """`revert_allocate_context`: the cache cannot shrink below its history."""
+    recorder = Recorder(offer=lambda request, computed: (8, False))
+    engine = stepped(recording_connector(recorder), dice=Script(dropped_batch=[True]), dropped_batch_reverts=True)
+    request = engine.submit(tokens(20))
+    engine.step()
+    recorder.offer = lambda request, computed: (0, False)
+    engine.run()
+    assert new_in(recorder) == [[request], [request]]
+    assert recorder.count("query") == recorder.count("alloc") == 2
+    assert engine.faults == []
+
+
 # kv_cache_manager_v2.py, `_apply_connector_matched_prefix`; TensorRT-LLM's test_kv_connector_v2_prefix.py
 
 
