@@ -17,7 +17,7 @@ from dynamo_semkv.contracts.codec import parse_donor_payload
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import DONOR_ACTION, DONOR_VERSION, HintDelivery
 from dynamo_semkv.contracts.identity import StableReplica
-from dynamo_semkv.telemetry.catalogue import ASK_SECONDS
+from dynamo_semkv.telemetry.catalogue import ASK_SECONDS, BUILD_SECONDS
 from dynamo_semkv.telemetry.target import otlp_target
 from dynamo_semkv.telemetry.tracing import Tracing, start_tracing
 from worker_connector.attempt_trace import AttemptTracer
@@ -65,6 +65,8 @@ class LeaderParts:
     """Exceptions caught, by callback."""
     ask_seconds: Durations = field(default_factory=lambda: Durations(ASK_SECONDS.buckets))
     """How long the engine waited for its answers."""
+    build_seconds: Durations = field(default_factory=lambda: Durations(BUILD_SECONDS.buckets))
+    """How long it waited for the metadata of a batch."""
     _publisher: BusPublisher | None = None
     endpoint: RankEndpoint | None = None
     _listener: HintListener | None = None
@@ -79,6 +81,7 @@ class LeaderParts:
             "connector": CONNECTOR_VERSION,
             "faults": dict(self.faults),
             "ask_seconds": self.ask_seconds.snapshot(),
+            "build_seconds": self.build_seconds.snapshot(),
             "background": None
             if background is None
             else {"background_refused": background.refused, "background_failed": background.failed},

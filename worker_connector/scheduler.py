@@ -60,11 +60,14 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         self._allocated(request, (), block_ids_by_layer_group)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ConnectorMetadata | None:
+        began = time.perf_counter()
         try:
             return self.leader.batch(scheduler_output)
         except Exception:  # noqa: BLE001 - see module: faults of single requests are handled inside, so nothing is owed here
             self._fault("build_connector_meta")
             return None
+        finally:
+            self._parts.build_seconds.add(time.perf_counter() - began)
 
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
         return self._finished(request)

@@ -71,6 +71,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         t.PARKED,
         t.LEASES,
         t.ASK_SECONDS,
+        t.BUILD_SECONDS,
         t.LOAD_SECONDS,
         t.HINTS,
         t.REPORTS,

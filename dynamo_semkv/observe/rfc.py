@@ -31,6 +31,7 @@ ASKED: tuple[Asked, ...] = (
         "semkv_provider_lookup_seconds",
         "of the provider that embeds; none does today",
     ),
+    Asked("connector metadata build latency", "semkv_connector_build_metadata_seconds", "in the engine, once a batch"),
     Asked("load latency by memory level", "semkv_load_seconds"),
     Asked(
         "materialized token count",

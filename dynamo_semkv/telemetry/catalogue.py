@@ -127,6 +127,12 @@ ASK_SECONDS = _seconds(
     "The engine stands still for as long: above a few milliseconds, prompts are very long or the machine is short of cores.",
     _FAST,
 )
+BUILD_SECONDS = _seconds(
+    "build_metadata",
+    "How long the engine's scheduler waited for the metadata of a batch: offers bound to pages, copies ordered.",
+    "Once an iteration, so it is a tax on every token: above a few milliseconds, batches are very wide or the machine is short of cores.",
+    _FAST,
+)
 LOAD_SECONDS = _seconds(
     "load",
     "Time from the order to the ranks until the copies of a load have landed.",

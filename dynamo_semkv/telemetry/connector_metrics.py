@@ -251,4 +251,9 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.BUS_RECONNECTS, _of("bus", "reconnects")),
     (c.CONNECTOR_SPANS, lambda shot: _closed(shot.get("spans"), label_sets.SPAN_STATES)),
 )
-_HISTOGRAMS = ((c.ASK_SECONDS, "ask_seconds"), (c.LOAD_SECONDS, "load_seconds"), (c.SAVE_SECONDS, "save_seconds"))
+_HISTOGRAMS = (
+    (c.ASK_SECONDS, "ask_seconds"),
+    (c.BUILD_SECONDS, "build_seconds"),
+    (c.LOAD_SECONDS, "load_seconds"),
+    (c.SAVE_SECONDS, "save_seconds"),
+)

@@ -16,6 +16,7 @@ import yaml
 from dynamo_semkv.observe import dynamo_counters, rfc
 from dynamo_semkv.observe.catalogue import CATALOGUE
 from dynamo_semkv.observe.reference import label_values
+from dynamo_semkv.telemetry.catalogue import CONNECTOR
 from tests.observe.test_reference import unknown_fields
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 DYNAMO_SERIES = set(dynamo_counters.SERIES)
-SPECS = {spec.name: spec for spec in CATALOGUE}
+SPECS = {spec.name: spec for spec in (*CATALOGUE, *CONNECTOR)}
 GRAFANA_VARIABLES = {"$__rate_interval": "1m", "$job": ".*", "${datasource}": "semkv-prometheus"}
 
 

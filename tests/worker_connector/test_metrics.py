@@ -69,6 +69,7 @@ def test_a_run_shows_in_the_numbers(shown: tuple[str, Mapping[str, Any]]) -> Non
     assert value(text, "semkv_connector_reports_total", result="sent") == 3
     assert value(text, "semkv_connector_leases") == value(text, "semkv_connector_tracked_requests") == 0
     assert value(text, "semkv_connector_ask_seconds_count") == 3
+    assert value(text, "semkv_connector_build_metadata_seconds_count") > 0
     assert value(text, "semkv_connector_load_seconds_count") == 1
     assert value(text, "semkv_connector_load_seconds_sum") > 0
     assert value(text, "semkv_connector_save_seconds_count") == sum(snapshot["save_seconds"]["counts"]) > 0

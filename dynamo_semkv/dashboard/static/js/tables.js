@@ -131,13 +131,14 @@ function health(s) {
   });
   reconcile(byId("checks"), checks);
   const { publisher, subscriber, catalog, book } = s;
+  const refused = (stream) => stream.malformed + stream.unsupported_version + stream.foreign_subject;
   const link = (stats) => (stats === null ? f.DASH : stats.connected ? "connected" : "away");
   pairs(byId("bus"), [
     ["Publishing", link(publisher)],
     ["Reading", link(subscriber)],
     ["Waiting for the broker", f.count(publisher?.buffered)],
     ["Dropped", f.count(publisher?.dropped)],
-    ...s.streams.map((stream) => [`Read: ${stream.name}`, `${f.compact(stream.messages)}${stream.caught_up ? "" : " (catching up)"}${stream.malformed + stream.unsupported_version ? `, ${f.count(stream.malformed + stream.unsupported_version)} refused` : ""}`]),
+    ...s.streams.map((stream) => [`Read: ${stream.name}`, `${f.compact(stream.messages)}${stream.caught_up ? "" : " (catching up)"}${refused(stream) ? `, ${f.count(refused(stream))} refused` : ""}`]),
   ]);
   const streams = catalog.stream_states ?? {};
   pairs(byId("catalog"), [
