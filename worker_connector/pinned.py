@@ -10,11 +10,13 @@ import weakref
 
 import torch
 
+from worker_connector.refusal import Refused
+
 _PORTABLE_AND_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 
 
 def pinned_rows(count: int, width: int) -> torch.Tensor:
-    """uint8, shape [count, width], pinned for as long as its memory lives. RuntimeError, with CUDA's number, if it cannot be."""
+    """uint8, shape [count, width], pinned for as long as its memory lives. Refused, with CUDA's number, if it cannot be."""
     memory = mmap.mmap(-1, count * width)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin, and to look up
@@ -22,7 +24,12 @@ def pinned_rows(count: int, width: int) -> torch.Tensor:
     runtime = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(rows.data_ptr(), count * width, _PORTABLE_AND_MAPPED))
     if error:
-        raise RuntimeError(f"cudaHostRegister of {count * width} bytes: CUDA error {error}")
+        raise Refused(
+            "connector.slab_bytes",
+            count * width,
+            f"the host memory could not be pinned: CUDA error {error} of cudaHostRegister",
+            "set it lower, or let the engine's process lock that much memory",
+        )
     # Whoever drops the last view has waited for the copies (`Rank.close`); unmapped while registered, it would be the next mapping's.
     weakref.finalize(rows.untyped_storage(), _unpin, rows.data_ptr(), memory)
     return rows
