@@ -4,8 +4,8 @@
     read(url) -> DynamoTokens | None    blocks for at most READ_SECONDS; None when it did not answer, or has none of them
     parse(text) -> DynamoTokens | None  pure
 
-They count from the start of the process, each routing attempt, and know device blocks and what the worker reports in the stream. Nothing
-of ours is in them, so they are the yardstick: reuse that Dynamo has without us.
+They count from the start of the process, each routing attempt: cached prefixes of every tier that KV events told of, and what workers
+report in their streams. They know nothing of donors, hints or outcomes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKER_REUSED = f"{PREFIX}kv_worker_reused_tokens_total"
 SERIES = (INPUT, BEST_ELIGIBLE, SELECTED, WORKER_REUSED)
 MEANINGS = {
     INPUT: "the prompts that were routed: the denominator of the other three",
-    BEST_ELIGIBLE: "the longest prefix cached on the device of any eligible worker",
+    BEST_ELIGIBLE: "the longest cached prefix of any eligible worker, of every tier that KV events told of",
     SELECTED: "the prefix cached on the worker and rank that was selected; far below the one before, load or our pins won",
     WORKER_REUSED: "what workers said in their streams that they reused, loaded blocks included where the engine counts them",
 }
@@ -42,7 +42,7 @@ class DynamoTokens:
 
     input_tokens: int
     best_eligible_tokens: int
-    """Cached on the eligible worker that has most of the prompt."""
+    """Cached on the eligible worker that has most of the prompt, device and lower tiers together."""
     selected_tokens: int
     """Cached on the worker and rank that was chosen."""
     worker_reused_tokens: int

@@ -133,8 +133,8 @@ RFC semantic KV cache reuse, Observability: "distinct counters and latency histo
 
 _DYNAMO = f"""\
 Dynamo 1.6.1 counts by itself what its KvRouter knew and what workers said, in every router, on Dynamo's status server
-(`DYN_SYSTEM_PORT`), one sample each for model, phase and router. Page, `status` and dashboard show them beside our funnel: what they have
-is reuse without us.
+(`DYN_SYSTEM_PORT`), one sample each for model, phase and router. Page, `status` and dashboard show them beside our funnel. They know
+cached prefixes and nothing of donors.
 
 | series | tokens of |
 |---|---|

@@ -30,6 +30,6 @@ function one(row, share, load, count) {
 function verdict(share, load, count) {
   if (share === null) return ["Nothing placed", "calm"];
   const even = 1 / count;
-  if (count > 1 && share >= HOT * even) return load !== null && load >= HOT * even ? ["Hot and busy", "warn"] : ["Hot", "good"];
+  if (count > 1 && share >= HOT * even) return load !== null && load >= HOT * even ? ["Hot and busy", "warn"] : ["Hot", "calm"];
   return share <= COOL * even ? ["Cool", "calm"] : ["Even", "calm"];
 }
