@@ -7,6 +7,7 @@ found is measured on text by `bench.evidence`, not here (the share of right answ
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import struct
 import subprocess
@@ -167,7 +168,11 @@ def _micros(seconds: Sequence[float], quantile: float) -> float:
 
 
 def _resident_bytes() -> int:
+    """With what was freed given back to the system, or the next thing measured would seem to need nothing."""
     gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""The provider that docs/evidence.md shows is run as it stands there: fed by a catalog, asked under the deadline."""
+"""The provider that docs/writing-a-provider.md shows is run as it stands there: fed by a catalog, asked under the deadline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo_semkv.evidence.provider import DonorListener
 from tests.evidence.catalogs import catalog, feed, tape_of
 from tests.evidence.documents import BLOCK, document, joined, namespace, query_of
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "evidence.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "writing-a-provider.md"
 TEXT = document(1, 600)
 """What `tape_of` registers; its whole blocks are 576 tokens."""
 
@@ -80,7 +80,7 @@ def test_a_donor_that_left_is_not_found(setting: Setting, leave: str) -> None:
 
 def test_the_thresholds_in_the_document_are_the_defaults() -> None:
     evidence = EvidenceConfig()
-    table = dict(re.findall(r"^\| `([\w.]+)` \| ([\d.]+) \|", DOC.read_text(), re.MULTILINE))
+    table = dict(re.findall(r"^\| `([\w.]+)` \| ([\d.]+) \|", DOC.with_name("evidence.md").read_text(), re.MULTILINE))
     assert table.pop("evidence.min_overlap_tokens") == str(evidence.min_overlap_tokens)
     assert set(table) == {"min_shared_samples", "min_evidence", "min_run_tokens", "min_overlap_share"}
     assert {name: str(getattr(evidence.fingerprint, name)) for name in table} == table
