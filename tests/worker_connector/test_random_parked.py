@@ -127,6 +127,8 @@ class ParkingMachine(RuleBasedStateMachine):
         self.engine.release(request)
         other = self.engine.request([first] * (blocks * SIZE + 1))
         assert self.engine.prefill(other) == 0
+        self.engine.go()
+        self.engine.check(other, other.prompt_len)
         self.running.append(other)
         self._restart_failed()
 
