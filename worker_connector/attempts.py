@@ -107,7 +107,7 @@ class AttemptBook:
     ) -> Attempt | None:
         """The ranks' answer to what was sent in `iteration`; None where nothing was sent, or it was answered already."""
         attempt = self._copying.get(key)
-        if attempt is None or attempt.plan is None or attempt.plan.iteration != iteration:
+        if attempt is None or attempt.plan is None or attempt.plan.sent_in != iteration:
             return None
         moments = attempt.moments
         moments.copied = time.time_ns()
@@ -122,8 +122,16 @@ class AttemptBook:
     def given_up(self, key: PlanKey, iteration: int, reason: Reason) -> None:
         """A rank will not complete what was sent in `iteration`. The lease stays until its copies have landed."""
         attempt = self._copying.get(key)
-        if attempt is not None and attempt.plan is not None and attempt.plan.iteration == iteration:
+        if attempt is not None and attempt.plan is not None and attempt.plan.sent_in == iteration:
             self.end(attempt, reason)
+
+    def usable(self, key: PlanKey, iteration: int) -> Attempt | None:
+        """Its pages are filled, though its lease stays. None for what was not sent in `iteration`."""
+        attempt = self._copying.get(key)
+        if attempt is None or attempt.plan is None or attempt.plan.sent_in != iteration:
+            return None
+        attempt.plan.usable()
+        return attempt
 
     def confirm(self, attempt: Attempt) -> None:
         assert attempt.plan is not None

@@ -51,7 +51,7 @@ class ParkedLoads:
     def allocated(self, attempt: Attempt, flat: Iterable[int], grouped: Grouped) -> None:
         """The pages of a request that the engine is about to park."""
         flat = list(flat)
-        self.reassigned(page_slots(self._pool.group_ids, flat, grouped))
+        self.reassigned(page_slots(self._pool.group_ids, flat, grouped), attempt.key.request_id)
         pages = PageTable(self._pool.group_ids)
         pages.extend(flat, grouped)
         self._due = [(other, table) for other, table in self._due if other.key != attempt.key]
@@ -113,11 +113,14 @@ class ParkedLoads:
         for attempt, _ in [entry for entry in self._filling.values() if entry[0].key.request_id == request_id]:
             self._abandon(attempt)
 
-    def reassigned(self, pages: Iterable[tuple[int, int]], owner: int | None = None) -> None:
+    def reassigned(self, pages: Iterable[tuple[int, int]], owner: int) -> None:
         """`owner` was given these pages."""
-        if not self._filling:
-            return
         given = set(pages)
+        for attempt, table in self._due:
+            mine = {(group, page) for at in table.span(0, len(table)) for group, page in enumerate(at)}
+            if attempt.key.request_id != owner and not given.isdisjoint(mine):
+                self._counts["pages_reassigned"] += 1
+                self._attempts.end(attempt, Reason.CANCELLED)
         for attempt, filling in list(self._filling.values()):
             if attempt.key.request_id != owner and not given.isdisjoint(filling):
                 self._counts["pages_reassigned"] += 1
@@ -129,7 +132,7 @@ class ParkedLoads:
 
     def seen(self, data: Any) -> None:
         """One report of the engine."""
-        if self._filling:
+        if self._filling or self._due:
             grouped = getattr(data, "new_block_ids_by_layer_group", None)
             self.reassigned(page_slots(self._pool.group_ids, data.new_block_ids, grouped), int(data.request_id))
 
@@ -147,7 +150,7 @@ class ParkedLoads:
         plan, at = attempt.plan, tracked.computed
         assert plan is not None
         attempt.parked = False
-        if plan.copying:
+        if plan.state is PlanState.SENT:
             self._abandon(attempt)
         if plan.state is not PlanState.COPIED:
             if at > plan.held and plan.reason is not Reason.NOT_HONOURED:  # else all of it is the engine's own

@@ -66,6 +66,7 @@ class LoadPlan:
         "path",
         "position",
         "reason",
+        "sent_in",
         "state",
         "tokens_per_block",
     )
@@ -97,6 +98,8 @@ class LoadPlan:
         self.reason: Reason | None = None
         self.iteration: int | None = None
         """Of the forward pass that confirms it."""
+        self.sent_in: int | None = None
+        """Iteration whose metadata carried it."""
         self.copying = False
         self.load_seconds: float | None = None
         if self.offered <= 0 or local_tokens % tokens_per_block:
@@ -144,7 +147,7 @@ class LoadPlan:
         """
         position = min(max(position, self.local_tokens), self.end)
         self._to(PlanState.SENT)
-        self.iteration = iteration
+        self.iteration = self.sent_in = iteration
         self.position = position
         if computed < position:
             self.overtaken(computed)
@@ -162,11 +165,19 @@ class LoadPlan:
         if not self.copying:
             raise PlanError(f"plan {self.key}: no copy is running")
         self.copying = False
-        if self.ended:
+        if self.ended or self.state is PlanState.COPIED:
             return
         if not ok:
             self.drop(reason)
             return
+        self._usable(seconds)
+
+    def usable(self) -> None:
+        """The pages hold what was promised as far as the engine can see, though a copy that is not needed any more may still run."""
+        if not self.ended:
+            self._usable(None)
+
+    def _usable(self, seconds: float | None) -> None:
         self._to(PlanState.COPIED)
         self.copied = self.honoured
         self.load_seconds = seconds

@@ -30,6 +30,8 @@ class ParkingMachine(RuleBasedStateMachine):
         self.parked: list[tuple[Request, int]] = []
         self.running: list[Request] = []
         self.expected: list[int] = []
+        self.fresh = 10
+        """A token that no prompt has yet."""
         for tokens in ([0] * 21, [1] * 21):
             self.engine.serve(tokens)
 
@@ -55,6 +57,7 @@ class ParkingMachine(RuleBasedStateMachine):
         else:
             self.running.append(request)
             engine.iterate((request, chunk))
+            self._restart_failed()
 
     @rule(data=st.data(), times=st.integers(1, 2))
     def iterate(self, data: st.DataObject, times: int) -> None:
@@ -71,7 +74,9 @@ class ParkingMachine(RuleBasedStateMachine):
 
     def _restart_failed(self) -> None:
         """The runtime of dialect B: a parked request that failed is destroyed and admitted again."""
-        for request, _ in [entry for entry in self.parked if entry[0].request_id in self.engine.failed]:
+        while failed := [entry[0] for entry in self.parked if entry[0].request_id in self.engine.failed]:
+            request = failed[0]
+            self.engine.failed.discard(request.request_id)
             self.parked = [entry for entry in self.parked if entry[0] is not request]
             self.engine.restart(request)
             request.context_current_position = 0
@@ -80,7 +85,6 @@ class ParkingMachine(RuleBasedStateMachine):
             self.engine.allocate(request, 0, 0, request.prompt_len)
             self.running.append(request)
             self.engine.iterate((request, request.prompt_len))
-        self.engine.failed.clear()
 
     @rule(count=st.integers(1, 3))
     def copy(self, count: int) -> None:
@@ -108,6 +112,7 @@ class ParkingMachine(RuleBasedStateMachine):
         left = request.prompt_len - request.context_current_position
         self.running.append(request)
         self.engine.iterate((request, data.draw(st.integers(1, left))))
+        self._restart_failed()
 
     @precondition(lambda self: self.parked)
     @rule(data=st.data(), told=st.booleans())
@@ -119,13 +124,19 @@ class ParkingMachine(RuleBasedStateMachine):
             self.engine.leader.finished(request)
         self.engine.release(request)
 
-    @precondition(lambda self: self.engine.jobs and any(not self.engine.newly_parked for _ in self.parked))
-    @rule(first=st.integers(2, 9), blocks=st.integers(3, 5))
-    def give_pages_away(self, first: int, blocks: int) -> None:
+    @precondition(lambda self: self.parked and len(self.running) < 6)
+    @rule(blocks=st.integers(3, 5), ordered=st.booleans())
+    def give_pages_away(self, blocks: int, ordered: bool) -> None:
         """The same without a word, and the pages go straight to a request that nothing is loaded for."""
+        if ordered:
+            self.engine.idle()
+            self._restart_failed()
+            if not self.parked:
+                return
         request, _ = self.parked.pop()
         self.engine.release(request)
-        other = self.engine.request([first] * (blocks * SIZE + 1))
+        self.fresh += 1
+        other = self.engine.request([self.fresh] * (blocks * SIZE + 1))
         assert self.engine.prefill(other) == 0
         self.engine.go()
         self.engine.check(other, other.prompt_len)
