@@ -125,14 +125,6 @@ class AttemptBook:
         if attempt is not None and attempt.plan is not None and attempt.plan.sent_in == iteration:
             self.end(attempt, reason)
 
-    def usable(self, key: PlanKey, iteration: int) -> Attempt | None:
-        """Its pages are filled, though its lease stays. None for what was not sent in `iteration`."""
-        attempt = self._copying.get(key)
-        if attempt is None or attempt.plan is None or attempt.plan.sent_in != iteration:
-            return None
-        attempt.plan.usable()
-        return attempt
-
     def confirm(self, attempt: Attempt) -> None:
         assert attempt.plan is not None
         attempt.plan.confirm()

@@ -70,14 +70,6 @@ class LoadGivenUp(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
-class LoadUsable(msgspec.Struct, frozen=True, tag=True):
-    """The pages of this plan hold what was promised, for every later forward pass; its `LoadDone` follows when no copy runs any more."""
-
-    rank: int
-    iteration: int
-    key: PlanKey
-
-
 class ForwardDone(msgspec.Struct, frozen=True, tag=True):
     """`wait_for_save` of this iteration was called: its forward pass was enqueued behind its loads."""
 
@@ -102,7 +94,7 @@ class SlotsDamaged(msgspec.Struct, frozen=True, tag=True):
     """Found right after a load of them: pages got damaged bytes."""
 
 
-RankResult = RankReady | LoadDone | LoadGivenUp | LoadUsable | ForwardDone | SaveDone | SlotsDamaged | DiskResult
+RankResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged | DiskResult
 
 
 class LocalRank(Protocol):

@@ -17,16 +17,7 @@ from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt, ClosedAttempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.batches import BatchReader
-from worker_connector.channel import (
-    ForwardDone,
-    LoadDone,
-    LoadGivenUp,
-    LoadUsable,
-    RankReady,
-    RankResult,
-    SaveDone,
-    SlotsDamaged,
-)
+from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankReady, RankResult, SaveDone, SlotsDamaged
 from worker_connector.disk_orders import DiskOrder
 from worker_connector.disk_tier import DiskTier
 from worker_connector.engine_namespace import RequestNamespaces
@@ -132,8 +123,6 @@ class CacheLife:
         """What a rank did, or all of them; a pool that was registered is not of this life."""
         if isinstance(result, LoadDone):
             self.copied(result)
-        elif isinstance(result, LoadUsable):
-            self.usable(result)
         elif isinstance(result, LoadGivenUp):
             self.attempts.given_up(result.key, result.iteration, result.reason)
         elif isinstance(result, ForwardDone):
@@ -245,13 +234,6 @@ class CacheLife:
         elif attempt.plan.iteration in self._forwards:
             self._confirm(attempt)
 
-    def usable(self, result: LoadUsable) -> None:
-        """A parked load that was late has been repeated in front of the next forward pass."""
-        self.parked.answered(result.key)
-        attempt = self.attempts.usable(result.key, result.iteration)
-        if attempt is not None:
-            attempt.asked = self.iteration
-
     def forwarded(self, iteration: int) -> None:
         self._forwards.append(iteration)
         for attempt in self.attempts.awaiting_forward():
@@ -314,7 +296,7 @@ class CacheLife:
         for attempt in self.attempts:
             if attempt.asked > seen_before or attempt.key.request_id in self.running:
                 continue
-            if attempt.parked and attempt.plan is not None and attempt.plan.state is PlanState.SENT:
+            if attempt.parked and attempt.plan is not None and attempt.plan.copying:
                 continue  # its ranks answer within a deadline of their own
             if not attempt.unanswered:
                 self.attempts.forget(attempt.key.request_id)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dynamo_semkv.contracts.report import Reason
-from worker_connector.channel import LoadDone, LoadGivenUp, LoadUsable
+from worker_connector.channel import LoadDone, LoadGivenUp
 from worker_connector.copy_stream import CopyStream, Ticket
 from worker_connector.geometry import PoolGeometry
 from worker_connector.metadata import LoadOrder
@@ -80,7 +80,7 @@ class LoadThread:
         slab: HostSlab,
         side: CopyStream,
         ahead: CopyStream,
-        post: Callable[[LoadDone | LoadGivenUp | LoadUsable], None],
+        post: Callable[[LoadDone | LoadGivenUp], None],
         on_damaged: Callable[[Sequence[int], bool], None],
         counts: Counter[str],
         *,
@@ -218,7 +218,6 @@ class LoadThread:
         _log.warning("semkv connector: the parked load of request %d was repeated: %s", request_id, why)
         self._counts["repeated_loads"] += 1
         load.wrong = None
-        self._post(LoadUsable(self._number, load.iteration, load.key))
         self._conclude(request_id, None)
 
     def _conclude(self, request_id: int, failure: str | None) -> None:

@@ -117,7 +117,11 @@ class ParkedLoads:
         """`owner` was given these pages."""
         given = set(pages)
         for attempt, table in self._due:
-            mine = {(group, page) for at in table.span(0, len(table)) for group, page in enumerate(at)}
+            assert attempt.plan is not None
+            first = (
+                attempt.plan.held // attempt.plan.tokens_per_block
+            )  # pages before it are shared with whoever has the same prefix
+            mine = {(group, page) for at in table.span(first, len(table)) for group, page in enumerate(at)}
             if attempt.key.request_id != owner and not given.isdisjoint(mine):
                 self._counts["pages_reassigned"] += 1
                 self._attempts.end(attempt, Reason.CANCELLED)
@@ -150,7 +154,7 @@ class ParkedLoads:
         plan, at = attempt.plan, tracked.computed
         assert plan is not None
         attempt.parked = False
-        if plan.state is PlanState.SENT:
+        if plan.copying:
             self._abandon(attempt)
         if plan.state is not PlanState.COPIED:
             if at > plan.held and plan.reason is not Reason.NOT_HONOURED:  # else all of it is the engine's own

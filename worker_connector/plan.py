@@ -165,19 +165,11 @@ class LoadPlan:
         if not self.copying:
             raise PlanError(f"plan {self.key}: no copy is running")
         self.copying = False
-        if self.ended or self.state is PlanState.COPIED:
+        if self.ended:
             return
         if not ok:
             self.drop(reason)
             return
-        self._usable(seconds)
-
-    def usable(self) -> None:
-        """The pages hold what was promised as far as the engine can see, though a copy that is not needed any more may still run."""
-        if not self.ended:
-            self._usable(None)
-
-    def _usable(self, seconds: float | None) -> None:
         self._to(PlanState.COPIED)
         self.copied = self.honoured
         self.load_seconds = seconds

@@ -25,7 +25,6 @@ from worker_connector.channel import (
     ForwardDone,
     LoadDone,
     LoadGivenUp,
-    LoadUsable,
     RankReady,
     RankResult,
     SaveDone,
@@ -124,7 +123,7 @@ class RankBoard:
         if isinstance(result, ForwardDone):
             return self._take_forward(result)
         # What disks answer is reduced by whoever keeps their books (disk_tier.py).
-        return [result] if isinstance(result, (LoadGivenUp, LoadUsable, SlotsDamaged, *DISK_RESULTS)) else []
+        return [result] if isinstance(result, (LoadGivenUp, SlotsDamaged, *DISK_RESULTS)) else []
 
     def here(self, rank: int) -> list[RankResult]:
         """Its connection is back; nothing that it said was lost, so nothing follows."""

@@ -12,16 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from worker_connector.channel import (
-    ForwardDone,
-    LoadDone,
-    LoadGivenUp,
-    LoadUsable,
-    RankReady,
-    RankResult,
-    SaveDone,
-    SlotsDamaged,
-)
+from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankReady, RankResult, SaveDone, SlotsDamaged
 from worker_connector.disk_orders import DiskResult
 
 PROTOCOL = 1
@@ -31,7 +22,7 @@ MAX_SLOTS = 8_192
 _LENGTH = struct.Struct(">I")
 
 
-WireResult = RankReady | LoadDone | LoadGivenUp | LoadUsable | ForwardDone | SaveDone | SlotsDamaged | DiskResult
+WireResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged | DiskResult
 
 
 class Endpoint(NamedTuple):

@@ -26,7 +26,7 @@ class ParkingMachine(RuleBasedStateMachine):
 
     @initialize(restarts=st.booleans(), groups=st.sampled_from([(None,), (None, None)]))
     def start(self, restarts: bool, groups: tuple[None, ...]) -> None:
-        self.engine = Parking(restarts_failed=restarts, windows=groups, num_pages=64, slots=16)
+        self.engine = Parking(restarts_failed=restarts, windows=groups, num_pages=200, slots=16)
         self.parked: list[tuple[Request, int]] = []
         self.running: list[Request] = []
         self.expected: list[int] = []
