@@ -26,13 +26,10 @@ STAGING_BYTES = 32 * 1024 * 1024
 """Device memory of one stream; it is taken when the pool is registered."""
 KERNEL_BELOW = 1024 * 1024
 """Bytes of a range: smaller ones are moved by kernels."""
-LOAD_PROGRAMS = 8
-"""Thread blocks that copy rows to pages: as many as fill PCIe 5; more would take compute away and gain nothing."""
-SAVE_PROGRAMS = 4
 _WORDS = (torch.int64, torch.int32, torch.int16)
 
 
-_CopyRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int], None]
+_CopyRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], None]
 
 
 def _row_kernel() -> _CopyRows | None:
@@ -152,8 +149,8 @@ class CudaStream:
             words, (target, source) = as_words(pages, seen)
             part = _part(self._staging, words, 1, pages.shape[1]) if pages.shape[1] <= len(self._staging) else target
             try:
-                self._kernel(target, nothing, source, nothing, 0, LOAD_PROGRAMS)
-                self._kernel(source, nothing, part, nothing, 0, SAVE_PROGRAMS)
+                self._kernel(target, nothing, source, nothing, 0)
+                self._kernel(source, nothing, part, nothing, 0)
             except Exception as error:  # noqa: BLE001 - whatever a compiler raises: torch's own kernels do it too
                 _log.warning(
                     "semkv connector: small copies will take all multiprocessors, no kernel of ours: %s", error
@@ -164,7 +161,7 @@ class CudaStream:
         words, (target, source) = as_words(pages, seen)
         slots, numbers = self._indices(blocks)
         if self._kernel is not None:
-            self._kernel(target, numbers, source, slots, len(blocks), LOAD_PROGRAMS)
+            self._kernel(target, numbers, source, slots, len(blocks))
             return
         for part, at in self._parts(words, len(slots), pages.shape[1]):
             torch.index_select(source, 0, slots[at : at + len(part)], out=part)
@@ -178,9 +175,7 @@ class CudaStream:
             if at + len(part) == len(slots):
                 self._left.record(self._side)
             if self._kernel is not None:
-                self._kernel(
-                    target, slots[at : at + len(part)], part, self._in_order(len(part)), len(part), SAVE_PROGRAMS
-                )
+                self._kernel(target, slots[at : at + len(part)], part, self._in_order(len(part)), len(part))
             else:
                 target.index_copy_(0, slots[at : at + len(part)], part)
 

@@ -1,7 +1,7 @@
 """Copies of scattered rows by a handful of thread blocks, through Triton, which comes with a CUDA build of torch.
 
 torch's own indexing kernels take all multiprocessors for as long as the bus needs, so that no compute runs beside them (measured on an
-H200: nothing of a copy was hidden, against half to nine tenths with this one; docs/performance.md).
+H200: nothing of a copy was hidden, against 0.7 of a load with this one; docs/performance.md).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+PROGRAMS = 8
+"""Thread blocks. Eight saturate PCIe 5 with rows of 64 KiB; more would take compute away and gain nothing."""
 BLOCK = 4_096
 """Words of one load."""
 _WARPS = 16
@@ -31,19 +33,13 @@ def _copy_rows(target, source, target_rows, source_rows, target_step, source_ste
 
 
 def copy_rows(
-    target: torch.Tensor,
-    target_rows: torch.Tensor,
-    source: torch.Tensor,
-    source_rows: torch.Tensor,
-    count: int,
-    programs: int,
+    target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor, count: int
 ) -> None:
     """`target[target_rows[i]] = source[source_rows[i]]` for i < count, on the current stream. Both two-dimensional, equally wide, of one
-    integer type, the words of a row side by side; indices int64 on the same device, each tensor of them on a 16 byte boundary.
-    `programs`: thread blocks, which each take a part of a multiprocessor until all is copied."""
+    integer type, the words of a row side by side; indices int64 on the same device, each tensor of them on a 16 byte boundary."""
     words = target.shape[1]
     per_row = -(-words // BLOCK)
-    _copy_rows[(programs,)](
+    _copy_rows[(PROGRAMS,)](
         target,
         source,
         target_rows,

@@ -20,12 +20,7 @@ from worker_connector.cuda_stream import CudaStream, as_words
 
 
 def rows_in_turn(
-    target: torch.Tensor,
-    target_rows: torch.Tensor,
-    source: torch.Tensor,
-    source_rows: torch.Tensor,
-    count: int,
-    programs: int,
+    target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor, count: int
 ) -> None:
     """What `row_kernel.copy_rows` does."""
     for index in range(count):
