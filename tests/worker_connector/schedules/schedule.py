@@ -31,7 +31,7 @@ def run_schedule(data: bytes, attach: Attach = Bench.spec) -> Counter[str]:
 
 
 def _world(tape: Tape, attach: Attach) -> World:
-    shape, parks, rare, trim = (tape.below("shape", 256) for _ in range(4))
+    shape, parks, rare, trim, more = (tape.below("shape", 256) for _ in range(5))
     manager = ("v2", "v1")[shape & 1]
     dialect = "B" if manager == "v2" and parks >> 2 & 1 else "M"
     behaviours = Behaviours(
@@ -42,6 +42,7 @@ def _world(tape: Tape, attach: Attach) -> World:
         failed_grow_rate=2 * RARE * (rare >> 2 & 1) if manager == "v2" else 0.0,
         destroyed_allocation_rate=RARE / 4 * (rare >> 3 & 1),
         lost_finish_rate=RARE * (rare >> 4 & 1),
+        dummy_rate=2 * RARE * (more & 1),
         warmup_forwards=rare >> 5 & 1,
         token_budget_trim=("off", "off", "shrink", "defer")[trim & 3],
         trim_rate=2 * RARE,
@@ -58,6 +59,8 @@ def _world(tape: Tape, attach: Attach) -> World:
         async_load_min_tokens=(None, None, SIZE, 3 * SIZE)[parks & 3] if manager == "v2" else None,
         max_attention_window=((), (), (FULL, 6), (FULL, 11))[trim >> 4 & 3] if manager == "v2" else (),
         sink_token_length=SIZE * (trim >> 6 & 1),
+        enable_partial_reuse=more >> 1 & 3 == 3,
+        data_parallel_size=1 + (more & 1),
         behaviours=behaviours,
         failed_copy_rate=RARE * (parks >> 3 & 1),
     )

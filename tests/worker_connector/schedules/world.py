@@ -17,7 +17,7 @@ from tests.worker_connector.schedules.tape import Tape
 from worker_connector.copy_stream import Blocks, CpuStream
 from worker_connector.leader import IDLE_SECONDS
 from worker_connector.ledger import BlockEntry, Ledger
-from worker_connector.life import OFFER_PATIENCE
+from worker_connector.life import OFFER_PATIENCE, CacheLife
 from worker_connector.reference_engine import Behaviours, EngineConfig, SteppedEngine
 from worker_connector.reference_engine.scheduler import reuse_scope
 from worker_connector.request_view import RequestScope, unpack_tokens
@@ -112,14 +112,20 @@ class World:
         self.steps = 0
         self.seen: Counter[str] = Counter()
         self._read = 0
+        self._expected: dict[bytes, Any] = {}
         self._scopes = [self._scope(scope) for scope in SCOPES]
 
     @property
-    def ledger(self) -> Ledger:
+    def _life(self) -> CacheLife:
         life = self.leader._life
         assert life is not None
-        assert life.ledger is not None
-        return life.ledger
+        return life
+
+    @property
+    def ledger(self) -> Ledger:
+        ledger = self._life.ledger
+        assert ledger is not None
+        return ledger
 
     def _scope(self, scope: dict[str, Any]) -> tuple[bytes, Any]:
         """(digest of its namespace, how the engine tells its KV apart)"""
@@ -174,6 +180,7 @@ class World:
         self.run()
         self.engine.model._seed += 1
         self.engine.model._roots.clear()
+        self._expected.clear()
         self.engine.reset_prefix_cache()
         self.leader.reset_cache()
 
@@ -190,8 +197,7 @@ class World:
 
     def check(self) -> None:
         require(not self.engine.faults, "pages", *self.engine.faults[:3])
-        numbers = self.leader.snapshot()
-        counts, ledger = numbers["counts"], numbers["ledger"]
+        life, counts, ledger = self._life, self.leader.counts, self.ledger.stats()
         require(not self.bench.schedulers[0].faults, "a callback raised", self.bench.schedulers[0].faults)
         for name in (
             "result_errors",
@@ -203,13 +209,14 @@ class World:
             require(not counts.get(name), name, counts)
         # A replay that is not asked about has more tokens than the question that it had once.
         require(counts.get("tokens_differ", 0) <= counts.get("unasked_replay", 0), "tokens_differ", counts)
-        slots = ledger["free"] + ledger["resident"] + ledger["pending"] + ledger["retired"]
+        slots = ledger.free + ledger.resident + ledger.pending + ledger.retired
         require(slots == self.slots, "slots are lost or made", ledger)
-        require(0 <= numbers["leases"] <= self.max_leases, "leases", numbers["leases"])
-        require(bool(numbers["leases"]) or not ledger["leased"], "a block is leased by nobody", ledger)
+        leases = life.attempts.leases
+        require(0 <= leases <= self.max_leases, "leases", leases)
+        require(bool(leases) or not ledger.leased, "a block is leased by nobody", ledger)
         alive = len(self.engine.running) + len(self.cancelled) + self.tape.happened["lost_finish"]
-        for name in ("attempts", "tracked"):
-            require(numbers[name] <= alive, f"{name} outlive their requests", numbers[name], alive)
+        for name, found in (("attempts", len(life.attempts)), ("tracked requests", len(life.running))):
+            require(found <= alive, f"{name} outlive their requests", found, alive)
         self._check_reports()
         if self.steps % 8 == 0:
             self.check_slab()
@@ -235,6 +242,12 @@ class World:
         self.damaged &= {entry.slot for entry in self.ledger.entries()}
 
     def _words(self, entry: BlockEntry) -> Any:
+        found = self._expected.get(entry.key)
+        if found is None:
+            found = self._expected[entry.key] = self._cold(entry)
+        return found
+
+    def _cold(self, entry: BlockEntry) -> Any:
         scope = next((scope for digest, scope in self._scopes if digest == entry.digest), None)
         require(scope is not None, "a block of a namespace that nobody asked for")
         tokens = unpack_tokens(b"".join(block.tokens for block in entry.chain())).tolist()
@@ -246,8 +259,7 @@ class World:
         self.run()
         for _ in range(3):
             self.pass_time()
-        life = self.leader._life
-        assert life is not None
+        life = self._life
         life.sweep(
             life.iteration + 10 * OFFER_PATIENCE
         )  # offers whose requests were cancelled before their first batch
