@@ -3,7 +3,8 @@ truth, and nothing leaks.
 
 "Ends right": every forward pass checks the bytes that it reads, so a request that ends was served or computed. Where a promise cannot be
 kept and the base dialect (M) knows no way back, `start_load_kv` raises before any forward pass, and the executor ends; dialect B restarts
-the request."""
+the request. Of asynchronous loads: test_fault_matrix_parked.py; of several ranks: test_tensor_parallel.py (a rank lost, late, or failing
+alone)."""
 
 from __future__ import annotations
 
