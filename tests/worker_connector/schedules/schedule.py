@@ -42,6 +42,7 @@ def _world(tape: Tape, attach: Attach) -> World:
         failed_grow_rate=2 * RARE * (rare >> 2 & 1) if manager == "v2" else 0.0,
         destroyed_allocation_rate=RARE / 4 * (rare >> 3 & 1),
         lost_finish_rate=RARE * (rare >> 4 & 1),
+        dropped_batch_reverts=bool(more >> 3 & 1),
         dummy_rate=2 * RARE * (more & 1),
         warmup_forwards=rare >> 5 & 1,
         token_budget_trim=("off", "off", "shrink", "defer")[trim & 3],

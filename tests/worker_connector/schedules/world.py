@@ -290,20 +290,20 @@ class World:
                 require(found == expected, "another answer than a cold one", request_id, ended.token_ids)
                 tokens.append(found)
         reports = [report for report in self.bench.sink.reports if report.request_id == request_id]
+        behaviours, happened = self.engine.config.behaviours, self.tape.happened
+        replays = happened["destroyed_allocation"] or (behaviours.dropped_batch_reverts and happened["dropped_batch"])
         # An engine that reports its batch before it trims it does not say who was left out.
-        told = not (self.engine.config.behaviours.report_before_trim and self.tape.happened["trim"])
-        if ended.finish_reason == "cancelled" and told and not self.tape.happened["destroyed_allocation"]:
+        told = not (behaviours.report_before_trim and happened["trim"])
+        if ended.finish_reason == "cancelled" and told and not replays:
             served = ended.stats.connector_served_tokens if ended.stats is not None else 0
             require(all(report.confirmed <= served for report in reports), "confirmed without a pass", reports, served)
-        if ended.finish_reason == "length" and not self.leader.counts["vanished"]:
+        if ended.finish_reason == "length" and not (self.leader.counts["vanished"] or self.stalled):
             require(bool(reports), "no report", request_id)
             if any(report.outcome is Outcome.LOAD_FAILED for report in reports[:-1]):
                 reports = reports[-1:]  # what came before was restarted, and computed again
             served = ended.stats.connector_served_tokens if ended.stats is not None else 0
             confirmed = [report.confirmed for report in reports]
-            if self.tape.happened[
-                "destroyed_allocation"
-            ]:  # the engine's number is that of the first allocation that ran
+            if replays:  # the engine's number is that of the first allocation that ran
                 require(not served or served in confirmed, "served and not confirmed", reports, served)
             else:
                 require(confirmed == [served], "confirmed is not what the engine was served", reports, served)
