@@ -13,10 +13,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankReady, RankResult, SaveDone, SlotsDamaged
-from worker_connector.disk_orders import DiskResult
+from worker_connector.disk_orders import DiskFound, DiskResult
 
 PROTOCOL = 1
-MAX_FRAME = 256 * 1024
+MAX_FRAME = 1024 * 1024
+MAX_FOUND = 32
+"""Blocks in one message about what a disk holds."""
 MAX_SLOTS = 8_192
 """In one message about damage."""
 _LENGTH = struct.Struct(">I")
@@ -75,7 +77,14 @@ def frame(message: Hello | Numbered | Seen) -> bytes:
 
 
 def split(result: RankResult) -> list[WireResult]:
-    """Messages that are each small enough for a frame. What disks answer is small from the start."""
+    """Messages that are each small enough for a frame, for blocks of up to some thousand tokens."""
+    if isinstance(result, DiskFound) and len(result.blocks) > MAX_FOUND:
+        starts = range(0, len(result.blocks), MAX_FOUND)
+        ends = len(result.blocks) - MAX_FOUND
+        return [
+            msgspec.structs.replace(result, blocks=result.blocks[at : at + MAX_FOUND], last=result.last and at >= ends)
+            for at in starts
+        ]
     if not isinstance(result, SlotsDamaged) or len(result.slots) <= MAX_SLOTS:
         return [result]
     parts = range(0, len(result.slots), MAX_SLOTS)

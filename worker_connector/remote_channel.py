@@ -91,8 +91,14 @@ class RemoteChannel:
     def _append(self, result: WireResult) -> None:
         if len(self._unseen) >= self._capacity:
             self._begin_anew()
+        try:
+            data = frame(Numbered(self._last + 1, result))
+        except WireError:
+            _log.exception("semkv connector: rank %d: a result is too large for its leader", self._number)
+            self._begin_anew()
+            return
         self._last += 1
-        self._unseen.append((self._last, frame(Numbered(self._last, result))))
+        self._unseen.append((self._last, data))
 
     def _begin_anew(self) -> None:
         self.counts["new_sessions"] += 1

@@ -86,13 +86,6 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
             "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills them",
             "set it to null",
         )
-        _refuse_if(
-            settings.connector.disk_path is not None and world_of(llm_args) > 1,
-            "connector.disk_path",
-            settings.connector.disk_path,
-            "orders to the disk tier do not reach tensor-parallel ranks of other processes",
-            "set it to null",
-        )
     return settings
 
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from dynamo_semkv.contracts.keys import BlockKey
 from tests.worker_connector.harness import wait_for
 from tests.worker_connector.test_rank_board import ready
+from worker_connector.block_file import BlockRecord
 from worker_connector.channel import ForwardDone, RankResult, SaveDone, SlotsDamaged
+from worker_connector.disk_orders import DiskFound
 from worker_connector.rank_endpoint import RankEndpoint
 from worker_connector.rank_wire import MAX_FRAME, MAX_SLOTS, Endpoint, Hello, Numbered, frame, read_from_leader, split
 from worker_connector.remote_channel import RemoteChannel
@@ -215,3 +218,29 @@ def test_closed_endpoint_ends_its_threads(listener: Listener, channels: list[Rem
     endpoint.close()
     assert not any(thread.is_alive() for thread in threads)
     assert listener.gone == []
+
+
+def test_what_a_disk_holds_is_told_in_frames_and_its_end_once() -> None:
+    blocks = tuple(
+        BlockRecord(b"n" * 32, BlockKey(bytes([n]) * 16), BlockKey(b"p" * 16), n, bytes(4 * 4096), b"w" * 900)
+        for n in range(100)
+    )
+    parts = split(DiskFound(1, 3, blocks, True))
+    assert tuple(block for part in parts for block in part.blocks) == blocks  # type: ignore[union-attr]
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]  # type: ignore[union-attr]
+    assert all(len(frame(Numbered(1, part))) <= MAX_FRAME for part in parts)
+    assert split(DiskFound(1, 3, (), True)) == [DiskFound(1, 3, (), True)]
+    assert not any(part.last for part in split(DiskFound(1, 3, blocks, False)))  # type: ignore[union-attr]
+
+
+def test_result_that_fits_no_frame_begins_a_session_and_raises_nothing(
+    endpoint: RankEndpoint, listener: Listener, channels: list[RemoteChannel]
+) -> None:
+    channel = RemoteChannel(1, endpoint.address, 1)
+    channels.append(channel)
+    channel.post(ready(1))
+    block = BlockRecord(b"n" * 32, BlockKey(b"k" * 16), BlockKey(b"p" * 16), 0, bytes(2 * MAX_FRAME))
+    channel.post(DiskFound(1, 3, (block,), True))
+    channel.post(SaveDone(1, 7, True))
+    wait_for(lambda: SaveDone(1, 7, True) in listener.heard)
+    assert channel.counts["new_sessions"] == 1
