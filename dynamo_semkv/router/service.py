@@ -110,7 +110,7 @@ class RouterService:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """`requests`, `passed_through`, `hints_stripped`, `decided_<DecisionReason>`, `ended_<end>`."""
+        """`requests`, `spent`, `passed_through`, `hints_stripped`, `decided_<DecisionReason>`, `ended_<end>`."""
         self.open_routes = 0
         self._edge = edge
         self._directory = directory
@@ -133,6 +133,10 @@ class RouterService:
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
         arrived = self._monotonic()
+        if is_spent(request):
+            self.counts["spent"] += 1
+            yield {"token_ids": [], "finish_reason": "length"}
+            return
         self.counts["requests"] += 1
         logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
         request, stripped = strip_client_hints(without_own_pin(request, self._instance_id))
@@ -292,6 +296,14 @@ class RouterService:
             "counts": dict(self.counts),
             "fallbacks": {reason.value: self._fallbacks.counts[reason] for reason in FallbackReason},
         }
+
+
+def is_spent(request: Request) -> bool:
+    """A worker or router died behind the last token and before the end of the stream: the frontend continues the request with nothing left
+    to generate, which engines refuse. The answer is complete; it only has to be ended."""
+    stop = request.get("stop_conditions")
+    tokens = stop.get("max_tokens") if isinstance(stop, Mapping) else None
+    return isinstance(tokens, int) and not isinstance(tokens, bool) and tokens == 0
 
 
 def _end_of(dispatch: Dispatch, call: CallContext) -> str:

@@ -199,3 +199,12 @@ async def test_overload_sheds_advice_and_no_request() -> None:
     await rig.run(request_id="later")
     assert rig.journal.opens[-1].decision_reason == "placed"
     rig.journal.check()
+
+
+async def test_an_answer_whose_budget_is_spent_is_ended_and_dispatched_nowhere() -> None:
+    """What the frontend sends when a worker died behind the last token: the rest of the request, with nothing left to generate."""
+    rig = Rig(lookup=donor_on_a1())
+    assert await rig.run(a_request(stop_conditions={"max_tokens": 0})) == [{"token_ids": [], "finish_reason": "length"}]
+    assert rig.edge.dispatched == []
+    assert rig.journal.opens == []
+    assert len(await rig.run(a_request(stop_conditions={"max_tokens": 1}))) == 3
