@@ -18,6 +18,8 @@ V = TypeVar("V")
 
 NOBODY = -1
 _SHARDS = 64
+_PART_BITS = 10
+_PART_MASK = (1 << _PART_BITS) - 1
 
 
 class Sharded(Generic[K, V]):
@@ -52,23 +54,24 @@ class Sharded(Generic[K, V]):
 
 
 class Row(Generic[V]):
-    """Values by small number. A list would be walked by every full garbage collection, value by value; an array of objects is not."""
+    """Values by small number. A list would be walked by every full garbage collection, value by value; an array of objects is
+    not. In parts, because to copy a long one is to touch every object in it."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_parts",)
 
     def __init__(self) -> None:
-        self._values: npt.NDArray[np.object_] = np.full(16, None, object)
+        self._parts: list[npt.NDArray[np.object_]] = []
 
     def __getitem__(self, at: int) -> V | None:
-        if at >= len(self._values):
+        if at >> _PART_BITS >= len(self._parts):
             return None
-        value: V | None = self._values[at]
+        value: V | None = self._parts[at >> _PART_BITS][at & _PART_MASK]
         return value
 
     def __setitem__(self, at: int, value: V | None) -> None:
-        while at >= len(self._values):
-            self._values = np.concatenate((self._values, np.full(len(self._values), None, object)))
-        self._values[at] = value
+        while at >> _PART_BITS >= len(self._parts):
+            self._parts.append(np.full(_PART_MASK + 1, None, object))
+        self._parts[at >> _PART_BITS][at & _PART_MASK] = value
 
 
 class Slots:

@@ -6,6 +6,7 @@ It grows in small steps: a bigger table is filled a few rows at a time while the
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ POSTINGS_PER_DONOR = 128
 """Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
+AT_ONCE = 8
+"""Donors that are posted together."""
 VISITED_PER_STEP = 64
 GROWTH = 1.5
 """At least, and less than twice that: then the old table goes when the new one gets full."""
@@ -43,6 +46,22 @@ def posted(sketch: DonorSketch) -> U32Array:
     return np.delete(ordered, np.flatnonzero(again)) if again.any() else ordered
 
 
+def posted_by(donors: Sequence[tuple[int, DonorSketch]]) -> tuple[U32Array, U32Array]:
+    """Fingerprints to post and the row of each, for several (row, sketch) at once: what NumPy costs a call is paid once."""
+    parts = [sketch.fingerprints for _, sketch in donors]
+    counts = [len(part) for part in parts]
+    masks = np.repeat(np.array([_LOW_BITS[thinning(count)] for count in counts], np.uint32), counts)
+    rows = np.repeat(np.array([row for row, _ in donors], np.uint64), counts)
+    fingerprints = np.concatenate(parts)
+    keep = fingerprints & masks == 0
+    keys = rows[keep] << np.uint64(32) | fingerprints[keep]
+    keys.sort()
+    first = np.ones(len(keys), np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    keys = keys[first]
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
+
+
 class Partition:
     """Not thread-safe. A donor's row is stable while it is here."""
 
@@ -54,6 +73,8 @@ class Partition:
         self._donors: Row[CatalogDonor] = Row()
         self._rows = 0
         """That were ever taken: the free ones too."""
+        self._arriving: dict[int, DonorSketch] = {}
+        """Added, and not posted yet: a few at a time, or when somebody asks."""
         self._free: list[int] = []
         self._leaving: deque[tuple[int, DonorSketch | None]] = deque()
         """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
@@ -81,17 +102,15 @@ class Partition:
 
     def add(self, donor: CatalogDonor, sketch: DonorSketch) -> int:
         """A donor that is not here yet; `sketch` is its own. Returns the row that it has from now on."""
-        fingerprints = posted(sketch)
-        self._clean(CLEANED_PER_STEP)
-        self._grow(len(fingerprints))
         row = self._take_row()
         self._count += 1
         self._donors[row] = donor
         k = thinning(sketch.sample_count)
         self._thinned[row] = k
         self._by_thinning[k] += 1
-        self._moved[row] = self._next is not None
-        (self._next or self._table).insert(fingerprints, row)
+        self._arriving[row] = sketch
+        if len(self._arriving) >= AT_ONCE:
+            self._settle()
         return row
 
     def replace(self, row: int, donor: CatalogDonor) -> None:
@@ -104,10 +123,14 @@ class Partition:
         donor = self._donors[row]
         self._donors[row] = None
         self._by_thinning[int(self._thinned[row])] -= 1
+        if self._arriving.pop(row, None) is not None:
+            self._free.append(row)
+            return
         self._leaving.append((row, donor.sketch if donor is not None else None))
 
     def find(self, fingerprints: U32Array) -> Hits:
         """`fingerprints`: shape [n], each once."""
+        self._settle()
         hits = self._table.find(fingerprints)
         if self._next is None:
             return hits
@@ -145,20 +168,33 @@ class Partition:
             self._moved = np.concatenate((self._moved, np.zeros_like(self._moved)))
         return self._rows - 1
 
-    def _clean(self, rows: int) -> None:
-        for _ in range(min(rows, len(self._leaving))):
-            row, sketch = self._leaving.popleft()
-            if sketch is not None:
-                table = self._next if self._next is not None and self._moved[row] else self._table
-                table.remove(posted(sketch), row)
-            self._free.append(row)
-
-    def _grow(self, arriving: int) -> None:
-        if self._next is None and self._table.used + arriving > self._table.capacity:
+    def _settle(self) -> None:
+        """Posts who was added since the last time, and does its share of cleaning up and moving."""
+        if not self._arriving:
+            return
+        arriving = list(self._arriving.items())
+        self._arriving.clear()
+        self._clean(CLEANED_PER_STEP * len(arriving))
+        fingerprints, rows = posted_by(arriving)
+        if self._next is None and self._table.used + len(fingerprints) > self._table.capacity:
             self._next = Postings(self._next_capacity(), self._ways)
             self._cursor = 0
             self._moved[:] = False
-        self._move(MOVED_PER_STEP)
+        self._moved[[row for row, _ in arriving]] = self._next is not None
+        (self._next or self._table).insert(fingerprints, rows)
+        self._move(MOVED_PER_STEP * len(arriving))
+
+    def _clean(self, rows: int) -> None:
+        here: list[tuple[int, DonorSketch]] = []
+        there: list[tuple[int, DonorSketch]] = []
+        for _ in range(min(rows, len(self._leaving))):
+            row, sketch = self._leaving.popleft()
+            if sketch is not None:
+                (there if self._next is not None and self._moved[row] else here).append((row, sketch))
+            self._free.append(row)
+        for table, leaving in ((self._table, here), (self._next, there)):
+            if leaving and table is not None:
+                table.remove(*posted_by(leaving))
 
     def _next_capacity(self) -> int:
         """Half, a quarter, ... of what `max_donors` like those here need, and a sixteenth of room for rows that left and were not
@@ -173,20 +209,17 @@ class Partition:
         """Takes a few more rows along to the next table; the last step replaces the current one."""
         if self._next is None:
             return
-        fingerprints: list[U32Array] = []
-        owners: list[int] = []
-        stop = min(self._rows, self._cursor + VISITED_PER_STEP)
-        while len(owners) < rows and self._cursor < stop:
+        moving: list[tuple[int, DonorSketch]] = []
+        stop = min(self._rows, self._cursor + max(VISITED_PER_STEP, rows))
+        while len(moving) < rows and self._cursor < stop:
             row = self._cursor
             self._cursor += 1
             donor = self._donors[row]
-            if donor is not None and donor.sketch is not None and not self._moved[row]:
-                fingerprints.append(posted(donor.sketch))
-                owners.append(row)
-        if owners:
-            lengths = [len(found) for found in fingerprints]
-            self._next.insert(np.concatenate(fingerprints), np.repeat(np.array(owners, np.uint32), lengths))
-            self._moved[owners] = True
+            if donor is not None and donor.sketch is not None and not self._moved[row] and row not in self._arriving:
+                moving.append((row, donor.sketch))
+        if moving:
+            self._next.insert(*posted_by(moving))
+            self._moved[[row for row, _ in moving]] = True
         if self._cursor >= self._rows:
             self._table, self._next = self._next, None
             self._leaving = deque((row, sketch if self._moved[row] else None) for row, sketch in self._leaving)

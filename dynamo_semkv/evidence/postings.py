@@ -108,18 +108,14 @@ class Postings:
         self._flat[sets * self.ways + way] = values
         self._population[sets] += 1
 
-    def remove(self, fingerprints: U32Array, row: int) -> None:
-        """Takes back what `insert` put there for `row`, whether or not it fell out since. Fingerprints ascending."""
+    def remove(self, fingerprints: U32Array, rows: U32Array | int) -> None:
+        """Takes back what `insert` put there, whether or not it fell out since."""
         sets = self._sets(fingerprints)
         self.used -= len(fingerprints)
-        if len(sets) > 1 and (sets[1:] == sets[:-1]).any():
-            np.subtract.at(self._population, sets, 1)
-            sets = np.unique(sets)
-        else:
-            self._population[sets] -= 1
+        np.subtract.at(self._population, sets, 1)
         slots = self._slots.take(sets, axis=0)
-        mine = np.flatnonzero((slots & _ROW_MASK) == row)
-        mine = mine[slots.ravel()[mine] != 0]
+        owner = rows if isinstance(rows, int) else rows[:, None]
+        mine = np.flatnonzero(((slots & _ROW_MASK) == owner) & (slots != 0))
         self._flat[sets[mine // self.ways] * self.ways + mine % self.ways] = 0
 
     def _range(self, n: int) -> IntArray:
