@@ -224,12 +224,21 @@ class World:
     def _check_reports(self) -> None:
         fresh = RecordingSink(self.bench.sink.messages[self._read :])
         self._read += len(fresh.messages)
+        alive = {request.request_id: request for request in self.engine.executor.requests} if fresh.messages else {}
         for report in fresh.reports:
             numbers = (report.confirmed, report.copied, report.honoured, report.offered)
             require(list(numbers) == sorted(numbers), "confirmed <= copied <= honoured <= offered", report)
             confirmed = report.outcome is Outcome.MATERIALIZED_EXACT
             require(confirmed == (report.confirmed > 0), "an outcome that its counts do not bear", report)
+            runs = alive.get(report.request_id)
+            ran = runs is None or runs._cached_noted or not self._is_told_who_runs
+            require(not confirmed or ran, "confirmed before its pass", report)
             require(report.local_tokens + report.offered < report.prompt_tokens, "the whole prompt", report)
+
+    @property
+    def _is_told_who_runs(self) -> bool:
+        """An engine that reports its batch before it trims it does not say who was left out."""
+        return not (self.engine.config.behaviours.report_before_trim and self.tape.happened["trim"])
 
     def check_slab(self) -> None:
         """Whatever may be offered is what a cold prefill writes."""
@@ -269,6 +278,10 @@ class World:
         for request_id, (prompt, scope) in self.submitted.items():
             self._check_answer(request_id, prompt, scope)
         self._check_donors()
+        counts = self.bench.rank.counts
+        if not (counts["repeated_loads"] or counts["load_errors"] or self.tape.happened["failed_copy"]):
+            honoured = sum(report.honoured for report in self.bench.sink.reports)
+            require(counts["loaded_blocks"] * SIZE <= honoured, "more was loaded than taken", counts, honoured)
         numbers = self.leader.snapshot()
         self.seen.update(numbers["counts"])
         self.seen.update(numbers["attempt_counts"])
@@ -292,9 +305,7 @@ class World:
         reports = [report for report in self.bench.sink.reports if report.request_id == request_id]
         behaviours, happened = self.engine.config.behaviours, self.tape.happened
         replays = happened["destroyed_allocation"] or (behaviours.dropped_batch_reverts and happened["dropped_batch"])
-        # An engine that reports its batch before it trims it does not say who was left out.
-        told = not (behaviours.report_before_trim and happened["trim"])
-        if ended.finish_reason == "cancelled" and told and not replays:
+        if ended.finish_reason == "cancelled" and self._is_told_who_runs and not replays:
             served = ended.stats.connector_served_tokens if ended.stats is not None else 0
             require(all(report.confirmed <= served for report in reports), "confirmed without a pass", reports, served)
         if ended.finish_reason == "length" and not (self.leader.counts["vanished"] or self.stalled):
