@@ -171,8 +171,7 @@ class BatchReader:
         if int(data.computed_position) <= tracked.started:
             # The batch of the last report was dropped: what it grew by is given back, and pages that come instead are not reported
             # (py_executor.py, `_revert_gen_alloc`). A pass of one token looks the same under overlap scheduling; that costs saves only.
-            size = self._pool.tokens_per_block
-            tracked.pages.doubt(max(tracked.pages_before, -(-tracked.started // size)))
+            tracked.doubt_last_pages(self._pool.tokens_per_block)
         tracked.take(data, iteration)
         tracked.started, tracked.scheduled = tracked.computed, tracked.computed + int(data.num_scheduled_tokens)
         attempt = self._attempts.get(tracked.request_id)

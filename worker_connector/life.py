@@ -188,6 +188,9 @@ class CacheLife:
 
     def batch(self, output: Any, iteration: int, *, all_ranks: bool = True) -> Orders:
         """`all_ranks`: what is saved now can become resident."""
+        if self._patience == 1 and self.iteration not in self._forwards:
+            # Heard of by now, so there was none. Under overlap scheduling positions do not show it: they lag one token behind.
+            self.running.batch_dropped(self.iteration, self.pool.tokens_per_block)
         self.iteration = iteration
         orders = self._reader.read(output, iteration, self.content, saving=all_ranks)
         try:

@@ -46,6 +46,13 @@ class RunningRequests:
     def add(self, tracked: TrackedRequest) -> None:
         self._tracked[tracked.request_id] = tracked
 
+    def batch_dropped(self, iteration: int, tokens_per_block: int) -> None:
+        """No forward pass came behind that iteration's reports: what its requests grew by may be given back, and pages that come instead
+        are not reported (py_executor.py, `_revert_gen_alloc`)."""
+        for tracked in self._tracked.values():
+            if tracked.seen == iteration:
+                tracked.doubt_last_pages(tokens_per_block)
+
     # ends
 
     def retire(self, request_id: int) -> None:

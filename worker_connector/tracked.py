@@ -65,6 +65,10 @@ class TrackedRequest:
         step = 4 * tokens_per_block
         return bytes(self.tokens[ordinal * step : (ordinal + 1) * step])
 
+    def doubt_last_pages(self, tokens_per_block: int) -> None:
+        """What it grew by with the last report may not be its any more."""
+        self.pages.doubt(max(self.pages_before, -(-self.started // tokens_per_block)))
+
     def take(self, data: Any, iteration: int) -> None:
         """One report of the engine: what it learnt and allocated since the last one."""
         self.pages_before = len(self.pages)

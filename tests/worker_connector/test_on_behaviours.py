@@ -37,12 +37,13 @@ def test_saves_of_a_batch_that_is_dropped_do_not_stay_open() -> None:
     run_all(engine, it)
 
 
-@pytest.mark.parametrize("drop", [0, 4])
-def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("drop", [0, 1, 4])
+def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int, overlap: bool) -> None:
     """A request gets other pages than it was reported to have, and another one gets those. Dropped is a batch that completes no block
     (its saves would be answered as failed): the first one, or the one whose decode needs a new page."""
     it, script = bench(), Script(dropped_batch=[False] * drop + [True])
-    engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True)
+    engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True, overlap_scheduling=overlap)
     first = engine.submit(TOKENS[:5], max_new_tokens=20)
     for _ in range(drop + 1):
         engine.step()

@@ -65,7 +65,8 @@ def test_scheduler_output_keeps_deltas_while_the_allocation_lives() -> None:
     assert engine.metadata.loads == ()
     tracked = engine.leader._life.running.get(again.request_id)  # type: ignore[union-attr]
     assert tracked is not None
-    assert (tracked.token_count, len(tracked.pages)) == (41, 11)
+    # Of the eleven pages the last one, which the dropped batch had grown by, may be another's by now: nothing is saved from it.
+    assert (tracked.token_count, len(tracked.pages)) == (41, 10)
     again.tokens.append(1)
     engine.finish(again)
     engine.check_balance()
