@@ -310,7 +310,7 @@ class World:
             require(all(report.confirmed <= served for report in reports), "confirmed without a pass", reports, served)
         if ended.finish_reason == "length" and not (self.leader.counts["vanished"] or self.stalled):
             require(bool(reports), "no report", request_id)
-            if any(report.outcome is Outcome.LOAD_FAILED for report in reports[:-1]):
+            if not replays and any(report.outcome is Outcome.LOAD_FAILED for report in reports[:-1]):
                 reports = reports[-1:]  # what came before was restarted, and computed again
             served = ended.stats.connector_served_tokens if ended.stats is not None else 0
             confirmed = [report.confirmed for report in reports]
