@@ -20,8 +20,10 @@ POSTINGS_PER_DONOR = 128
 """Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
-AT_ONCE = 8
+AT_ONCE = 4
 """Donors that are posted together."""
+_SLOWLY = 64
+"""Rows that are moved one by one to a large table: nearly every posting is then the first on its page, which the kernel has to make."""
 VISITED_PER_STEP = 64
 GROWTH = 1.5
 """At least, and less than twice that: then the old table goes when the new one gets full."""
@@ -182,7 +184,8 @@ class Partition:
             self._moved[:] = False
         self._moved[[row for row, _ in arriving]] = self._next is not None
         (self._next or self._table).insert(fingerprints, rows)
-        self._move(MOVED_PER_STEP * len(arriving))
+        slowly = self._cursor < _SLOWLY and self._rows >= 64 * _SLOWLY
+        self._move(1 if slowly else MOVED_PER_STEP * len(arriving))
 
     def _clean(self, rows: int) -> None:
         here: list[tuple[int, DonorSketch]] = []
