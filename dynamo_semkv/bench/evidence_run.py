@@ -24,7 +24,7 @@ from rich.console import Console
 from dynamo_semkv.bench import evidence, evidence_cost, side_by_side
 from dynamo_semkv.bench.corpus import Words, hidden_overlap, installed, tokens_of
 from dynamo_semkv.bench.encoder_onnx import write
-from dynamo_semkv.bench.evidence_arguments import MODELLED
+from dynamo_semkv.bench.evidence_arguments import MODELLED, add_arguments
 from dynamo_semkv.bench.labelled import MAX_HIDDEN_OVERLAP, Case, Donor, build
 from dynamo_semkv.bench.paraphrase import FEW_WORDS, pairs, translations, verses
 from dynamo_semkv.bench.peers import peers
@@ -146,3 +146,25 @@ def _model(folder: Path, say: Any) -> Path | None:
     write(source, folder / "model.onnx", int8=True)
     shutil.copy(source / "tokenizer.json", folder / "tokenizer.json")
     return folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """2, with the reason, for what cannot be measured here."""
+    parser = argparse.ArgumentParser(
+        prog="dynamo_semkv bench evidence",
+        description="Donors and prompts of real text with known truth, through our providers and through other methods.",
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except ImportError as error:
+        why = f"{error}; it needs the extra `router`, and `peers` for the other methods"
+    except ValueError as error:  # the installed text does not hold as many documents as were asked for
+        why = str(error)
+    print(f"bench evidence: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

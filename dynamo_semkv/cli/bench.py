@@ -1,39 +1,38 @@
-"""`bench evidence`: measure the evidence stage on this machine."""
+"""`bench`: the measurements that ship with the package, each a program of its own: `dynamo_semkv bench connector --json`.
+
+They run as processes: one that measures the engine side needs packages that a router has not, and neither side imports the other.
+"""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+from typing import Any
 
-from dynamo_semkv.bench.evidence_arguments import add_arguments
-from dynamo_semkv.cli.exit_status import OK, REFUSED
+PROGRAMS = {
+    "connector": ("worker_connector.bench", "the connector: lookup, copies, throughput of an engine that saves"),
+    "evidence": (
+        "dynamo_semkv.bench.evidence_run",
+        "are the right donors found? beside SemBlend, MiniLM, MinHash, Dynamo's index",
+    ),
+    "evidence-cost": ("dynamo_semkv.bench.evidence_cost", "what adding, finding and removing donors costs"),
+    "replay": ("dynamo_semkv.bench.replay", "a trace through simulated replicas, under several placements"),
+}
+"""Module and what it measures."""
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser("bench", help="measure on this machine", allow_abbrev=False)
-    benches = parser.add_subparsers(dest="bench", required=True)
-    evidence = benches.add_parser(
-        "evidence",
-        help="the labelled evidence workload: recall, false positives, estimates, times, side by side with other methods",
-        description="Donors and prompts of real text with known truth, through our providers and through other methods.",
-        allow_abbrev=False,
-    )
-    add_arguments(evidence)
-    evidence.set_defaults(run=run)
+    programs = parser.add_subparsers(dest="program", required=True, metavar="{" + ",".join(PROGRAMS) + "}")
+    for name, (_, what) in PROGRAMS.items():
+        # No character begins an option here: all that follows, `--help` too, is the program's.
+        program = programs.add_parser(name, help=what, add_help=False, prefix_chars="\0")
+        program.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        from dynamo_semkv.bench.evidence_run import run as measure
-
-        measure(arguments)
-    except ImportError as error:
-        return _refuse(f"{error}; pip install dynamo-semkv[router], and [peers] for the other methods")
-    except ValueError as error:  # the installed text does not hold as many documents as were asked for
-        return _refuse(str(error))
-    return OK
-
-
-def _refuse(why: str) -> int:
-    print(f"bench evidence: {why}", file=sys.stderr)
-    return REFUSED
+    """The program's own exit status."""
+    module, _ = PROGRAMS[arguments.program]
+    return subprocess.run([sys.executable, "-m", module, *arguments.arguments], check=False).returncode

@@ -1,34 +1,59 @@
-"""`bench evidence` from the command line: small, and refused with a reason."""
+"""`bench`: each program is there and gets its own arguments."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import subprocess
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dynamo_semkv.bench import evidence_run
-from dynamo_semkv.cli import OK, REFUSED, main
+from dynamo_semkv.cli import bench, main
 
 
-def test_one_small_run_ours_and_dynamos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = tmp_path / "figures.json"
-    small = ["--tokens", "512", "--size", "2", "--background", "10", "--donors", "20", "--cost-tokens", "512"]
-    others = ["--peers", "fingerprint", "dynamo", "--peer-tokens", "512", "--peer-size", "2", "--pairs", "0"]
-    assert main(["bench", "evidence", *small, *others, "--json", str(figures)]) == OK
-    said = json.loads(figures.read_text())
-    assert [report["tokens"] for report in said["reports"]] == [512]
-    (side,) = said["side_by_side"]
-    assert [standing["method"] for standing in side["standings"]] == ["fingerprint", "dynamo"]
-    assert [cost["donors"] for cost in said["cost"]] == [20]
-    assert "other instruction" in capsys.readouterr().out
+@pytest.mark.parametrize("program", bench.PROGRAMS)
+def test_every_program_can_be_run(program: str) -> None:
+    module, _ = bench.PROGRAMS[program]
+    found = find_spec(module)
+    assert found is not None
+    assert found.submodule_search_locations is None or find_spec(f"{module}.__main__") is not None
 
 
-def test_more_text_than_there_is_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        evidence_run, "installed", lambda: iter(["A text of a few words that is too short for a document. " * 3])
+def test_arguments_and_exit_status_are_the_program_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        ran.append(command)
+        return SimpleNamespace(returncode=7)
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    assert main(["bench", "connector", "copy", "--json", "--device", "cpu"]) == 7
+    assert main(["bench", "evidence", "--help"]) == 7
+    assert ran == [
+        [sys.executable, "-m", "worker_connector.bench", "copy", "--json", "--device", "cpu"],
+        [sys.executable, "-m", "dynamo_semkv.bench.evidence_run", "--help"],
+    ]
+
+
+def test_without_or_with_an_unknown_program_it_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["bench"], ["bench", "everything"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert "evidence-cost" in capsys.readouterr().err
+
+
+def test_connector_runs_from_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo_semkv", "bench", "connector", "lookup", "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
-    assert main(["bench", "evidence", "--tokens", "2048", "--peers", "--donors"]) == REFUSED
-    assert "the sources hold" in capsys.readouterr().err
+    rows = json.loads(done.stdout)["lookup"]
+    assert [row["tokens_as"] for row in rows] == ["array", "list"]
+    assert all(0 < row["p50"] <= row["p99"] for row in rows)

@@ -1,0 +1,33 @@
+"""`bench evidence` from the command line: small, and refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo_semkv.bench import evidence_run
+
+
+def test_one_small_run_ours_and_dynamos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "figures.json"
+    small = ["--tokens", "512", "--size", "2", "--background", "10", "--donors", "20", "--cost-tokens", "512"]
+    others = ["--peers", "fingerprint", "dynamo", "--peer-tokens", "512", "--peer-size", "2", "--pairs", "0"]
+    assert evidence_run.main([*small, *others, "--json", str(figures)]) == 0
+    said = json.loads(figures.read_text())
+    assert [report["tokens"] for report in said["reports"]] == [512]
+    (side,) = said["side_by_side"]
+    assert [standing["method"] for standing in side["standings"]] == ["fingerprint", "dynamo"]
+    assert [cost["donors"] for cost in said["cost"]] == [20]
+    assert "other instruction" in capsys.readouterr().out
+
+
+def test_more_text_than_there_is_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        evidence_run, "installed", lambda: iter(["A text of a few words that is too short for a document. " * 3])
+    )
+    assert evidence_run.main(["--tokens", "2048", "--peers", "--donors"]) == 2
+    assert "the sources hold" in capsys.readouterr().err
