@@ -12,6 +12,8 @@ from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.location import Tier
 
 ROUTE_EVENT_VERSION = "1.0"
+ADVISED = "advised"
+"""How a route ends for us whose request a gateway dispatches."""
 
 
 class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", kw_only=True):

@@ -132,7 +132,11 @@ class ClosedRoute:
 
     @property
     def replica(self) -> ReplicaName | None:
-        return served_by(self.opened, self.observed)
+        """Where nobody saw the stream (a gateway's), the report says who served."""
+        served = served_by(self.opened, self.observed)
+        if served is None and self.report is not None:
+            return ReplicaName(self.report.stable_routing_id, self.report.dp_rank)
+        return served
 
     @property
     def ttft_class(self) -> TtftClass | None:

@@ -11,6 +11,8 @@ Rules, in this order:
    same count of tokens that were not computed. A route that none fits so gets the oldest report left, but that pair is `doubtful`:
    the right report may still be on its way (a broker that was away delivers engine by engine), so the book lets it wait until the
    route's time is over.
+5. Where a gateway dispatched a request that was left to it, nobody says who served it: such a route takes what is left of its prompt, from
+   whichever replica.
 
 Order is by the values given (time opened, time of the report), never by arrival, so any interleaving gives the same pairs.
 """
@@ -23,7 +25,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from dynamo_semkv.contracts.report import MaterializationReport
-from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import ADVISED, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.closed import JoinedBy, ReplicaName, placed_on, served_by
 
 
@@ -135,24 +137,36 @@ def match(
             else:
                 pairs[named] = request.match(JoinedBy.ROUTE_ID)
     left = [request for request in loose if not _pair(request, ordered, pairs, doubtful=False)]
+    left = [request for request in left if not _pair(request, ordered, pairs, doubtful=True)]
     for request in left:
-        _pair(request, ordered, pairs, doubtful=True)
+        _pair(request, [route for route in ordered if _is_advised(route)], pairs, doubtful=False, fits=Fit.UNKNOWN)
     return pairs
 
 
-def _pair(request: _Request, ordered: Sequence[OpenRoute], pairs: dict[str, Match], *, doubtful: bool) -> bool:
+def _pair(
+    request: _Request,
+    ordered: Sequence[OpenRoute],
+    pairs: dict[str, Match],
+    *,
+    doubtful: bool,
+    fits: Fit = Fit.SAME,
+) -> bool:
     """Gives `request` to the oldest route that it may belong to; False when there is none."""
     found = request.match(JoinedBy.PROMPT_KEY)
     for route in ordered:
         if (
             route.opened.route_id not in pairs
             and route.opened.prompt_key == found.report.prompt_key
-            and fit(route, found.report) is Fit.SAME
+            and fit(route, found.report) is fits
             and (doubtful or _same_count(route, found.report))
         ):
             pairs[route.opened.route_id] = replace(found, doubtful=not _same_count(route, found.report))
             return True
     return False
+
+
+def _is_advised(route: OpenRoute) -> bool:
+    return route.observed is not None and route.observed.end == ADVISED
 
 
 def _same_count(route: OpenRoute, report: MaterializationReport) -> bool:

@@ -24,7 +24,7 @@ from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica, new_route_id
 from dynamo_semkv.contracts.keys import PromptKey
-from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import ADVISED, RouteObserved, RouteOpened
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
 from dynamo_semkv.router.ingress import strip_client_hints, without_own_pin
@@ -39,10 +39,6 @@ _ENDS = {
     FailureKind.NO_WORKER: "worker_lost",
     FailureKind.CANCELLED: "cancelled",
 }
-
-
-ADVISED = "advised"
-"""How a route ends for us whose request a gateway dispatches."""
 
 
 class Journal(Protocol):

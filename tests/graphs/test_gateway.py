@@ -62,6 +62,12 @@ def test_what_it_was_advised_and_dispatched_by_itself_is_joined_with_the_workers
     cold = advise(graph, PROMPT)
     assert (cold["replica"], cold["hint"], cold["decision"]) == (None, None, "no_evidence")
     first = dispatch(graph, PROMPT, cold["dynamo"])
+    unplaced = route(graph, cold["route_id"])  # nobody told who served it: the report of this prompt is its own
+    assert (unplaced["outcome"], unplaced["reason"], unplaced["joined_by"]) == (
+        "no_donor",
+        "not_resident",
+        "prompt_key",
+    )
     for worker in graph.worker_names:
         post(f"{graph.status_url(worker)}/engine/reset_prefix_cache", {})
 

@@ -40,6 +40,44 @@ def test_any_order_of_the_three_events(order: str, named: bool) -> None:
     assert it.only().joined_by is (JoinedBy.ROUTE_ID if named else JoinedBy.PROMPT_KEY)
 
 
+UNPLACED = {
+    "stable_routing_id": None,
+    "dp_rank": None,
+    "placed_tokens": 0,
+    "hinted_tokens": 0,
+    "decision_reason": "no_evidence",
+}
+ADVISED = {"end": "advised", "served_stable_routing_id": None, "served_dp_rank": None, "ttft_seconds": None}
+
+
+@pytest.mark.parametrize("order", ["ORE", "OER", "ROE", "REO", "EOR", "ERO"])
+def test_what_a_gateway_dispatched_takes_the_report_of_its_prompt_from_whichever_replica(order: str) -> None:
+    it = Listener()
+    for event in order:
+        {
+            "O": lambda: it.book.opened(opened(1, **UNPLACED), 1.0),
+            "R": lambda: it.book.report(report(1, named=False, confirmed=0, stable_routing_id="w-z"), 1.0),
+            "E": lambda: it.book.observed(observed(1, **ADVISED), 1.0),
+        }[event]()
+    route = it.only()
+    assert route.joined_by is JoinedBy.PROMPT_KEY
+    assert str(route.replica) == "w-z/0"
+    assert not it.orphans
+
+
+def test_a_report_goes_to_who_was_served_there_before_it_goes_to_an_advice() -> None:
+    """The advice is the older one, and its request was never sent."""
+    it = Listener()
+    it.book.opened(opened(1, **UNPLACED), 1.0)
+    it.book.observed(observed(1, **ADVISED), 1.0)
+    it.book.opened(opened(2), 2.0)
+    it.book.observed(observed(2), 3.0)
+    it.book.report(report(2, named=False), 3.0)
+    assert [r.route_id for r in it.closed] == [route_id(2)]
+    it.book.expire(500.0)
+    assert [(r.route_id, r.outcome) for r in it.closed[1:]] == [(route_id(1), Outcome.UNCONFIRMED)]
+
+
 def test_a_pair_settles_before_it_closes() -> None:
     """An older route with the same prompt, heard of late, still gets the report that is its own."""
     it = Listener(settle_seconds=SETTLE_SECONDS)
