@@ -59,7 +59,7 @@ async def inspect(settings: BusConfig) -> BusInspection:
         return found
     try:
         for stream in STREAMS:
-            await _ask(client, stream, found)
+            await _ask(client, stream, found, settings.inbox_prefix)
             if found.jetstream_error is not None:
                 return found
     finally:
@@ -69,14 +69,17 @@ async def inspect(settings: BusConfig) -> BusInspection:
     return found
 
 
-async def _ask(client: Client, stream: str, found: BusInspection) -> None:
+async def _ask(client: Client, stream: str, found: BusInspection, inbox_prefix: str) -> None:
     try:
         answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_API_SECONDS)
     except nats.errors.NoRespondersError:
         found.jetstream_error = "JetStream is off"
         return
     except (nats.errors.Error, asyncio.TimeoutError) as error:
-        found.jetstream_error = f"no answer ({type(error).__name__}); may this user ask `$JS.API.STREAM.INFO.*`?"
+        found.jetstream_error = (
+            f"no answer ({type(error).__name__}); may this user ask `$JS.API.STREAM.INFO.*`, and hear the answer "
+            f"(bus.inbox_prefix {inbox_prefix!r})?"
+        )
         return
     try:
         said = json.loads(answer.data)

@@ -42,7 +42,8 @@ async def set_up(settings: BusConfig) -> list[StreamFound]:
         found = [await js.stream_info(name) for name in STREAMS]
     except asyncio.TimeoutError as error:
         raise BusError(
-            "no answer from JetStream: is it on (`jetstream {}` in the server's configuration), and may this user use it?"
+            "no answer from JetStream: is it on (`jetstream {}` in the server's configuration), may this user use it, and is "
+            f"bus.inbox_prefix ({settings.inbox_prefix!r}) one that this user may subscribe to? See docs/security.md"
         ) from error
     except nats.errors.Error as error:
         raise BusError(f"JetStream refused: {error}") from error

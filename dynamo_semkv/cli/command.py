@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from dynamo_semkv import __version__
 from dynamo_semkv.cli.bench import add as add_bench
 from dynamo_semkv.cli.check_config import add as add_check_config
 from dynamo_semkv.cli.doctor import add as add_doctor
-from dynamo_semkv.cli.exit_status import OK, REFUSED
+from dynamo_semkv.cli.exit_status import OK, PIPE_CLOSED, REFUSED
 from dynamo_semkv.cli.explain import add as add_explain
 from dynamo_semkv.cli.serve import add as add_serve
 from dynamo_semkv.cli.setup_bus import add as add_setup_bus
@@ -22,10 +24,29 @@ __all__ = ["OK", "REFUSED", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: a value of `exit_status`."""
-    arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
-    return run(arguments)
+    """Returns the exit status: a value of `exit_status`. Whoever reads what is printed may go away early (`| head`): that is no fault."""
+    try:
+        try:
+            arguments = _parser().parse_args(argv)
+            run: Callable[[argparse.Namespace], int] = arguments.run
+            return run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, and not by the interpreter's end, where a closed pipe cannot be caught
+    except BrokenPipeError:
+        _hush()
+        return PIPE_CLOSED
+
+
+def _hush() -> None:
+    """What is still buffered for a closed pipe goes nowhere: the interpreter flushes at its end, and would complain."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,13 +18,19 @@ from dynamo_semkv.contracts.identity import check_route_id
 
 CHAT_PREFIX = "chatcmpl-"
 """OpenAI's answers carry Dynamo's context id behind it."""
+_MOST_LISTED = 5
+MIN_PREFIX = 4
+"""Of a route id. What `status` and the page list is eight digits."""
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser("explain", help="what became of a route or request, and why", allow_abbrev=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "id", metavar="ROUTE_OR_REQUEST_ID", nargs="?", help="a route id, or the id of a chat completion"
+        "id",
+        metavar="ROUTE_OR_REQUEST_ID",
+        nargs="?",
+        help="a route id, whole or a unique prefix of a recent route's; or the id of a chat completion",
     )
     which.add_argument(
         "--last", metavar="N", type=_count, help="the last N routes that closed, at most as many as the page lists"
@@ -41,13 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     except ContractError as error:
         print(error, file=sys.stderr)
         return REFUSED
-    except page.PageError as error:
+    except (page.PageError, AmbiguousPrefix) as error:
         print(error, file=sys.stderr)
         return FAILED
     if not routes and arguments.id is not None:
         print(
             f"{router.url}: no closed route of {arguments.id!r}. A route closes when its report has come, or after "
-            "outcome.report_ttl_seconds; the record keeps the last outcome.history_size",
+            "outcome.report_ttl_seconds; the record keeps the last outcome.history_size. An id is given whole, or a route's by "
+            f"a unique prefix of {MIN_PREFIX} digits or more, if the page lists it among the recent ones",
             file=sys.stderr,
         )
         return FAILED
@@ -66,8 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
+class AmbiguousPrefix(Exception):
+    """Several recent routes begin with what was asked for; the message lists them."""
+
+
 def by_id(router: page.Page, wanted: str) -> list[dict[str, Any]]:
-    """A route, or the attempts of a request; a route id and a request id may look alike, so both are asked for."""
+    """A route, or the attempts of a request; a route id and a request id may look alike, so both are asked for, and a prefix of a
+    recent route's only when neither is there. Raises AmbiguousPrefix."""
     try:
         route = router.route(check_route_id(wanted))
     except ContractError:
@@ -78,7 +90,18 @@ def by_id(router: page.Page, wanted: str) -> list[dict[str, Any]]:
         found = router.request(request_id)
         if found:
             return found
-    return []
+    return _by_prefix(router, wanted)
+
+
+def _by_prefix(router: page.Page, wanted: str) -> list[dict[str, Any]]:
+    if len(wanted) < MIN_PREFIX or not set(wanted) <= set("0123456789abcdef"):
+        return []
+    ids = sorted({row["route_id"] for row in router.snapshot()["recent"] if row["route_id"].startswith(wanted)})
+    if len(ids) > 1:
+        shown = ", ".join(ids[:_MOST_LISTED]) + (", ..." if len(ids) > _MOST_LISTED else "")
+        raise AmbiguousPrefix(f"{router.url}: {len(ids)} recent routes begin with {wanted!r}: {shown}")
+    found = (router.route(route_id) for route_id in ids)
+    return [route for route in found if route is not None]
 
 
 def last(router: page.Page, count: int) -> list[dict[str, Any]]:

@@ -12,6 +12,9 @@ from rich.text import Text
 from dynamo_semkv.cli import text as t
 from dynamo_semkv.cli.words import CROSS_CHECKS, DECISIONS, ENDS, REASONS
 
+ADVISED = "advised"
+"""The end of a route that a gateway dispatches by itself."""
+
 
 def render(route: Mapping[str, Any]) -> RenderableType:
     head = Text(f"Route {t.clean(route['route_id'])}: {t.clean(route['outcome'])}, {t.clean(route['reason'])}", "bold")
@@ -38,7 +41,7 @@ def _request(route: Mapping[str, Any]) -> Iterator[str]:
     opened = route["opened"]
     yield (
         f"{t.count(route['tokens']['input'])} prompt tokens for {t.clean(route['model'])}, {t.time(route['opened_at'])}, "
-        f"request {t.clean(route['request_id'])}, attempt {route['attempt'] + 1}."
+        f"request {t.clean(route['request_id'])}, attempt {route['attempt']}."
     )
     yield (
         f"Dynamo's exact overlap: {t.count(opened['exact_device_tokens'])} tokens on the device, "
@@ -93,11 +96,14 @@ def _stream(route: Mapping[str, Any]) -> Iterator[str]:
     if observed is None:
         yield "Its end was never published: its router went away."
         return
-    kind = f" ({t.clean(route['ttft_class'])})" if route["ttft_class"] is not None else ""
-    yield (
-        f"{ENDS.get(observed['end'], t.clean(observed['end']))} on {t.clean(route['served_by'])}: first token after "
-        f"{t.seconds(observed['ttft_seconds'])}{kind}, {t.count(observed['output_tokens'])} tokens out."
-    )
+    if observed["end"] == ADVISED:
+        yield "A gateway dispatched it by our advice: no token passed through us, so first token and end are not known."
+    else:
+        kind = f" ({t.clean(route['ttft_class'])})" if route["ttft_class"] is not None else ""
+        yield (
+            f"{ENDS.get(observed['end'], t.clean(observed['end']))} on {t.clean(route['served_by'])}: first token after "
+            f"{t.seconds(observed['ttft_seconds'])}{kind}, {t.count(observed['output_tokens'])} tokens out."
+        )
     if observed["engine_cached_tokens"] is not None:
         said = CROSS_CHECKS.get(route["cross_check"], t.clean(route["cross_check"]))
         yield f"The engine counts {t.count(observed['engine_cached_tokens'])} cached tokens: {said}."

@@ -75,7 +75,8 @@ def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
             "jetstream",
             Level.FAIL,
             bus.jetstream_error,
-            "switch it on (`jetstream {}`) and let this user ask; see docs/security.md",
+            "switch it on (`jetstream {}`), let this user ask, and set bus.inbox_prefix to what this user may subscribe to; see "
+            "docs/security.md",
         )
         return
     missing = [name for name, seen in bus.streams.items() if seen is None]

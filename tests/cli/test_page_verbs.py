@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from dynamo_semkv.cli import main, words
 from dynamo_semkv.cli.exit_status import FAILED, OK, REFUSED
+from dynamo_semkv.contracts.route_events import RouteObserved
 from dynamo_semkv.observe.snapshot import SCHEMA, build_snapshot, explain
 from dynamo_semkv.outcome.history import History
 from tests.dashboard.serving import Served, served
@@ -154,8 +156,6 @@ async def test_explain_by_request(prefix: str, capsys: Captured) -> None:
 
 
 def replace_request(opened, request_id: str):
-    import msgspec
-
     return msgspec.structs.replace(opened, request_id=request_id)
 
 
@@ -189,10 +189,56 @@ async def test_explain_the_last_ones(site: Served, capsys: Captured) -> None:
     assert listed == [item["route_id"] for item in build_snapshot(site.state)["recent"][:3]]
 
 
+async def test_explain_takes_the_eight_digits_that_status_lists(site: Served, capsys: Captured) -> None:
+    listed = build_snapshot(site.state)["recent"][3]["route_id"]
+    assert await command("explain", listed[:8], "--url", site.server.url, "--json") == OK
+    assert [item["route_id"] for item in json.loads(capsys.readouterr().out)] == [listed]
+
+
+async def test_explain_says_that_a_prefix_is_of_several(capsys: Captured) -> None:
+    history, ids = History(10), ["abcd1" + "0" * 27, "abcd2" + "0" * 27]
+    for route, route_id in zip(fake_history(2).recent(2), ids, strict=True):
+        opened = msgspec.structs.replace(route.opened, route_id=route_id)
+        history.add(replace(route, opened=opened, observed=None, report=None))
+    async with served(history=history) as site:
+        assert await command("explain", "abcd", "--url", site.server.url) == FAILED
+        error = capsys.readouterr().err
+        assert "2 recent routes begin with 'abcd'" in error
+        assert all(route_id in error for route_id in ids)
+        assert await command("explain", "abcd2", "--url", site.server.url) == OK
+        assert f"Route {ids[1]}" in capsys.readouterr().out
+        for short in ("abc", "ABCD2"):
+            assert await command("explain", short, "--url", site.server.url) == FAILED
+            assert "unique prefix" in capsys.readouterr().err
+
+
+async def test_explain_numbers_attempts_as_the_api_does(capsys: Captured) -> None:
+    (route,) = fake_history(1).recent(1)
+    for attempt in (0, 2):
+        history = History(10)
+        history.add(replace(route, opened=msgspec.structs.replace(route.opened, attempt=attempt)))
+        async with served(history=history) as site:
+            assert await command("explain", route.route_id, "--url", site.server.url) == OK
+        assert f"attempt {attempt}." in " ".join(capsys.readouterr().out.split())
+
+
+async def test_explain_of_what_a_gateway_dispatched(capsys: Captured) -> None:
+    (route,) = fake_history(1).recent(1)
+    history = History(10)
+    history.add(replace(route, observed=RouteObserved(route_id=route.route_id, observed_at=1.0, end="advised")))
+    async with served(history=history) as site:
+        assert await command("explain", route.route_id, "--url", site.server.url) == OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "A gateway dispatched it by our advice" in printed
+    assert "tokens out" not in printed
+
+
 async def test_explain_what_is_not_there(site: Served, capsys: Captured) -> None:
     for wanted in ("f" * 32, "chatcmpl-none", "a/../b c"):
         assert await command("explain", wanted, "--url", site.server.url) == FAILED
-        assert f"no closed route of {wanted!r}" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert f"no closed route of {wanted!r}" in error
+        assert "unique prefix" in error
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "x", "²"])

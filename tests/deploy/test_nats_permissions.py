@@ -12,12 +12,16 @@ import nats
 import nats.errors
 import pytest
 
+from dynamo_semkv.bus import inspection, setup
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.setup import BusError, set_up
 from dynamo_semkv.bus.streams import STREAMS
 from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.config.load import build
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.observe.diagnosis import diagnose
+from dynamo_semkv.observe.health import Level
 from tests.bus.waiting import until
 from tests.deploy import nats_example
 from tests.deploy.nats_example import FOLDER, Broker
@@ -159,6 +163,19 @@ async def test_a_wrong_password_and_a_broker_without_us_are_told_apart(broker: B
     wrong = broker.settings("semkv-setup", url=f"nats://semkv-setup:wrong@127.0.0.1:{broker.port}")
     with pytest.raises(BusError, match=r"bus\.url.*[Aa]uthorization"):
         await set_up(wrong)
+
+
+@pytest.mark.graph
+async def test_an_inbox_that_the_user_may_not_read_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "_API_SECONDS", 0.5)
+    monkeypatch.setattr(inspection, "_API_SECONDS", 0.5)
+    default = broker.settings("semkv-setup", inbox_prefix="_INBOX")
+    with pytest.raises(BusError, match=r"bus\.inbox_prefix \('_INBOX'\)"):
+        await set_up(default)
+    seen = await inspection.inspect(default)
+    assert "bus.inbox_prefix '_INBOX'" in str(seen.jetstream_error)
+    (finding,) = (found for found in diagnose(build({}), seen, None, 1e9) if found.level is Level.FAIL)
+    assert "bus.inbox_prefix" in finding.remedy
 
 
 @pytest.mark.graph

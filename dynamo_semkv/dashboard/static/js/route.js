@@ -44,14 +44,14 @@ async function open(title, path, render) {
 function attempts(id, routes) {
   if (routes.length === 0) return [h("p", {}, `No closed route of ${id}. A route closes when its report has come, or when the time for it is over; the record keeps the last ones only.`)];
   if (routes.length === 1) byId("route-title").textContent = `Route ${routes[0].route_id}`;
-  return routes.flatMap((route) => [...(routes.length > 1 ? [h("h3", {}, `Attempt ${route.attempt + 1}: route ${route.route_id}`)] : []), ...story(route)]);
+  return routes.flatMap((route) => [...(routes.length > 1 ? [h("h3", {}, `Attempt ${route.attempt}: route ${route.route_id}`)] : []), ...story(route)]);
 }
 
 function story(route) {
   const { opened, observed, report, tokens } = route;
   const line = (name, ...text) => h("li", {}, h("b", {}, name), h("div", {}, ...text.map((part) => (part instanceof Node ? part : h("p", {}, part)))));
   const items = [
-    line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt + 1}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
+    line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
     line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : opened.lookup === "hit" ? "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent." : "No donor."),
     line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
     line("Backend", ...backend(route, report)),
@@ -79,6 +79,7 @@ const ENDS = { complete: "Completed", cancelled: "Cancelled", worker_lost: "Cut 
 
 function stream(route, observed) {
   if (observed === null) return ["Its end was never published: its router went away."];
+  if (observed.end === "advised") return ["A gateway dispatched it by our advice: no token passed through us, so first token and end are not known."];
   const said = [`${word(ENDS, observed.end)} on ${route.served_by ?? "an unknown replica"}: first token after ${f.seconds(observed.ttft_seconds)}${route.ttft_class ? ` (${route.ttft_class})` : ""}, ${f.plural(observed.output_tokens, "token", "tokens")} out.`];
   if (observed.engine_cached_tokens !== null) said.push(`The engine counts ${f.count(observed.engine_cached_tokens)} cached tokens: ${{ equal: "equal to the report", differs: "not what the report says", unknown: "no report to compare with" }[route.cross_check]}.`);
   return said;

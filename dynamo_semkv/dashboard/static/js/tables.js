@@ -104,7 +104,7 @@ function routes(s, openRoute) {
       h(
         "tr",
         { class: "route" },
-        cell("Route", {}, h("span", {}, button, h("small", {}, f.time(row.opened_at), row.attempt ? `, attempt ${row.attempt + 1}` : null), s.models.length === 1 && s.models[0] === row.model ? null : h("small", {}, row.model))),
+        cell("Route", {}, h("span", {}, button, h("small", {}, f.time(row.opened_at), row.attempt ? `, attempt ${row.attempt}` : null), s.models.length === 1 && s.models[0] === row.model ? null : h("small", {}, row.model))),
         cell("Closed as", {}, h("span", {}, outcomeBadge(row.outcome), h("small", {}, row.reason))),
         cell("Replica", {}, h("span", {}, row.served_by ?? row.placed_on ?? f.DASH, h("small", {}, moved ? `placed on ${row.placed_on}` : row.placed_on ? "placed" : "Dynamo’s choice"))),
         cell("Evidence → placed → hinted → materialized", { class: "num" }, h("span", {}, [evidence, placed, hinted].map(f.count).join(" → "), " → ", h("b", {}, f.count(materialized)), h("small", {}, `of ${f.count(row.tokens.input)} input`, unhinted ? `; ${f.count(unhinted)} confirmed unhinted` : null))),
