@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY
 from dynamo_semkv.contracts.identity import ReplicaKey, new_route_id
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.ingress import strip_client_hints
@@ -85,7 +85,9 @@ class AdviceDesk:
             return {"error": str(error)}
 
     async def advise(self, request: Request, call: CallContext) -> dict[str, Any]:
-        """Raises ContractError for a request without readable tokens; otherwise there is always an answer, if only "no advice"."""
+        """Raises ContractError for what is no request; otherwise there is always an answer, if only "no advice"."""
+        if not isinstance(request, Mapping):
+            raise ContractError("request", type(request).__name__, "a PreprocessedRequest: a mapping with token_ids")
         logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
         request, _ = strip_client_hints(request)
         advice, prepared = None, None
@@ -93,8 +95,7 @@ class AdviceDesk:
             advice = await self._advisor.advise(request, call.request_id)
         choice = await self._dynamo(request)
         if advice is not None:
-            prepared = self._service.prepare(request, call, advice, self._config_hash)
-            self._service.handed_over(prepared)
+            prepared = self._service.hand_over(request, call, advice, self._config_hash)
         return self._answer(prepared, choice)
 
     def _answer(self, prepared: Prepared | None, choice: ReplicaKey | None) -> dict[str, Any]:
@@ -119,11 +120,12 @@ class AdviceDesk:
             "evidence_tokens": decision.evidence_tokens,
             "replica": replica,
             "dynamo": _plain(choice),
-            "hint": (prepared.request.get("extra_args") or {}).get(EXTRA_ARGS_KEY),
+            "hint": envelope_to_plain(prepared.hint) if prepared.hint is not None else None,
         }
 
     async def _dynamo(self, request: Request) -> ReplicaKey | None:
-        routing: Mapping[str, Any] = request.get("routing") or {}
+        said = request.get("routing")
+        routing: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
         seconds = self._config.evidence.exact_deadline_ms / 1000
         try:
             choice = await within(

@@ -27,6 +27,7 @@ class FallbackReason(str, Enum):
     LOOKUP_ERROR = "lookup_error"
     ADVICE_ERROR = "advice_error"
     HINT_ERROR = "hint_error"
+    """No hint could be made, or the request's `extra_args` is no mapping and cannot carry it (it went over the bus only)."""
     HINT_NOT_SENT = "hint_not_sent"
     """The bus did not take the out-of-band hint; the one in the request is still there."""
     JOURNAL_ERROR = "journal_error"

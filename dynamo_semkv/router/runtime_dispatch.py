@@ -99,7 +99,10 @@ class RequestDispatch:
         self._pin = pin
         self._unpinned = request if unpinned is None else unpinned
         self._annotate = annotate
-        self._choices_open = (request.get("sampling_options") or {}).get("n") or 1
+        sampling = request.get("sampling_options")
+        choices = sampling.get("n") if isinstance(sampling, Mapping) else None
+        # What is no count is the engine's to refuse, and no reason to fail here.
+        self._choices_open = choices if isinstance(choices, int) and choices > 0 else 1
         self._losses = losses
         self.replica: ReplicaKey | None = None
         self.pinned = False

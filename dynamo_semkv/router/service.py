@@ -83,6 +83,8 @@ class Prepared:
     """With the hint in its `extra_args`, if it has one."""
     advice: Advice
     pinned: StableReplica | None
+    hint: KvHintsEnvelope | None = None
+    """What was sent over the bus; also in the request, unless its `extra_args` cannot carry it."""
 
 
 class RouterService:
@@ -174,53 +176,74 @@ class RouterService:
         self, request: Request, call: CallContext, advice: Advice | None, arrived: float, config_hash: str
     ) -> tuple[Dispatch, _Route | None]:
         """Hint, prepare the dispatch, record. The dispatch starts with its first chunk, so the record is written before it."""
-        if advice is None:
+        route: _Route | None = None
+        try:
+            if advice is not None:
+                prepared = self.prepare(request, call, advice, config_hash)
+                route = _Route(prepared.route_id, arrived, prepared.pinned)
+                decision = prepared.advice.decision
+                dispatch = self._edge.dispatch(
+                    prepared.request,
+                    decision.placed,
+                    unpinned=request,
+                    annotate={"route_id": prepared.route_id, "reason": decision.reason.value},
+                )
+                return dispatch, route
+        except Exception as error:  # noqa: BLE001 - whatever of ours fails here, the request goes as it came; counted and logged
+            self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
+        if route is None:
             self.counts["passed_through"] += 1
-            return self._edge.dispatch(request, None), None
-        prepared = self.prepare(request, call, advice, config_hash)
-        decision = prepared.advice.decision
-        dispatch = self._edge.dispatch(
-            prepared.request,
-            decision.placed,
-            unpinned=request,
-            annotate={"route_id": prepared.route_id, "reason": decision.reason.value},
-        )
-        return dispatch, _Route(prepared.route_id, arrived, prepared.pinned)
+        return self._edge.dispatch(request, None), route
 
     def prepare(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared:
         """One attempt, hinted and recorded. Whoever dispatches it must see to it that it is observed."""
         route_id = new_route_id()
         logs.bind(route_id=route_id)
         pinned = self._stable(advice.decision.placed)
-        hinted, advice = self._hint(request, call, advice, route_id, pinned)
+        hinted, advice, hint = self._hint(request, call, advice, route_id, pinned)
         self.counts[f"decided_{advice.decision.reason.value}"] += 1
         self._open(call, advice, route_id, str(request.get("model") or ""), config_hash)
-        return Prepared(route_id, hinted, advice, pinned)
+        return Prepared(route_id, hinted, advice, pinned, hint)
 
-    def handed_over(self, prepared: Prepared) -> None:
-        """The end of an attempt that somebody else dispatches: its report alone says what became of it."""
+    def hand_over(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared | None:
+        """`prepare` for somebody else who dispatches: the route ends here, its report alone says what became of it. None: a fault of ours,
+        counted; there is no advice then."""
+        try:
+            prepared = self.prepare(request, call, advice, config_hash)
+        except Exception as error:  # noqa: BLE001 - no advice is an answer too; counted and logged
+            self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
+            return None
         self.open_routes -= 1
         self.counts[f"ended_{ADVISED}"] += 1
         try:
             self._journal.observed(RouteObserved(route_id=prepared.route_id, observed_at=self._wall(), end=ADVISED))
         except Exception as error:  # noqa: BLE001 - as for the opening record
             self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
+        return prepared
 
     def _hint(
         self, request: Request, call: CallContext, advice: Advice, route_id: RouteId, pinned: StableReplica | None
-    ) -> tuple[Request, Advice]:
+    ) -> tuple[Request, Advice, KvHintsEnvelope | None]:
         """The request with the envelope in its `extra_args`; it also goes over the bus to the pinned replica's connector. Without an
-        envelope the advice says so: what was not hinted is not counted as hinted."""
+        envelope, or with `extra_args` that cannot carry it and a bus that did not take it, the advice says so: what was not hinted is not
+        counted as hinted."""
         envelope = self._envelope(advice, route_id, call.traceparent) if pinned is not None else None
         if envelope is None or pinned is None:
-            return request, replace(advice, decision=replace(advice.decision, hinted_tokens=0))
-        extra_args = {**(request.get("extra_args") or {}), EXTRA_ARGS_KEY: envelope_to_plain(envelope)}
+            return request, _unhinted(advice), None
+        sent = False
         try:
-            if not self._hints.send(pinned, advice.prompt.key, envelope, call.traceparent):
+            sent = self._hints.send(pinned, advice.prompt.key, envelope, call.traceparent)
+            if not sent:
                 self._fallbacks.add(FallbackReason.HINT_NOT_SENT, f"{pinned.stable_routing_id}/{pinned.dp_rank}")
         except Exception as error:  # noqa: BLE001 - the hint in the request is still there; counted and logged
             self._fallbacks.add(FallbackReason.HINT_NOT_SENT, error)
-        return {**request, "extra_args": extra_args}, advice
+        given = request.get("extra_args")
+        if given is not None and not isinstance(given, Mapping):
+            # A field of the client's that is no mapping is the engine's to refuse or to ignore: it passes as it is.
+            self._fallbacks.add(FallbackReason.HINT_ERROR, f"extra_args is {type(given).__name__}, no mapping")
+            return (request, advice, envelope) if sent else (request, _unhinted(advice), None)
+        extra_args = {**(given or {}), EXTRA_ARGS_KEY: envelope_to_plain(envelope)}
+        return {**request, "extra_args": extra_args}, advice, envelope
 
     def _envelope(self, advice: Advice, route_id: RouteId, traceparent: str | None) -> KvHintsEnvelope | None:
         match = advice.decision.match
@@ -292,6 +315,10 @@ class RouterService:
             "counts": dict(self.counts),
             "fallbacks": {reason.value: self._fallbacks.counts[reason] for reason in FallbackReason},
         }
+
+
+def _unhinted(advice: Advice) -> Advice:
+    return replace(advice, decision=replace(advice.decision, hinted_tokens=0))
 
 
 def is_spent(request: Request) -> bool:

@@ -126,6 +126,64 @@ async def test_a_hint_that_cannot_be_made_is_not_counted_as_hinted(monkeypatch: 
     assert rig.fallbacks.counts == {FallbackReason.HINT_ERROR: 1}
 
 
+@pytest.mark.parametrize("extra_args", ["text", [1], 5, "", [], 0])
+async def test_extra_args_that_cannot_carry_a_hint_pass_unchanged_and_the_hint_goes_over_the_bus(
+    extra_args: Any,
+) -> None:
+    rig = Rig(lookup=donor_on_a1())
+    assert len(await rig.run(a_request(extra_args=extra_args))) == 3
+    assert rig.dispatch.pin == A1
+    assert rig.dispatch.sent is not None
+    assert rig.dispatch.sent["extra_args"] == extra_args
+    assert len(rig.hints.sent) == 1
+    assert rig.opened.hinted_tokens == 960
+    assert rig.fallbacks.counts == {FallbackReason.HINT_ERROR: 1}
+
+
+async def test_a_hint_that_went_nowhere_is_not_counted_as_hinted() -> None:
+    rig = Rig(lookup=donor_on_a1())
+    rig.hints.takes = False
+    await rig.run(a_request(extra_args="text"))
+    assert (rig.opened.placed_tokens, rig.opened.hinted_tokens) == (960, 0)
+    assert rig.fallbacks.counts == {FallbackReason.HINT_NOT_SENT: 1, FallbackReason.HINT_ERROR: 1}
+
+
+@pytest.mark.parametrize("broken", ["new_route_id", "envelope_to_plain"])
+async def test_a_fault_between_advice_and_dispatch_ends_in_dynamos_choice(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(f"dynamo_semkv.router.service.{broken}", fails)
+    rig = Rig(lookup=donor_on_a1())
+    request = a_request()
+    assert len(await rig.run(request)) == 3
+    assert (rig.dispatch.pin, rig.dispatch.sent) == (None, request)
+    assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
+    assert (rig.service.open_routes, rig.journal.opens, rig.journal.ends) == (0, [], [])
+
+
+async def test_a_pinned_dispatch_that_cannot_be_made_is_an_unpinned_one_of_the_same_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(lookup=donor_on_a1())
+    whole = rig.edge.dispatch
+
+    def only_plain(request: Any, pin: Any, **more: Any) -> Any:
+        if pin is not None:
+            raise RuntimeError("bug")
+        return whole(request, pin, **more)
+
+    monkeypatch.setattr(rig.edge, "dispatch", only_plain)
+    assert len(await rig.run()) == 3
+    assert rig.dispatch.pin is None
+    assert rig.ended.end == "complete"
+    assert rig.service.open_routes == 0
+    rig.journal.check()
+    assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
