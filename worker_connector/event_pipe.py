@@ -25,6 +25,8 @@ from typing import Any
 
 import msgspec
 
+from worker_connector.local_server import LocalServer
+
 _log = logging.getLogger(__name__)
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -53,14 +55,9 @@ class EventEar:
     def __init__(self, path: Path, hear: Callable[[list[Any]], None]) -> None:
         self._path = path
         self._hear = hear
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connections: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._bound = False
-        self._threads: list[threading.Thread] = []
+        self._server: LocalServer | None = None
         self.counts: Counter[str] = Counter()
-        """`connected`, `refused`."""
+        """`connected`, `refused`; `crowded`, `accept_failed` (LocalServer)."""
 
     def start(self) -> None:
         """Once. OSError if the socket cannot be made, or an engine of the same name is listening."""
@@ -72,51 +69,17 @@ class EventEar:
                     self._path.unlink(missing_ok=True)  # left by a process that has died
                 else:
                     raise OSError(f"{self._path}: another engine of this name is listening")
-        self._listening.bind(str(self._path))
-        os.chmod(self._path, 0o600)
-        self._listening.listen(4)
-        self._bound = True
-        self._spawn(self._accept)
+        self._server = LocalServer(str(self._path), "semkv-kv-events", self._read, self.counts)
+        self._server.start()
 
     def close(self, timeout: float = 5.0) -> None:
         """Idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            connections, threads = list(self._connections), list(self._threads)
-        for each in (self._listening, *connections):
-            _shut(each)
-        for thread in threads:
-            thread.join(timeout)
-        if self._bound:
+        if self._server is not None and not self._server.closed:
+            self._server.close(timeout)
             self._path.unlink(missing_ok=True)
-
-    def _spawn(self, run: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=run, args=arguments, name="semkv-kv-events", daemon=True)
-        with self._lock:
-            self._threads = [known for known in self._threads if known.is_alive()]
-            self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                closed = self._closed
-                self._connections.add(connection)
-            if closed:
-                _shut(connection)
-                return
-            self._spawn(self._read, connection)
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            if _other_user(connection):
-                raise ValueError("of another user")
             self.counts["connected"] += 1
             while True:
                 (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
@@ -125,16 +88,14 @@ class EventEar:
                 events = msgspec.msgpack.decode(_exactly(connection, size))
                 if not isinstance(events, list):
                     raise ValueError(f"{type(events).__name__}, expected a list of events")
+                if self._server is not None:
+                    self._server.settle(connection)
                 self._hear(events)
         except (OSError, EOFError):
             pass  # the other side has gone
         except (ValueError, RecursionError) as error:
             self.counts["refused"] += 1
             _log.warning("semkv connector: a connection with KV cache events was refused: %s", error)
-        finally:
-            _shut(connection)
-            with self._lock:
-                self._connections.discard(connection)
 
 
 class EventPipe:
@@ -213,20 +174,3 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise EOFError("the other side closed the connection")
         parts += part
     return bytes(parts)
-
-
-def _other_user(connection: socket.socket) -> bool:
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return False  # the directory's mode still holds
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
-    return bool(user != os.getuid())
-
-
-def _shut(connection: socket.socket) -> None:
-    """Wakes whoever waits on it."""
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # not connected, or already shut
-    connection.close()

@@ -13,13 +13,14 @@ import os
 import secrets
 import shutil
 import socket
-import struct
 import tempfile
 import threading
+import time
 from collections import Counter
 from typing import Protocol
 
 from worker_connector.channel import RankResult
+from worker_connector.local_server import MAX_NEW, LocalServer, hang_up
 from worker_connector.rank_wire import (
     PROTOCOL,
     Endpoint,
@@ -35,6 +36,7 @@ from worker_connector.rank_wire import (
 _log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0
+"""For the whole greeting, however it arrives."""
 _MAX_PATH = 100
 """The kernel's limit is 108 bytes."""
 
@@ -66,54 +68,26 @@ class RankEndpoint:
         self._world = world
         self._token = secrets.token_hex(32)
         self._directory = _private_directory()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = os.path.join(self._directory, "ranks")
-        self._listening.bind(path)
-        os.chmod(path, 0o600)
-        self._listening.listen(world * 2)
+        self.counts: Counter[str] = Counter()
+        """`connected`, `lost`, `refused`, `duplicates`; `crowded`, `accept_failed` (LocalServer)."""
+        self._server = LocalServer(path, "semkv-ranks", self._serve, self.counts, max(MAX_NEW, world * 2))
         self.address = Endpoint(path, self._token, machine_id())
         self._listener: RankListener | None = None
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._sessions: dict[int, _Session] = {}
         self._turn: dict[int, threading.Lock] = {rank: threading.Lock() for rank in range(1, world)}
-        self._closed = False
-        self._threads: list[threading.Thread] = []
-        self.counts: Counter[str] = Counter()
-        """`connected`, `lost`, `refused`, `duplicates`."""
 
     def start(self, listener: RankListener) -> None:
         """Once."""
         self._listener = listener
-        self._spawn(self._accept, "accept")
+        self._server.start()
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends all threads and takes the socket away. Idempotent."""
-        with self._lock:
-            self._closed = True
-            connections = list(self._connections.values())
-            threads = list(self._threads)
-        for each in (self._listening, *connections):
-            _shut(each)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout)
+        self._server.close(timeout)
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _spawn(self, run: object, name: str, *args: object) -> None:
-        thread = threading.Thread(target=run, args=args, name=f"semkv-ranks-{name}", daemon=True)  # type: ignore[arg-type]
-        with self._lock:
-            self._threads = [known for known in self._threads if known.is_alive()]
-            self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return  # closed
-            self._spawn(self._serve, "rank", connection)
 
     def _serve(self, connection: socket.socket) -> None:
         rank: int | None = None
@@ -130,16 +104,13 @@ class RankEndpoint:
                 self.counts["refused"] += 1
                 _log.warning("semkv connector: a connection of rank %s was refused: %s", rank, error)
         finally:
-            _shut(connection)
+            hang_up(connection)
             if rank is not None:
                 self._drop(rank, connection)
 
     def _greet(self, connection: socket.socket) -> tuple[int, _Session | None]:
         """Who is it? WireError for nobody of ours."""
-        connection.settimeout(HELLO_SECONDS)
-        if _other_user(connection):
-            raise WireError("of another user")
-        hello = read_from_rank(connection)
+        hello = read_from_rank(connection, time.monotonic() + HELLO_SECONDS)
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
             raise WireError(f"expected a greeting of protocol {PROTOCOL}")
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
@@ -148,15 +119,16 @@ class RankEndpoint:
             raise WireError(f"rank {hello.rank}, expected 1 to {self._world - 1}")
         connection.settimeout(None)
         with self._lock:
-            if self._closed:
+            if self._server.closed:
                 return hello.rank, None
             older = self._connections.get(hello.rank)
             self._connections[hello.rank] = connection
             session = self._sessions.get(hello.rank)
             if session is None or session.name != hello.session:
                 session = self._sessions[hello.rank] = _Session(hello.session)
+        self._server.settle(connection)
         if older is not None:
-            _shut(older)
+            hang_up(older)
         return hello.rank, session
 
     def _announce(self, rank: int, connection: socket.socket) -> None:
@@ -188,8 +160,7 @@ class RankEndpoint:
             if self._connections.get(rank) is not connection:
                 return
             del self._connections[rank]
-            closed = self._closed
-        if not closed and self._listener is not None:
+        if not self._server.closed and self._listener is not None:
             self.counts["lost"] += 1
             self._listener.rank_lost(rank)
 
@@ -201,20 +172,3 @@ def _private_directory() -> str:
         os.rmdir(directory)
         directory = tempfile.mkdtemp(prefix="semkv-", dir="/tmp")
     return directory
-
-
-def _other_user(connection: socket.socket) -> bool:
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return False  # the directory's mode and the token still hold
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
-    return bool(user != os.getuid())
-
-
-def _shut(connection: socket.socket) -> None:
-    """Wakes whoever reads from it."""
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # not connected, or already shut
-    connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -91,9 +92,10 @@ def split(result: RankResult) -> list[WireResult]:
     return [SlotsDamaged(result.rank, result.slots[at : at + MAX_SLOTS], result.loaded) for at in parts]
 
 
-def read_from_rank(connection: socket.socket) -> Hello | Numbered:
-    """Blocks. EOFError at the end, WireError for what is no message, TimeoutError as the socket says."""
-    return _decode(_FROM_RANK, _read(connection))
+def read_from_rank(connection: socket.socket, deadline: float | None = None) -> Hello | Numbered:
+    """Blocks. EOFError at the end, WireError for what is no message, TimeoutError as the socket says. `deadline` (`time.monotonic()`): for
+    the whole message; sets the socket's timeout."""
+    return _decode(_FROM_RANK, _read(connection, deadline))
 
 
 def read_from_leader(connection: socket.socket) -> Seen:
@@ -107,16 +109,21 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes) -> _T:
         raise WireError(f"not a message of this protocol: {error}") from error
 
 
-def _read(connection: socket.socket) -> bytes:
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+def _read(connection: socket.socket, deadline: float | None = None) -> bytes:
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
     if size > MAX_FRAME:
         raise WireError(f"a frame of {size} bytes, at most {MAX_FRAME} are allowed")
-    return _exactly(connection, size)
+    return _exactly(connection, size, deadline)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytes:
     parts = bytearray()
     while len(parts) < size:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the time for the message is over")
+            connection.settimeout(left)
         part = connection.recv(size - len(parts))
         if not part:
             raise EOFError("the other side closed the connection")

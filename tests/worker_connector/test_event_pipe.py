@@ -18,7 +18,7 @@ import torch
 from dynamo_semkv.contracts.identity import StableReplica
 from tests.worker_connector.harness import wait_for
 from tests.worker_connector.scripted import llm_args
-from worker_connector import event_intake, event_pipe
+from worker_connector import event_intake, event_pipe, local_server
 from worker_connector.assembly import assemble_leader, assemble_rank
 from worker_connector.event_pipe import EventEar, EventPipe, pipe_path
 from worker_connector.geometry import PoolGeometry
@@ -129,7 +129,7 @@ def test_nonsense_is_disconnected_and_others_are_heard(path: Path, heard: Heard,
 def test_only_this_user_gets_in(path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(event_pipe, "_other_user", lambda connection: True)
+    monkeypatch.setattr(local_server, "other_user", lambda connection: True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(10)
         stranger.connect(str(path))

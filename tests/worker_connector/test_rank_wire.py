@@ -214,7 +214,7 @@ def test_closed_endpoint_ends_its_threads(listener: Listener, channels: list[Rem
     endpoint.start(listener)
     channels.append(RemoteChannel(1, endpoint.address, 1))
     wait_for(lambda: listener.came == [1])
-    threads = list(endpoint._threads)
+    threads = list(endpoint._server.threads)
     endpoint.close()
     endpoint.close()
     assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,159 @@
+"""LocalServer: connections of this user's processes on this machine, over a Unix-domain socket; one thread each.
+
+Who connects is new until `settle`: at most `max_new` may be, and the oldest of them is hung up for the next. A shortage of descriptors or
+threads ends no server: what could not be accepted is counted, and accepted when the shortage is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+MAX_NEW = 32
+_PAUSE_SECONDS = 0.2
+
+
+class LocalServer:
+    def __init__(
+        self, path: str, name: str, serve: Callable[[socket.socket], None], counts: Counter[str], max_new: int = MAX_NEW
+    ) -> None:
+        """Binds and listens. `serve` runs on a connection's own thread, which closes the connection after it; it must not raise. `counts`
+        gets `refused` (of another user), `crowded` (hung up for the next) and `accept_failed`. OSError if the socket cannot be made."""
+        self._name = name
+        self._serve = serve
+        self._counts = counts
+        self._max_new = max_new
+        self._lock = threading.Lock()
+        self._new: dict[socket.socket, None] = {}
+        """In the order in which they came."""
+        self._settled: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listening.bind(path)
+            os.chmod(path, 0o600)
+            self._listening.listen(max_new)
+        except OSError:
+            self._listening.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        with self._lock:
+            return list(self._threads)
+
+    def start(self) -> None:
+        """Once."""
+        self._spawn(self._accept, "accept")
+
+    def settle(self, connection: socket.socket) -> None:
+        """It is known, and stays until it ends or `hang_up`."""
+        with self._lock:
+            if self._new.pop(connection, connection) is None:
+                self._settled.add(connection)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Hangs all up and ends the threads, waiting `timeout` at most. Idempotent."""
+        with self._lock:
+            self._closed.set()
+            connections = [*self._new, *self._settled]
+        hang_up(self._listening)
+        self._listening.close()
+        for connection in connections:
+            hang_up(connection)
+        deadline = time.monotonic() + timeout
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _spawn(self, run: Callable[..., None], name: str, *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, name=f"{self._name}-{name}", daemon=True)
+        thread.start()
+        with self._lock:
+            self._threads = [known for known in self._threads if known.is_alive()]
+            self._threads.append(thread)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError as error:
+                if self._wait_after(error):
+                    return
+                continue
+            with self._lock:
+                if self._closed.is_set():
+                    connection.close()
+                    return
+                crowded = next(iter(self._new)) if len(self._new) >= self._max_new else None
+                if crowded is not None:
+                    del self._new[crowded]  # its thread closes it
+                    self._counts["crowded"] += 1
+                    hang_up(crowded)
+                self._new[connection] = None
+            try:
+                self._spawn(self._run, "serve", connection)
+            except RuntimeError as error:  # no thread can be started now
+                self._end(connection)
+                if self._wait_after(error):
+                    return
+
+    def _wait_after(self, error: Exception) -> bool:
+        """True when the server is closed, and only then."""
+        if self._closed.is_set():
+            return True
+        self._counts["accept_failed"] += 1
+        failures = self._counts["accept_failed"]
+        if failures & (failures - 1) == 0:  # 1, 2, 4, 8, ...: a shortage that lasts does not fill the log
+            _log.warning(
+                "semkv connector: %s: no connection can be accepted (%d times): %s", self._name, failures, error
+            )
+        return self._closed.wait(_PAUSE_SECONDS)
+
+    def _run(self, connection: socket.socket) -> None:
+        try:
+            if other_user(connection):
+                self._counts["refused"] += 1
+                _log.warning("semkv connector: %s: a connection of another user was refused", self._name)
+            else:
+                self._serve(connection)
+        except OSError:
+            pass  # hung up before it could be looked at
+        finally:
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        hang_up(connection)
+        with self._lock:
+            self._new.pop(connection, None)
+            self._settled.discard(connection)
+        connection.close()
+
+
+def other_user(connection: socket.socket) -> bool:
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return False  # the directory's mode still holds
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return bool(user != os.getuid())
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Wakes whoever reads from it. Only its own thread closes it: a number that is closed under a reader may be another file's by then."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # not connected, or already hung up
