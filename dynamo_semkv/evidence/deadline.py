@@ -1,7 +1,7 @@
 """All providers under one hard deadline: what they say in time is evidence, everything else is a miss with a reason.
 
 No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside when it
-keeps failing, and what it returns is checked before anybody believes it.
+keeps failing, and what it returns is checked, in its own thread, before anybody believes it.
 
 Fusion: providers are given in order of authority. What a provider proved (a prefix, verbatim runs) ranks above what another only
 finds alike, and once one has proven `ENOUGH` of the prompt nobody waits for those after it.
@@ -106,7 +106,7 @@ class DeadlineRunner:
         matches: list[SemanticTrtMatch] = []
         for seat in self._seats:
             answer = asked.get(seat.worker.name)
-            status, seconds, found = self._settle(seat, answer, waited, query)
+            status, seconds, found = self._settle(seat, answer, waited)
             seat.counts[status.value] += 1
             by_provider[seat.worker.name] = (status, seconds)
             matches += found
@@ -129,13 +129,11 @@ class DeadlineRunner:
                     return [later for later in order[at + 1 :] if asked[later] in pending]
         return []
 
-    def _enough(self, said: Answer, query: LookupQuery) -> bool:
-        try:
-            return said.error is None and any(
-                self._sound(match, query) and _located(match) >= ENOUGH * len(query.tokens) for match in said.matches
-            )
-        except Exception:  # noqa: BLE001  not a sequence of matches: `_settle` counts it as the provider's failure
-            return False
+    @staticmethod
+    def _enough(said: Answer, query: LookupQuery) -> bool:
+        return said.error is None and any(
+            _located(match) >= ENOUGH * len(query.tokens) for match in said.claims.matches
+        )
 
     @staticmethod
     def _tell(listener: PromptListener, query: LookupQuery) -> None:
@@ -181,7 +179,7 @@ class DeadlineRunner:
         return plain
 
     def _settle(
-        self, seat: _Seat, answer: asyncio.Future[Answer] | None, waited: float, query: LookupQuery
+        self, seat: _Seat, answer: asyncio.Future[Answer] | None, waited: float
     ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
         if answer is None:
             return LookupStatus.SKIPPED, 0.0, []
@@ -193,15 +191,11 @@ class DeadlineRunner:
         said = answer.result()
         if said.error is not None:
             return self._failed(seat, said.seconds, said.error)
-        try:
-            sound = [match for match in said.matches if self._sound(match, query)]
-            claimed = len(said.matches)
-        except Exception as error:  # noqa: BLE001  whatever it returned, it was not a sequence of matches
-            return self._failed(seat, said.seconds, error)
-        if len(sound) < claimed:
-            seat.counts["unsound_matches"] += claimed - len(sound)
-            if not sound:
-                return self._failed(seat, said.seconds, ValueError("every match was unsound"))
+        sound, unsound, excess = said.claims
+        seat.counts["too_many_matches"] += excess
+        seat.counts["unsound_matches"] += unsound
+        if unsound and not sound:
+            return self._failed(seat, said.seconds, ValueError("every match was unsound"))
         seat.breaker.success()
         enough = [match for match in sound if match.reusable_token_count >= self._min_overlap]
         return (LookupStatus.HIT if enough else LookupStatus.MISS), said.seconds, enough
@@ -216,19 +210,6 @@ class DeadlineRunner:
             seat.last_error = type(error).__name__
             logger.warning("provider %s failed with %s; its lookups are misses", seat.worker.name, seat.last_error)
         return LookupStatus.ERROR, seconds, []
-
-    @staticmethod
-    def _sound(match: SemanticTrtMatch, query: LookupQuery) -> bool:
-        """What a match claims is possible for this prompt."""
-        prompt = len(query.tokens)
-        return (
-            isinstance(match, SemanticTrtMatch)
-            and 0 <= match.exact_prefix_tokens <= prompt
-            and 0 < match.reusable_token_count <= prompt
-            and 0.0 <= match.overlap <= 1.0
-            and 0.0 <= match.confidence <= 1.0
-            and all(s.target_start + s.token_count <= prompt for s in match.segments)
-        )
 
     def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:
         """One a donor, best first. Where some must be left out, the best of each place stays: the router may prefer another replica."""

@@ -29,7 +29,8 @@ class LookupQuery:
 
 
 class EvidenceProvider(Protocol):
-    """Raises what it likes: an error is a miss with a reason. Results need no order."""
+    """Raises what it likes: an error is a miss with a reason. Results are a list or tuple and need no order; of more than
+    1,000 matches the rest is not looked at, and one with more than 256 segments is not believed."""
 
     @property
     def name(self) -> str: ...

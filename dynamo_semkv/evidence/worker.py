@@ -8,10 +8,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.evidence.claims import Claims, checked
 from dynamo_semkv.evidence.provider import EvidenceProvider, LookupQuery
 
 logger = logging.getLogger(__name__)
@@ -21,9 +20,9 @@ MAX_WAITING = 64
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a provider said, as it said it: not yet checked."""
+    """What a provider said, checked in its own thread."""
 
-    matches: Sequence[SemanticTrtMatch]
+    claims: Claims
     error: BaseException | None
     seconds: float
 
@@ -78,10 +77,10 @@ class ProviderWorker:
                 self.counts["expired"] += 1
                 continue
             self._running_until = job.expires
-            matches: Sequence[SemanticTrtMatch] = ()
+            claims = Claims()
             error: BaseException | None = None
             try:
-                matches = self.provider.lookup(job.query)
+                claims = checked(self.provider.lookup(job.query), job.query)
             except BaseException as raised:  # even SystemExit: it would end the thread, and every later lookup with it
                 error = raised
                 logger.debug("provider %s failed", self.name, exc_info=True)
@@ -90,7 +89,7 @@ class ProviderWorker:
             ended = time.monotonic()
             if ended > job.expires:
                 self.counts["late"] += 1
-            self._deliver(job, Answer(matches, error, ended - began))
+            self._deliver(job, Answer(claims, error, ended - began))
 
     @staticmethod
     def _deliver(job: _Job, answer: Answer) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.evidence.breaker import Breaker, BreakerState
+from dynamo_semkv.evidence.claims import MAX_CLAIMS
 from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.testing import ManualClock, ScriptedProvider
@@ -183,6 +184,14 @@ async def test_one_providers_fault_leaves_the_others_evidence(runner: Runners) -
         match(exact_prefix_tokens=-1),
         match(exact_prefix_tokens=257),
         match(segments=(SemanticTrtSegment(target_start=200, donor_start=0, token_count=57),)),
+        match(segments=(SemanticTrtSegment(target_start=0, donor_start=0, token_count=1),) * 257),
+        match(segments=[]),
+        match(segments=(None,)),
+        match(overlap="0.5"),
+        match(reusable_token_count=1.5),
+        match(location=[1]),
+        match(donor_id=[]),
+        match(match_type="semantic_candidate"),
         "not a match",
         None,
     ],
@@ -196,9 +205,55 @@ async def test_an_impossible_claim_is_not_believed(runner: Runners, unsound: Any
     assert target.snapshot()["scripted"]["lookups"]["unsound_matches"] == 2
 
 
-@pytest.mark.parametrize("nonsense", [7, None])
+def endless() -> Iterator[SemanticTrtMatch]:
+    while True:
+        yield match()
+
+
+@pytest.mark.parametrize(
+    "nonsense", [7, None, "text", {"a": 1}, endless(), {match()}], ids=lambda it: type(it).__name__
+)
 async def test_a_result_that_is_no_sequence_is_an_error(runner: Runners, nonsense: Any) -> None:
     assert (await runner(ScriptedProvider(lambda _: nonsense)).lookup(QUERY)).status is LookupStatus.ERROR
+
+
+async def test_of_too_many_matches_the_rest_is_not_looked_at(runner: Runners) -> None:
+    target = runner(ScriptedProvider([match(f"d{n}") for n in range(MAX_CLAIMS)] + [None, None]))  # type: ignore[list-item]
+    assert (await target.lookup(QUERY)).status is LookupStatus.HIT
+    lookups = target.snapshot()["scripted"]["lookups"]
+    assert (lookups["too_many_matches"], lookups.get("unsound_matches", 0)) == (1, 0)
+
+
+class HangingList(list[SemanticTrtMatch]):
+    """Hangs in whoever looks at it, the loop's thread excepted, which it tells on."""
+
+    def __init__(self) -> None:
+        super().__init__([match()])
+        self.looked_at: set[str] = set()
+        self.release = threading.Event()
+
+    def __iter__(self) -> Iterator[SemanticTrtMatch]:
+        self.looked_at.add(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():
+            self.release.wait(60.0)
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.looked_at.add(threading.current_thread().name)
+        return super().__len__()
+
+
+async def test_what_hangs_when_it_is_looked_at_hangs_the_providers_thread_and_its_deadline_only(
+    runner: Runners,
+) -> None:
+    answer = HangingList()
+    target = runner(ScriptedProvider(lambda _: answer), deadline=SHORT)
+    try:
+        assert (await target.lookup(QUERY)).status is LookupStatus.TIMEOUT
+        assert target.snapshot()["scripted"]["stuck"]
+    finally:
+        answer.release.set()
+    assert answer.looked_at == {"semkv-evidence-scripted"}
 
 
 async def test_matches_come_best_first_one_a_donor_and_not_too_many(runner: Runners) -> None:
