@@ -14,11 +14,17 @@ from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.dashboard.access import read_token
 
 CONFIG_VARIABLE = "SEMKV_CONFIG"
+BROKER_VARIABLES = ("SEMKV_BUS__URL", "NATS_SERVER")
 HELP = f"YAML file; default: ${CONFIG_VARIABLE}, else the defaults. SEMKV_<SECTION>__<FIELD> overrides a field"
 
 
 def default_path() -> str | None:
     return os.environ.get(CONFIG_VARIABLE)
+
+
+def names_a_broker(loaded: Loaded) -> bool:
+    """False: neither a file nor a variable was given, so `bus.url` is a guess, and nothing follows from nobody being there."""
+    return loaded.path is not None or any(os.environ.get(name) for name in BROKER_VARIABLES)
 
 
 def load_or_say(path: str | None) -> Loaded | None:

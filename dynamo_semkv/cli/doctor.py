@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     except page.PageError as error:
         unread = Finding("page", Level.FAIL, str(error))
     read_at = time.time()
-    bus = asyncio.run(inspect(loaded.config.bus))
+    asked_page_only = arguments.url is not None and not configuration.names_a_broker(loaded)
+    bus = None if asked_page_only else asyncio.run(inspect(loaded.config.bus))
     findings = diagnose(loaded.config, bus, snapshot, time.time(), page_read_at=read_at)
     findings += [unread] if unread is not None else []
     if arguments.json:

@@ -2,7 +2,8 @@
 
     diagnose(config, bus, snapshot, now) -> list[Finding]
 
-`bus` is what the broker holds (bus/inspection.py), `snapshot` what a router's page shows, or None where no page was asked.
+`bus` is what the broker holds (bus/inspection.py), or None where nothing said which broker;
+`snapshot` what a router's page shows, or None where no page was asked.
 """
 
 from __future__ import annotations
@@ -46,17 +47,25 @@ class Finding:
     remedy: str = ""
 
 
+_NOT_CHECKED = Finding(
+    "bus",
+    Level.WARN,
+    "the broker and what workers announce on it were not checked: no file was given, and nothing else says which broker",
+    "--config FILE (or SEMKV_CONFIG) with the file of routers and workers",
+)
+
+
 def diagnose(
     config: Config,
-    bus: BusInspection,
+    bus: BusInspection | None,
     snapshot: Mapping[str, Any] | None,
     now: float,
     *,
     page_read_at: float | None = None,
 ) -> list[Finding]:
     """`now`: when the broker was read; `page_read_at`: when the page was (None: also then). Unix seconds of this machine."""
-    found = list(_broker(config, bus))
-    if bus.error is None and bus.jetstream_error is None:
+    found = list(_broker(config, bus)) if bus is not None else [_NOT_CHECKED]
+    if bus is not None and bus.error is None and bus.jetstream_error is None:
         found += _announced(config, bus, now)
     if snapshot is not None:
         found += _page(snapshot, now if page_read_at is None else page_read_at)

@@ -40,10 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "demo":
             return demo.run(settings, keep=arguments.keep, run_dir=arguments.run_dir, model_dir=arguments.model_dir)
-        with LocalGraph(settings, run_dir=arguments.run_dir, model_dir=arguments.model_dir) as graph:
+        graph = LocalGraph(settings, run_dir=arguments.run_dir, model_dir=arguments.model_dir)
+        demo.bring_up(graph, console)
+        try:
             if arguments.print_env:
                 print(*graph.shell_exports(), sep="\n", flush=True)
             demo.wait_for_interrupt(graph, console)
+        finally:
+            graph.down()
         return 0
     except GraphError as error:
         print(f"the graph did not come up: {error}", file=sys.stderr)
@@ -64,10 +68,12 @@ def _interrupt(*_: object) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m graphs.local", description="The whole graph on this machine.", allow_abbrev=False
+        prog="python -m graphs.local",
+        description="The whole graph on this machine. Without a verb: up.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="start the graph and keep it until Ctrl-C", allow_abbrev=False)
+    up = commands.add_parser("up", help="start the graph and keep it until Ctrl-C (the default)", allow_abbrev=False)
     show = commands.add_parser("demo", help="start the graph, send the workload, print the table", allow_abbrev=False)
     up.add_argument("--print-env", action="store_true", help="print the environment for more workers and tools")
     show.add_argument(

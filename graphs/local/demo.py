@@ -30,12 +30,8 @@ def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir:
     """Exit status 0 if every request was served. With `keep` the graph stays up until Ctrl-C."""
     console = Console()
     graph = LocalGraph(settings, run_dir=run_dir, model_dir=model_dir)
-    console.print(
-        f"Starting {settings.workers} workers x {settings.data_parallel_size} ranks, model {settings.served_model} ..."
-    )
     started = time.monotonic()
-    with console.status("starting") as status:
-        graph.up(lambda part: status.update(f"starting: {part}"))
+    bring_up(graph, console)
     clean = False
     try:
         console.print(
@@ -62,10 +58,36 @@ def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir:
             console.print(f"logs: {graph.run_dir}", markup=False)
 
 
+def bring_up(graph: LocalGraph, console: Console) -> None:
+    """`graph.up()`, and what it starts is told: on a terminal in one line that changes, else in a line each. GraphError as `up`."""
+    settings = graph.settings
+    console.print(
+        f"Starting {settings.workers} workers x {settings.data_parallel_size} ranks, model {settings.served_model} ..."
+    )
+    if not console.is_terminal:
+        graph.up(lambda part: console.print(f"Starting: {part}", markup=False))
+        return
+    with console.status("starting") as status:
+        graph.up(lambda part: status.update(f"starting: {part}"))
+
+
+def print_where(graph: LocalGraph, console: Console) -> None:
+    """What one needs to look into a running graph and to change it."""
+    for name, value in (
+        ("Mode", graph.settings.mode),
+        ("Configuration", graph.config_path),
+        ("Logs", graph.run_dir),
+        ("Bus", graph.urls["nats"]),
+    ):
+        # Never wrapped: these are lines to copy from.
+        console.print(f"{name + ':':<15}{value}", markup=False, highlight=False, soft_wrap=True)
+
+
 def wait_for_interrupt(graph: LocalGraph, console: Console) -> None:
     console.print(
         f"\nThe graph stays up. Page: [link]{graph.page_url()}[/link]   Frontend: {graph.frontend_url}   Ctrl-C ends it."
     )
+    print_where(graph, console)
     print_beside(graph, console)
     try:
         while True:
@@ -90,12 +112,17 @@ async def measure(
     client = ChatClient(graph.frontend_url, graph.settings.served_model)
     answers: list[tuple[str, Answer]] = []
     columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    plain = not console.is_terminal
+    with Progress(*columns, console=console, disable=plain) as progress:
         for scenario in scenarios:
+            started = time.monotonic()
             task = progress.add_task(scenario.title, total=len(scenario.requests))
             for request in scenario.requests:
                 answers.append((scenario.name, await client.send(request)))
                 progress.advance(task)
+            if plain:
+                took = f"{len(scenario.requests)} requests, {time.monotonic() - started:.0f} s"
+                console.print(f"{scenario.title}: {took}", markup=False, soft_wrap=True)
     facts, missing = await read_routes(graph.page_url(), answers)
     if missing:
         console.print(f"{missing} requests are unknown to the router", style="red")

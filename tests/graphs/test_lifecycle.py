@@ -103,6 +103,18 @@ def test_two_graphs_side_by_side_end_without_a_trace(tmp_path: Path, model_dir: 
         assert f"export DYN_FILE_KV={told.run_dir}/discovery" in told.text()
         assert f"export SEMKV_CONFIG={told.run_dir}/semkv.yaml" in told.text()
 
+        for part in ("nats-server", "worker-0", "router-0", "frontend"):
+            assert f"Starting: {part}\n" in told.text()
+        wait_until("where things are", lambda: "Bus:" in told.text())
+        said = dict(re.findall(r"^(Mode|Configuration|Logs|Bus): +(\S+)$", told.text(), re.MULTILINE))
+        file = told.run_dir / "semkv.yaml"
+        assert (said["Mode"], said["Configuration"], said["Logs"]) == ("enforce", str(file), str(told.run_dir))
+        assert said["Bus"] in file.read_text()
+        page = re.search(r"Page: (\S+)", told.text())
+        assert page
+        file.write_text(file.read_text().replace("mode: enforce", "mode: shadow"))
+        wait_until("the mode of the edited file", lambda: get(f"{page[1]}/api/snapshot").get("mode") == "shadow")
+
         told.process.send_signal(signal.SIGTERM)
         assert told.process.wait(60) in (0, 130)
         assert gone(told.pids)

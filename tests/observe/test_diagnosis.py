@@ -70,6 +70,14 @@ def bad(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level is not Level.OK]
 
 
+def test_a_broker_that_nothing_named_is_not_called_missing() -> None:
+    findings = diagnose(CONFIG, None, snapshot(), NOW)
+    (finding,) = bad(findings)
+    assert (finding.check, finding.level) == ("bus", Level.WARN)
+    assert "were not checked: no file was given" in finding.detail
+    assert {"replicas", "kv_events", "feedback"} <= {found.check for found in findings}
+
+
 def test_a_healthy_graph_has_nothing_bad_and_every_check_speaks() -> None:
     findings = diagnose(CONFIG, bus(announcement("w-a"), announcement("w-b")), snapshot(), NOW)
     assert bad(findings) == []
