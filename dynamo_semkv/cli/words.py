@@ -5,7 +5,7 @@ from __future__ import annotations
 REASONS = {
     "ok": "The load completed and was used",
     "none": "Nothing was hinted and nothing was resident",
-    "not_resident": "The host slab holds no block of this prompt",
+    "not_resident": "The host slab holds no block of this prompt, or never had it",
     "not_identical": "The donor is related, but this prompt's blocks are not its blocks",
     "token_mismatch": "Equal key, other tokens: refused",
     "checksum_mismatch": "The stored bytes were damaged: refused",

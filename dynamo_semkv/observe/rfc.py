@@ -29,7 +29,7 @@ ASKED: tuple[Asked, ...] = (
     Asked(
         "embedding latency if embedding runs in-process",
         "semkv_provider_lookup_seconds",
-        "of the provider that embeds; none does today",
+        "of the providers that embed: `embedding` and `semblend`, both off by default",
     ),
     Asked("connector metadata build latency", "semkv_connector_build_metadata_seconds", "in the engine, once a batch"),
     Asked("load latency by memory level", "semkv_load_seconds"),

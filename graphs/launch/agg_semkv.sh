@@ -7,6 +7,9 @@
 #   NATS_SERVER  a NATS server with JetStream; unset: one is started here
 #   DYN_HTTP_PORT  the frontend's port                8000
 #   WORKER       the worker's command line            python3 -m dynamo.trtllm ... (below)
+# Without a GPU: WORKER="python3 -m worker_connector.reference_engine --model tiny" graphs/launch/agg_semkv.sh
+# The environment that has Dynamo, this package and nats-server must be active (python3 and nats-server are taken from PATH).
+# The live page is where the router's line "dashboard: http://..." says; SEMKV_DASHBOARD__PORT=8090 chooses its port.
 # Processes on other machines need DYN_DISCOVERY_BACKEND=etcd and the rest of Dynamo's planes; here files do.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -14,7 +17,11 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}
 export SEMKV_CONFIG=${SEMKV_CONFIG:-$here/configs/exact.yaml}
 export DYN_DISCOVERY_BACKEND=${DYN_DISCOVERY_BACKEND:-file}
-export DYN_FILE_KV=${DYN_FILE_KV:-${TMPDIR:-/tmp}/dynamo-semkv-discovery-$$}
+discovery=
+if [ -z "${DYN_FILE_KV:-}" ]; then
+  discovery=$(mktemp -d "${TMPDIR:-/tmp}/dynamo-semkv-discovery-XXXXXX")
+  export DYN_FILE_KV=$discovery
+fi
 export DYN_REQUEST_PLANE=${DYN_REQUEST_PLANE:-tcp} DYN_EVENT_PLANE=${DYN_EVENT_PLANE:-nats}
 ENGINE_ARGS=${ENGINE_ARGS:-$here/graphs/kubernetes/aggregated/engine.yaml}
 WORKERS=${WORKERS:-1}
@@ -25,6 +32,8 @@ cleanup() {
   trap - EXIT INT TERM
   [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
   wait 2>/dev/null || true
+  # Only the folder that was made above: one that was named belongs to somebody else.
+  [ -z "$discovery" ] || rm -rf "$discovery"
 }
 trap cleanup EXIT
 trap 'exit 130' INT

@@ -37,7 +37,7 @@ def tokens_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
 def reasons_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
     view = _table("Why not, and time to first token (median, ms)")
     view.add_column("left to Dynamo", overflow="fold", max_width=18)
-    view.add_column("declined", overflow="fold", max_width=18)
+    view.add_column("not loaded", overflow="fold", max_width=18)
     for header in ("cold", "warm", "loaded"):
         view.add_column(header, justify="right")
     for row in table:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dynamo_semkv.bench import evidence_run
 
@@ -31,3 +32,17 @@ def test_more_text_than_there_is_is_refused(
     )
     assert evidence_run.main(["--tokens", "2048", "--peers", "--donors"]) == 2
     assert "the sources hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["minhash", "model"])
+def test_the_remedy_names_the_extra(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Square brackets are markup to rich: unescaped, the extra was swallowed."""
+    monkeypatch.setattr(evidence_run, "find_spec", lambda name: None)
+    say = Console(stderr=True, highlight=False, width=200).print
+    if missing == "minhash":
+        assert evidence_run._installed(["minhash"], say) == []
+    else:
+        assert evidence_run._model(Path("unused"), say) is None
+    assert "(pip install dynamo-semkv[peers])" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_semkv.bench.replay.__main__ import main
+from dynamo_semkv.bench.replay.__main__ import COLUMNS, WIDTH, main
 from dynamo_semkv.bench.replay.policies import DynamoKv, RoundRobin, Semkv
 from dynamo_semkv.bench.replay.replica import Blocks, SimulatedReplica
 from dynamo_semkv.bench.replay.run import Figures, Fleet, compare, materializing, replay
@@ -136,3 +136,17 @@ def test_the_command_prints_every_policy(capsys: pytest.CaptureFixture[str]) -> 
     rows = json.loads(capsys.readouterr().out)["half"]
     assert [row["policy"] for row in rows] == ["round robin", "Dynamo kv", "semkv", "oracle"]
     assert all(row["requests"] == 60 for row in rows)
+
+
+def test_tables_fit_eighty_columns_through_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # what a shell says of its own window is no matter for a pipe
+    assert main(["--requests", "60", "--engine", "half", "--replicas", "2", "--rate", "200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    (header,) = [line.split() for line in lines if line.split()[:1] == ["policy"]]
+    assert tuple(header) == COLUMNS
+    row = next(line.split() for line in lines if line.strip().startswith("oracle"))
+    assert len(row) == len(COLUMNS)
+    assert "…" not in "".join(lines)

@@ -39,7 +39,9 @@ async def test_it_shows_what_the_snapshot_says(chromium: Browser) -> None:
             (row["reason"], row["routes"]) for row in said["outcomes"]
         ]
         replicas = await cells(page, "replicas")
-        assert [row[0].split("\n") for row in replicas] == [[r["name"], r["worker_id"]] for r in said["replicas"]]
+        assert [row[0].split("\n") for row in replicas] == [
+            [r["name"], f"Dynamo instance {r['worker_id']}"] for r in said["replicas"]
+        ]
         assert [int(row[3].replace(",", "")) for row in replicas] == [r["served_requests"] for r in said["replicas"]]
         assert [row[6].split("\n")[0].replace(",", "") for row in replicas] == [
             str(r["queued_prefill_tokens"]) for r in said["replicas"]

@@ -122,7 +122,7 @@ async def test_donor_streams_that_need_a_look_come_first(chromium: Browser) -> N
     ):
         rows = await cells(watched.page, "streams")
         assert ["Quarantined" in rows[0][1], "Worker gone" in rows[1][1], "In order" in rows[2][1]] == [True] * 3
-        assert rows[0][0].split("\n") == ["worker-b/0", streams[2]["worker_id"]]
+        assert rows[0][0].split("\n") == ["worker-b/0", f"stable id {streams[2]['worker_id']}"]
         assert "Quarantined\n1" in await text_of(watched.page, "#catalog")
 
 

@@ -40,7 +40,10 @@ def test_launch_script_serves_and_ends_everything(tmp_path: Path) -> None:
             DYN_HTTP_PORT=str(http),
             SEMKV_CONFIG=str(ROOT / "configs" / "exact.yaml"),
         )
-        env["DYN_FILE_KV"] = str(tmp_path / "discovery")
+        del env["DYN_FILE_KV"]
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        env["TMPDIR"] = str(temporary)
         process = subprocess.Popen([str(SCRIPT)], env=env, stdout=log, stderr=log, start_new_session=True)
         started: list[int] = []
         try:
@@ -55,8 +58,26 @@ def test_launch_script_serves_and_ends_everything(tmp_path: Path) -> None:
             assert answer.error is None
             started = children(process.pid)
             assert len(started) >= 3  # frontend, router, worker
+            assert len(list(temporary.glob("dynamo-semkv-discovery-*"))) == 1
         finally:
             process.send_signal(signal.SIGTERM)
             status = process.wait(30.0)
         assert status == 143
         wait_until("everything has ended", lambda: gone(started), 20.0)
+    assert list(temporary.glob("dynamo-semkv-discovery-*")) == []
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_only_a_discovery_folder_that_it_made_is_removed(tmp_path: Path, named: bool) -> None:
+    """At an end before anything has started: the configuration is refused."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("placement: {mode: nonsense}\n")
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "NATS_", "SEMKV_"))}
+    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}", "TMPDIR": str(tmp_path)}
+    env |= {"SEMKV_CONFIG": str(bad)} | ({"DYN_FILE_KV": str(folder)} if named else {})
+    ended = subprocess.run([str(SCRIPT)], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    assert "placement.mode" in ended.stdout + ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "theirs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -43,6 +44,22 @@ def test_copies_have_ratios_for_both_patterns_and_ways() -> None:
     rates = copying.measure(torch.device("cpu"), 4_096, total=64 * 1024, rounds=1)
     assert [rate.pattern for rate in rates] == ["neighbours", "scattered"]
     assert all(min(rate.plain_gb_per_s, rate.load_ratio, rate.save_ratio) > 0 for rate in rates)
+
+
+def test_what_is_cold_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain copy whose first rounds are slow (cold pages, threads that start) must not make ours look fast."""
+    calls = 0
+
+    def seconds(work: Callable[[], object], device: torch.device) -> float:
+        nonlocal calls
+        calls += 1
+        plain = calls % 3 == 1
+        return 100.0 if plain and calls <= 3 * copying.WARM_UP else 1.0
+
+    monkeypatch.setattr(copying, "_seconds", seconds)
+    first, second = copying.measure(torch.device("cpu"), 4_096, total=64 * 1024, rounds=1)
+    assert (first.load_ratio, first.save_ratio, second.load_ratio, second.save_ratio) == (1.0, 1.0, 1.0, 1.0)
+    assert copying.WARM_UP >= 2
 
 
 def test_throughput_is_of_an_engine_that_really_saves() -> None:

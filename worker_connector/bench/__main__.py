@@ -58,7 +58,7 @@ def _measure(part: str, quick: bool, device: str | None) -> list[Any]:
         return [cost for tokens, resident in sizes for cost in lookup.measure(tokens, resident, **options)]
     if part == "copy":
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        total, rounds = (copying.MIB, 1) if quick else (64 * copying.MIB, 9)
+        total, rounds = (copying.MIB, 5) if quick else (64 * copying.MIB, 9)
         return [rate for size in copying.SIZES for rate in copying.measure(where, size, total=total, rounds=rounds)]
     # Here, because the reference engine needs more than the connector does (the extra `local`).
     from worker_connector.bench import throughput

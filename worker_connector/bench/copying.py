@@ -21,6 +21,8 @@ KIB = 1024
 MIB = 1024 * KIB
 SIZES = (16 * KIB, 64 * KIB, MIB, 4 * MIB)
 GOAL = 0.8
+WARM_UP = 3
+"""Rounds before the first that counts: pages of memory are touched, threads started and clocks up, for the plain copy too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def measure(device: torch.device, block_bytes: int, *, total: int = 64 * MIB, ro
             lambda those=moves: copy_to_slab(stream, geometry, slab, those),  # type: ignore[misc]
             lambda those=moves: copy_to_pages(stream, geometry, slab, those),  # type: ignore[misc]
         )
-        times = [[_seconds(way, device) for way in ways] for _ in range(rounds + 1)][1:]
+        times = [[_seconds(way, device) for way in ways] for _ in range(WARM_UP + rounds)][WARM_UP:]
         found.append(
             CopyRate(
                 device=str(device),

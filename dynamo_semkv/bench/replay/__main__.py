@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from dynamo_semkv.bench.replay.run import ENGINES, Figures, Fleet, compare
 from dynamo_semkv.bench.replay.trace import MOONCAKE_BLOCK_TOKENS, read_mooncake, repeated_share, synthetic
 from dynamo_semkv.config.load import build
+
+COLUMNS = (
+    "policy",
+    "host",
+    "device",
+    "prefill",
+    "mean",
+    "p50",
+    "p99",
+    "regret",
+    "spread",
+    "placed",
+)
+WIDTH = 80
+"""Of what is printed where stdout is no terminal."""
+LEGEND = (
+    "host: share of prompt tokens confirmed from host memory; device: found on the device; prefill: tokens computed a request; "
+    "mean, p50, p99: TTFT; regret: mean TTFT against the oracle; --json has more"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({engine: [asdict(row) for row in rows] for engine, rows in found.items()}, indent=2))
         return 0
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(
         f"{len(trace)} requests over {trace[-1].at:.0f} s, {sum(r.tokens for r in trace) / len(trace):.0f} tokens on average; an endless "
-        f"cache would have {repeated_share(trace):.1%} of the blocks; {fleet}",
+        f"cache would have {repeated_share(trace):.1%} of the blocks; {fleet}\n{LEGEND}",
         highlight=False,
     )
     for engine, rows in found.items():
@@ -64,21 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _table(engine: str, rows: Sequence[Figures]) -> Table:
-    table = Table(title=f"engine: {engine}")
-    for name in (
-        "policy",
-        "confirmed",
-        "device",
-        "prefill/req",
-        "TTFT mean",
-        "p50",
-        "p99",
-        "2nd half",
-        "regret",
-        "spread",
-        "placed",
-        "last 10 %",
-    ):
+    """Within WIDTH columns."""
+    table = Table(title=f"engine: {engine}; TTFT in s", box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    for name in COLUMNS:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -86,13 +95,17 @@ def _table(engine: str, rows: Sequence[Figures]) -> Table:
             f"{row.confirmed_share:.1%}",
             f"{row.device_share:.1%}",
             f"{row.mean_prefill_tokens:,.0f}",
-            *(f"{value * 1000:,.0f}" for value in (row.mean_ttft, row.p50_ttft, row.p99_ttft, row.late_mean_ttft)),
+            *(_seconds(value) for value in (row.mean_ttft, row.p50_ttft, row.p99_ttft)),
             f"{row.regret:+.1%}",
             f"{row.load_spread:.2f}",
             f"{row.placed:,}",
-            f"{row.placed_late:,}",
         )
     return table
+
+
+def _seconds(value: float) -> str:
+    """At most five characters below 100,000 s."""
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

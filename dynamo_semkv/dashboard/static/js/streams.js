@@ -5,6 +5,8 @@ import * as f from "./format.js";
 import { STREAMS, word } from "./words.js";
 
 export function donorStreams(s) {
+  // Our connector's events carry an id made from the stable id, the same after a restart; others may carry Dynamo's own.
+  const instances = new Set(s.replicas.map((row) => row.worker_id));
   const rows = (s.catalog.streams ?? []).map((row) => {
     const [state, kind] = word(STREAMS, row.quarantined ? "quarantined" : row.absent ? "absent" : "ok");
     return keyed(
@@ -12,7 +14,7 @@ export function donorStreams(s) {
       h(
         "tr",
         {},
-        cell("Replica", {}, h("span", {}, h("b", {}, row.replica ?? `${row.worker_id}/${row.dp_rank}`), row.replica ? h("small", { class: "mono", title: "Worker id on the wire" }, row.worker_id) : null)),
+        cell("Replica", {}, h("span", {}, h("b", {}, row.replica ?? `${row.worker_id}/${row.dp_rank}`), row.replica ? h("small", { class: "mono", title: "The worker id in its events" }, `${instances.has(row.worker_id) ? "Dynamo instance" : "stable id"} ${row.worker_id}`) : null)),
         cell("State", {}, badge(state, kind)),
         cell("Generation", {}, h("code", {}, row.generation ?? f.DASH)),
         cell("Donors", { class: "num" }, f.count(row.donors)),

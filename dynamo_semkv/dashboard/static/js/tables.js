@@ -78,7 +78,7 @@ function replicas(s) {
       h(
         "tr",
         { class: row.live ? null : "gone" },
-        cell("Replica", {}, h("span", {}, h("b", {}, row.name), row.worker_id ? h("small", { class: "mono", title: "Dynamo instance" }, row.worker_id) : null)),
+        cell("Replica", {}, h("span", {}, h("b", {}, row.name), row.worker_id ? h("small", { class: "mono", title: "Changes when the worker starts again" }, `Dynamo instance ${row.worker_id}`) : null)),
         cell("State", {}, h("span", {}, badge(state, kind), row.materialization ? h("small", {}, `loads: ${row.materialization}`) : null)),
         cell("Placed", { class: "num" }, h("span", {}, f.compact(row.placed_tokens), h("small", {}, f.plural(row.placed_requests, "request", "requests")), bar(f.share(row.placed_tokens, placedTotal), "placed"))),
         cell("Served", { class: "num" }, f.count(row.served_requests)),
