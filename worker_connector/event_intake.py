@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -25,6 +26,11 @@ from worker_connector.settings import IDENTITY_VARIABLE
 _log = logging.getLogger(__name__)
 
 
+MAX_RANK = 65_535
+MAX_PIPES = 64
+"""A thread each; the ranks are those of one engine, and only those of this machine have a listener."""
+
+
 class Hearer(Protocol):
     def kv_events(self, events: KvEvents) -> None: ...
 
@@ -32,6 +38,8 @@ class Hearer(Protocol):
 _hearers: weakref.WeakSet[Hearer] = weakref.WeakSet()
 _pipes: dict[tuple[str, int], EventPipe] = {}
 _lock = threading.Lock()
+counts: Counter[str] = Counter()
+"""`faults`; of what is sent on: `bad_rank`, `too_many_ranks` and `no_pipe` (dropped)."""
 
 
 def listen(hearer: Hearer) -> None:
@@ -51,7 +59,8 @@ def observe_kv_events(events: KvEvents) -> int:
             hearer.kv_events(batch)
         return len(hearers) or _send(batch, os.environ.get(IDENTITY_VARIABLE, ""))
     except Exception:  # noqa: BLE001 - the caller is the engine's event loop, which must go on
-        _log.exception("semkv connector: KV cache events could not be taken")
+        if _is_told("faults"):
+            _log.exception("semkv connector: KV cache events could not be taken")
         return 0
 
 
@@ -69,17 +78,43 @@ def _send(batch: list[Any], stable_routing_id: str) -> int:
         return 0
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for event in batch:
-        if isinstance(event, Mapping):
-            rank = event.get("attention_dp_rank")
-            by_rank.setdefault(rank if isinstance(rank, int) else 0, []).append(event)
+        if not isinstance(event, Mapping):
+            continue
+        rank = event.get("attention_dp_rank")
+        if rank is None:
+            rank = 0
+        if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= MAX_RANK:
+            by_rank.setdefault(rank, []).append(event)
+        elif _is_told("bad_rank"):
+            _log.warning("semkv connector: a KV cache event's attention_dp_rank is not 0 to %d: dropped", MAX_RANK)
+    pipes = 0
     for rank, events in by_rank.items():
-        _pipe_to(stable_routing_id, rank).send(events)
-    return len(by_rank)
+        pipe = _pipe_to(stable_routing_id, rank)
+        if pipe is not None:
+            pipe.send(events)
+            pipes += 1
+    return pipes
 
 
-def _pipe_to(stable_routing_id: str, rank: int) -> EventPipe:
+def _pipe_to(stable_routing_id: str, rank: int) -> EventPipe | None:
+    """None: there can be none now, which is counted."""
+    try:
+        with _lock:
+            pipe = _pipes.get((stable_routing_id, rank))
+            if pipe is None and len(_pipes) < MAX_PIPES:
+                pipe = _pipes[(stable_routing_id, rank)] = EventPipe(pipe_path(stable_routing_id, rank))
+    except (OSError, RuntimeError) as error:  # somebody else's directory, or no thread to be had
+        if _is_told("no_pipe"):
+            _log.warning("semkv connector: KV cache events of rank %d are dropped: %s", rank, error)
+        return None
+    if pipe is None and _is_told("too_many_ranks"):
+        _log.warning("semkv connector: KV cache events of more than %d ranks: dropped for rank %d", MAX_PIPES, rank)
+    return pipe
+
+
+def _is_told(what: str) -> bool:
+    """Counts it. True at 1, 2, 4, 8, ...: what happens at every event does not fill the log."""
     with _lock:
-        pipe = _pipes.get((stable_routing_id, rank))
-        if pipe is None:
-            pipe = _pipes[(stable_routing_id, rank)] = EventPipe(pipe_path(stable_routing_id, rank))
-        return pipe
+        counts[what] += 1
+        count = counts[what]
+    return count & (count - 1) == 0

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 _MASK = 2**64 - 1
 _HEX_DIGITS_OF_64_BITS = 16
+MAX_RANKS = 1_024
+MAX_SCOPES = 256
+"""Of one rank. Engines have a handful of windows, and at most a group a layer."""
 
 
 class Scope(NamedTuple):
@@ -82,7 +85,8 @@ def block_hash(value: object) -> str:
 
 class KvFreshness:
     """Sets, not reference counts: storing twice is storing, removing twice is removing (llm-d/llm-d-kv-cache#680). Bounded by
-    `max_blocks` over a rank; beyond it the rank is quarantined rather than wrong. Not thread-safe.
+    `max_blocks` and `MAX_SCOPES` over a rank, beyond which the rank is quarantined rather than wrong, and by `MAX_RANKS`: of any more,
+    nothing is known. Not thread-safe.
     """
 
     def __init__(
@@ -97,15 +101,15 @@ class KvFreshness:
         self._ranks: dict[int, _Rank] = {}
         self.counts: Counter[str] = Counter()
         """Events: `created`, `stored`, `removed`, `updated`, `gap`, `repeated`, `restarted`, `malformed`, `unknown_type`,
-        `ignored_quarantined`, `resync`, `overflow`; blocks: `partial`, `unknown_parent`, `already_stored`, `unknown_removed`,
-        `unknown_updated`."""
+        `ignored_quarantined`, `resync`, `overflow`, `too_many_ranks`; blocks: `partial`, `unknown_parent`, `already_stored`,
+        `unknown_removed`, `unknown_updated`."""
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
         """In the order in which the engine gave them, of any ranks mixed. Never raises for what an event says."""
         for event in events:
             try:
                 self._apply(event)
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 # Its effect is unknown, so the rank's state is.
                 self.counts["malformed"] += 1
                 self._quarantine_source(event)
@@ -114,7 +118,8 @@ class KvFreshness:
         """Begin again from nothing: the rank's cache was emptied or rebuilt, or is told anew. `after`: ids up to this one are of before,
         and passed over; None: the next event is the first, whatever its id."""
         self.counts["resync"] += 1
-        self._ranks[rank] = _Rank(last_id=after)
+        if rank in self._ranks or len(self._ranks) < MAX_RANKS:
+            self._ranks[rank] = _Rank(last_id=after)
 
     def lost(self, rank: int = 0) -> None:
         """The engine says that it dropped events (`dropped_event_count` went up), or the stream broke."""
@@ -162,7 +167,12 @@ class KvFreshness:
     # inside
 
     def _rank(self, rank: int) -> _Rank:
-        return self._ranks.setdefault(rank, _Rank())
+        state = self._ranks.get(rank)
+        if state is None:
+            if len(self._ranks) >= MAX_RANKS:
+                return _Rank(standing=Standing.QUARANTINED)  # not kept: whatever it says, it is unknown
+            state = self._ranks[rank] = _Rank()
+        return state
 
     def _quarantine_source(self, event: object) -> None:
         if isinstance(event, Mapping):
@@ -173,7 +183,11 @@ class KvFreshness:
             _quarantine(state)
 
     def _apply(self, event: Mapping[str, Any]) -> None:
-        state = self._rank(int(event.get("attention_dp_rank") or 0))
+        rank = int(event.get("attention_dp_rank") or 0)
+        if rank not in self._ranks and len(self._ranks) >= MAX_RANKS:
+            self.counts["too_many_ranks"] += 1
+            return
+        state = self._rank(rank)
         number = int(event["event_id"])
         if state.last_id is not None and number <= state.last_id:
             self.counts["repeated"] += 1
@@ -195,10 +209,14 @@ class KvFreshness:
             return
         data = event["data"]
         scope = Scope(event.get("layer_group_id"), event.get("window_size"))
-        listener = self._listeners.get(int(event.get("attention_dp_rank") or 0))
+        listener = self._listeners.get(rank)
         handler = _HANDLERS.get(data["type"])
         if handler is None:
             self.counts["unknown_type"] += 1
+            return
+        if scope not in state.blocks and len(state.blocks) >= MAX_SCOPES:
+            self.counts["overflow"] += 1
+            _quarantine(state)
             return
         self.counts[data["type"]] += 1
         handler(self, state, scope, data, listener)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_connector.kv_events import KvFreshness, Scope, Standing, block_hash
+from worker_connector.kv_events import MAX_RANKS, MAX_SCOPES, KvFreshness, Scope, Standing, block_hash
 from worker_connector.reference_engine.events import KvEventBuffer, StoredBlock
 
 SIZE = 4
@@ -305,3 +305,35 @@ def test_state_equals_a_set_or_is_unknown(steps: list[tuple[str, int, int, int]]
         if gone[rank]:
             found.apply([event(numbers[rank], removed(), attention_dp_rank=rank)])
             assert found.standing(rank) is Standing.QUARANTINED
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", ["event_id", "attention_dp_rank"])
+def test_number_that_is_none_is_malformed(name: str, number: float) -> None:
+    found = state(CREATED, stored([1]))
+    found.apply([event(2, removed(1)) | {name: number}])
+    assert (found.counts["malformed"], found.standing()) == (1, Standing.QUARANTINED)
+
+
+def test_scopes_of_a_rank_are_bounded() -> None:
+    found = KvFreshness(SIZE)
+    found.apply(event(n, CREATED, window_size=n) for n in range(MAX_SCOPES))
+    assert (found.standing(), len(found.capacity())) == (Standing.FRESH, MAX_SCOPES)
+    found.apply([event(MAX_SCOPES, CREATED, window_size=MAX_SCOPES)])
+    assert (found.standing(), found.counts["overflow"]) == (Standing.QUARANTINED, 1)
+    assert len(found.capacity()) == MAX_SCOPES
+    found.resync()
+    found.apply(event(n, stored([n]), layer_group_id=n) for n in range(MAX_SCOPES + 1))
+    assert found.standing() is Standing.QUARANTINED
+
+
+def test_ranks_are_bounded_and_one_too_many_is_unknown() -> None:
+    found = KvFreshness(SIZE)
+    found.apply(event(0, stored([1]), attention_dp_rank=rank) for rank in range(MAX_RANKS + 1))
+    assert found.counts["too_many_ranks"] == 1
+    assert found.resident(1, rank=MAX_RANKS - 1) is True
+    assert found.resident(1, rank=MAX_RANKS) is None
+    assert found.standing(MAX_RANKS) is Standing.QUARANTINED
+    found.resync(MAX_RANKS)
+    found.lost(MAX_RANKS)
+    assert len(found._ranks) == MAX_RANKS
