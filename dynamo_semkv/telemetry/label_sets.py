@@ -88,6 +88,7 @@ KV_EVENTS = (
     "quarantined",
     "resync",
     "overflow",
+    "too_many_ranks",
     "partial",
     "unknown_parent",
     "already_stored",
