@@ -12,14 +12,18 @@ and both answer
      "dynamo": {"worker_id": str, "dp_rank": int} | null,                                what Dynamo's KvRouter would choose, not booked
      "hint": envelope | null}                                                            sent to the replica over the bus already
 
+or {"error": str}: the field, the value and what is allowed; or `busy`, with more than LARGE_AT_ONCE prompts of more than LARGE tokens.
+
 Ids are decimal strings: they exceed 2^53. The gateway sends `worker_id` and `dp_rank` along in its own way (to Dynamo's frontend in direct
 mode: the headers `x-dynamo-worker-instance-id` and `x-dynamo-dp-rank`), and reuse counts by the worker's report only, as always.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dynamo_semkv.config.schema import Config, PlacementMode
@@ -37,7 +41,13 @@ from dynamo_semkv.telemetry.traceparent import of_call
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 2**22
+MAX_TOKENS = 2**20
+"""Of one prompt; the model's context length, where its card tells one, is the limit below that."""
+LARGE = 2**15
+"""A prompt of more tokens is read in a thread, and only LARGE_AT_ONCE of them are in hand at a time: streams need the loop's turns."""
+LARGE_AT_ONCE = 2
+_PART = 2**14
+"""Tokens that are checked without letting another thread run."""
 _FIELDS = ("token_ids", "model", "cache_salt", "lora_name", "request_id", "traceparent")
 
 
@@ -54,6 +64,7 @@ class AdviceDesk:
         config: Config,
         config_hash: str,
         model: str,
+        context_length: int | None = None,
     ) -> None:
         self._service = service
         self._advisor = advisor
@@ -62,6 +73,8 @@ class AdviceDesk:
         self._config = config
         self._config_hash = config_hash
         self._model = model
+        self._max_tokens = min(MAX_TOKENS, context_length) if context_length and context_length > 0 else MAX_TOKENS
+        self._large = 0
         self.door: Handler = self.handle
         """What both doors lead to; where spans go somewhere, `handle` with its route's span around it."""
 
@@ -69,25 +82,30 @@ class AdviceDesk:
         self._config, self._config_hash = config, config_hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
-        """One chunk. RequestFailed(INVALID_REQUEST) for what is no request."""
+        """One chunk. RequestFailed: INVALID_REQUEST for what is no request, OVERLOADED ("busy") for a large prompt too many."""
         try:
-            yield await self.advise(request, call)
+            if not isinstance(request, Mapping):
+                raise ContractError(
+                    "request", type(request).__name__, "a PreprocessedRequest: a mapping with token_ids"
+                )
+            count = self._bounded(_count(request.get("token_ids")))
+            with self._slot(count):
+                answer = await self.advise(request, call)
         except ContractError as error:
             raise RequestFailed(FailureKind.INVALID_REQUEST, str(error)) from error
+        yield answer
 
     async def answer_body(self, body: Any) -> dict[str, Any]:
         """For the status server: an `error` instead of an exception, which would be shown as a fault of ours."""
         try:
-            request, call = self._read(body)
+            request, call = await self._read(body)
             (answer,) = [chunk async for chunk in self.door(request, call)]
             return answer
         except (ContractError, RequestFailed) as error:
             return {"error": str(error)}
 
     async def advise(self, request: Request, call: CallContext) -> dict[str, Any]:
-        """Raises ContractError for what is no request; otherwise there is always an answer, if only "no advice"."""
-        if not isinstance(request, Mapping):
-            raise ContractError("request", type(request).__name__, "a PreprocessedRequest: a mapping with token_ids")
+        """There is always an answer, if only "no advice"."""
         logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
         request, _ = strip_client_hints(request)
         advice, prepared = None, None
@@ -137,17 +155,35 @@ class AdviceDesk:
             return None
         return choice.replica
 
-    def _read(self, body: Any) -> tuple[Request, CallContext]:
+    def _bounded(self, count: int) -> int:
+        if count > self._max_tokens:
+            raise ContractError("token_ids", count, f"at most {self._max_tokens} token ids")
+        return count
+
+    @contextmanager
+    def _slot(self, count: int) -> Iterator[None]:
+        large = count > LARGE
+        if large and self._large >= LARGE_AT_ONCE:
+            raise RequestFailed(FailureKind.OVERLOADED, "busy")
+        self._large += large
+        try:
+            yield
+        finally:
+            self._large -= large
+
+    async def _read(self, body: Any) -> tuple[Request, CallContext]:
         if not isinstance(body, dict):
             raise ContractError("body", type(body).__name__, f"a JSON object with {', '.join(_FIELDS)}")
         unknown = sorted(map(str, body.keys() - set(_FIELDS)))
         if unknown:
             raise ContractError("body", unknown[0], f"only {', '.join(_FIELDS)}")
         tokens = body.get("token_ids")
-        if not isinstance(tokens, list) or not 1 <= len(tokens) <= MAX_TOKENS:
+        if not isinstance(tokens, list) or not 1 <= len(tokens) <= self._max_tokens:
             shown = len(tokens) if isinstance(tokens, list) else type(tokens).__name__
-            raise ContractError("token_ids", shown, f"a list of 1 to {MAX_TOKENS} token ids")
-        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in tokens):
+            raise ContractError("token_ids", shown, f"a list of 1 to {self._max_tokens} token ids")
+        with self._slot(len(tokens)):
+            sound = await asyncio.to_thread(_are_ids, tokens) if len(tokens) > LARGE else _are_ids(tokens)
+        if not sound:
             raise ContractError("token_ids", "another value", "integers from 0 to 2147483647 only")
         text = {name: body.get(name) for name in _FIELDS[1:]}
         for name, value in text.items():
@@ -159,6 +195,23 @@ class AdviceDesk:
         request: Request = {"model": text["model"] or self._model, "token_ids": tokens, "routing": routing}
         call = CallContext(text["request_id"] or "", {}, of_call(text["traceparent"], {}), lambda: False)
         return request, call
+
+
+def _count(tokens: object) -> int:
+    """Packed ids have four bytes each. What is no prompt at all has none, and gets no advice."""
+    if isinstance(tokens, (bytes, bytearray, memoryview)):
+        return memoryview(tokens).nbytes // 4
+    return len(tokens) if isinstance(tokens, Sequence) else 0
+
+
+def _are_ids(tokens: list[Any]) -> bool:
+    """Part by part: one call into C over all of it would hold the interpreter, and so the loop, as long in a thread as without."""
+    for at in range(0, len(tokens), _PART):
+        part = tokens[at : at + _PART]
+        # `true` is an int to Python, and 1 to numpy; the type says it.
+        if set(map(type, part)) != {int} or min(part) < 0 or max(part) >= 2**31:
+            return False
+    return True
 
 
 def _plain(replica: ReplicaKey | None) -> dict[str, Any] | None:

@@ -150,6 +150,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         config=config,
         config_hash=loaded.hash,
         model=config.model.name or edge.card.model,
+        context_length=edge.card.context_length,
     )
     desk.door = traced(desk.handle, TracedHandler, tracing)
     edge.expose_route("semkv/advise", desk.answer_body)

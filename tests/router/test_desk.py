@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from dynamo_semkv.router.desk import AdviceDesk
+from dynamo_semkv.router import desk as desk_module
+from dynamo_semkv.router.desk import LARGE, LARGE_AT_ONCE, MAX_TOKENS, AdviceDesk
 from dynamo_semkv.router.fallback import FallbackReason
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from tests.router.fakes import Rig, a_call, a_request, donor_on_a1
@@ -51,3 +54,68 @@ async def test_a_fault_of_ours_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> 
     answer = await desk_of(rig).answer_body({"token_ids": list(range(1, 1025))})
     assert (answer["decision"], answer["hint"]) == ("no_advice", None)
     assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
+
+
+@pytest.mark.parametrize("bad", [True, -1, 2**31, 2**70, "1", None, 1.0, [1]])
+@pytest.mark.parametrize("at", [0, LARGE + 10])
+async def test_every_token_is_checked(bad: Any, at: int) -> None:
+    tokens: list[Any] = [1] * (LARGE + 20)
+    tokens[at] = bad
+    answer = await desk_of(Rig()).answer_body({"token_ids": tokens})
+    assert answer == {"error": "token_ids: got 'another value', allowed: integers from 0 to 2147483647 only"}
+
+
+@pytest.mark.parametrize(
+    ("context_length", "limit"), [(None, MAX_TOKENS), (64, 64), (2**30, MAX_TOKENS), (0, MAX_TOKENS)]
+)
+async def test_a_prompt_is_at_most_what_the_model_takes(context_length: int | None, limit: int) -> None:
+    desk = desk_of(Rig(), context_length=context_length)
+    answer = await desk.answer_body({"token_ids": [1] * (limit + 1)})
+    assert answer["error"] == f"token_ids: got {limit + 1}, allowed: a list of 1 to {limit} token ids"
+    for tokens in ([1] * (limit + 1), bytes(4 * (limit + 1))):
+        with pytest.raises(RequestFailed, match=f"token_ids: got {limit + 1}") as caught:
+            _ = [chunk async for chunk in desk.handle({"token_ids": tokens}, a_call())]
+        assert caught.value.kind is FailureKind.INVALID_REQUEST
+
+
+async def test_a_large_prompt_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in: list[bool] = []
+    whole = desk_module._are_ids
+
+    def noted(tokens: list[Any]) -> bool:
+        read_in.append(threading.current_thread() is threading.main_thread())
+        return whole(tokens)
+
+    monkeypatch.setattr(desk_module, "_are_ids", noted)
+    desk = desk_of(Rig())
+    for count in (LARGE, LARGE + 1):
+        assert "decision" in await desk.answer_body({"token_ids": [1] * count})
+    assert read_in == [True, False]
+
+
+async def test_large_prompts_too_many_at_once_are_told_so_and_small_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
+    rig = Rig()
+    desk = desk_of(rig)
+    whole = rig.advisor.advise
+
+    async def held_up(request: Any, request_id: str) -> Any:
+        if len(request["token_ids"]) > LARGE:
+            arrived.release()
+            await go_on.wait()
+        return await whole(request, request_id)
+
+    monkeypatch.setattr(rig.advisor, "advise", held_up)
+    large = {"token_ids": [1] * (LARGE + 1)}
+    held = []
+    for _ in range(LARGE_AT_ONCE):
+        held.append(asyncio.ensure_future(desk.answer_body(large)))
+        await asyncio.wait_for(arrived.acquire(), 30)
+    assert await desk.answer_body(large) == {"error": "busy"}
+    with pytest.raises(RequestFailed, match="busy") as caught:
+        _ = [chunk async for chunk in desk.handle(a_request(LARGE + 1), a_call())]
+    assert caught.value.kind is FailureKind.OVERLOADED
+    assert "decision" in await desk.answer_body({"token_ids": [1] * 64})
+    go_on.set()
+    assert all("decision" in answer for answer in await asyncio.gather(*held))
+    assert "decision" in await desk.answer_body(large), "the slots are free again"
