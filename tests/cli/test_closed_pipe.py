@@ -28,8 +28,8 @@ def test_a_closed_pipe_ends_a_verb_quietly(verb: list[str], unbuffered: str) -> 
     finally:
         os.close(writing)
     assert ended.stderr.decode() == ""
-    # argparse itself drops what it cannot print of a help that is written at once
-    assert ended.returncode == (OK if verb == ["--help"] and unbuffered else PIPE_CLOSED)
+    # argparse of newer Pythons itself drops what it cannot print of a help that is written at once
+    assert ended.returncode in ((OK, PIPE_CLOSED) if verb == ["--help"] and unbuffered else (PIPE_CLOSED,))
 
 
 def test_both_pipes_closed() -> None:
