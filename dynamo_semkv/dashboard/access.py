@@ -81,4 +81,5 @@ def _host_of(header: str) -> str:
 
 
 def _equal(given: str | None, expected: str) -> bool:
-    return given is not None and hmac.compare_digest(given.encode(), expected.encode())
+    # Bytes of a header that are no UTF-8 come as lone surrogates, which strict encoding refuses.
+    return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())

@@ -1,6 +1,7 @@
 """Where spans go, from the configuration and the environment. Pure.
 
     otlp_target(endpoint, env) -> Target
+    shown(url) -> str                       for logs and messages
 
 The variables are OpenTelemetry's, and the switch is Dynamo's: `OTEL_EXPORT_ENABLED`. We speak OTLP over HTTP with protobuf; Dynamo's own
 processes speak gRPC unless told otherwise, so an endpoint that is plainly gRPC's is refused with a reason instead of failing for ever.
@@ -50,6 +51,14 @@ def otlp_target(endpoint: str | None, env: Mapping[str, str]) -> Target:
     return Target(url, None, ratio)
 
 
+def shown(url: str) -> str:
+    """Without user, password, query and fragment, also where it is no URL: what is in doubt is left out."""
+    before, at, rest = url.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    head = scheme + slashes if slashes else ""
+    return (head if at else "") + rest.partition("?")[0].partition("#")[0]
+
+
 def _problem(url: str, protocol: str | None) -> str | None:
     if protocol not in (None, _HTTP):
         return f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}, spoken is {_HTTP} only"
@@ -57,11 +66,11 @@ def _problem(url: str, protocol: str | None) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        return f"{url!r} is no URL"
+        return f"{shown(url)!r} is no URL"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"{url!r} is no http or https URL"
+        return f"{shown(url)!r} is no http or https URL"
     if protocol is None and port == GRPC_PORT:
-        return f"port {GRPC_PORT} of {url!r} is OTLP over gRPC by convention"
+        return f"port {GRPC_PORT} of {shown(url)!r} is OTLP over gRPC by convention"
     return None
 
 

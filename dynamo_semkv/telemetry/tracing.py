@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_semkv import __version__
 from dynamo_semkv.telemetry import names
-from dynamo_semkv.telemetry.target import Target
+from dynamo_semkv.telemetry.target import Target, shown
 from dynamo_semkv.telemetry.traceparent import TraceContext, form, parse
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ def start_tracing(target: Target, service: str, instance: str) -> Tracing | None
 
         tracing = Tracing(OTLPSpanExporter(endpoint=target.url), service, instance, sample_ratio=target.sample_ratio)
     except ImportError as error:
-        _log.warning("tracing: no spans are exported to %s: %s (%s)", target.url, error, EXTRA)
+        _log.warning("tracing: no spans are exported to %s: %s (%s)", shown(target.url), error, EXTRA)
         return None
     except Exception:  # noqa: BLE001 - a setting that OpenTelemetry refuses may not keep a router or an engine from starting; logged
-        _log.exception("tracing: no spans are exported to %s", target.url)
+        _log.exception("tracing: no spans are exported to %s", shown(target.url))
         return None
     logging.getLogger(_EXPORTER_LOG).addFilter(_said_by_us)
-    _log.info("tracing: spans go to %s", target.url)
+    _log.info("tracing: spans go to %s", shown(target.url))
     return tracing
 
 

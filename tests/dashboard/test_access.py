@@ -102,3 +102,11 @@ def test_the_token_is_in_no_representation(tmp_path: Path) -> None:
     access = with_token(tmp_path)
     assert TOKEN not in repr(access)
     assert TOKEN not in access.cookie
+
+
+@pytest.mark.parametrize("junk", [chr(0xDCFF), chr(0xD800), f"a{chr(0xDCFF)}" * 40])
+def test_bytes_that_are_no_text_are_a_wrong_token(tmp_path: Path, junk: str) -> None:
+    access = with_token(tmp_path)
+    assert not access.token_allowed(f"Bearer {junk}", None)
+    assert not access.token_allowed(None, junk)
+    assert not access.token_allowed(None, None, junk)

@@ -230,6 +230,19 @@ class TestToken:
             assert answer.status == 401
             assert answer.headers["WWW-Authenticate"] == "Bearer"
 
+    @pytest.mark.parametrize("header", [b"Authorization: Bearer \xff", b"Cookie: semkv_dashboard=\xff"])
+    async def test_header_that_is_no_text(
+        self, guarded: Served, header: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        port = int(guarded.server.url.rsplit(":", 1)[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"GET /api/snapshot HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
+            assert b" 401 " in await asyncio.wait_for(reader.readline(), 10)
+        finally:
+            writer.close()
+        assert not any(record.exc_info for record in caplog.records)
+
     async def test_bearer(self, client: aiohttp.ClientSession, guarded: Served) -> None:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with client.get(f"{guarded.server.url}/api/snapshot", headers=headers) as answer:

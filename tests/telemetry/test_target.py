@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_semkv.telemetry.target import otlp_target
+from dynamo_semkv.telemetry.target import otlp_target, shown
 
 ON = {"OTEL_EXPORT_ENABLED": "true"}
 HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
@@ -56,3 +56,26 @@ def test_what_cannot_be_spoken_is_said_with_the_remedy(env: dict[str, str], why:
 )
 def test_dynamos_sample_ratio(text: str, ratio: float | None) -> None:
     assert otlp_target("http://c", {"OTEL_TRACES_SAMPLE_RATIO": text}).sample_ratio == ratio
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://c:4318/v1/traces", "http://c:4318/v1/traces"),
+        ("http://user:secret@c:4318/v1/traces", "http://c:4318/v1/traces"),
+        ("http://user:se/cr@et@c:4318/x?api-key=secret#secret", "http://c:4318/x"),
+        ("user:secret@c", "c"),
+        ("http://user:secret?@c", "http://c"),
+    ],
+)
+def test_what_is_shown_of_a_url_has_no_credentials(url: str, said: str) -> None:
+    assert shown(url) == said
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:secret@c:4317", "http://u:se/cret@c:x", "ftp://u:secret@c", "http://[::1@u:secret@c"]
+)
+def test_refused_endpoint_is_said_without_credentials(url: str) -> None:
+    warning = str(otlp_target(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": url}).warning)
+    assert "no spans are exported" in warning
+    assert "cret" not in warning

@@ -178,3 +178,10 @@ def test_a_missing_library_is_said_once_and_keeps_nobody_from_starting(
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert start_tracing(Target("http://127.0.0.1:1/v1/traces"), "s", "i") is None
     assert "dynamo-semkv[telemetry]" in caplog.text
+
+
+def test_credentials_of_the_endpoint_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        started("http://user:secret@127.0.0.1:1").close()
+    assert "spans go to http://127.0.0.1:1/v1/traces" in caplog.text
+    assert "secret" not in caplog.text

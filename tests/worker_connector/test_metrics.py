@@ -234,6 +234,12 @@ def test_a_port_beyond_the_last_is_only_said(caplog: pytest.LogCaptureFixture) -
     assert "no metrics" in caplog.text
 
 
+@pytest.mark.parametrize("host", ["a" * 70, "nul\x00"])
+def test_a_host_that_is_none_is_only_said(caplog: pytest.LogCaptureFixture, host: str) -> None:
+    assert _serve_metrics(_parts(), settings(metrics_port=0, metrics_host=host).connector, 0) is None
+    assert "no metrics" in caplog.text
+
+
 def test_durations_fall_into_their_buckets() -> None:
     durations = Durations((0.1, 1.0))
     for seconds in (0.0, 0.1, 0.5, 2.0):
