@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -33,10 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = configuration.load_or_say(arguments.config)
     if loaded is None:
         return REFUSED
-    snapshot, unread = None, None
+    router, snapshot, unread = None, None, None
     try:
         if arguments.url is not None:
-            snapshot = page.Page.of(arguments).snapshot()
+            router = page.Page.of(arguments)
+            snapshot = router.snapshot()
     except ContractError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -45,13 +47,19 @@ def run(arguments: argparse.Namespace) -> int:
     read_at = time.time()
     asked_page_only = arguments.url is not None and not configuration.names_a_broker(loaded)
     bus = None if asked_page_only else asyncio.run(inspect(loaded.config.bus))
-    findings = diagnose(loaded.config, bus, snapshot, time.time(), page_read_at=read_at)
+    now = time.time()
+    try:
+        with router.reading() if router is not None else nullcontext():
+            findings = diagnose(loaded.config, bus, snapshot, now, page_read_at=read_at)
+    except page.PageError as error:
+        unread = Finding("page", Level.FAIL, str(error))
+        findings = diagnose(loaded.config, bus, None, now)
     findings += [unread] if unread is not None else []
     if arguments.json:
         print(json.dumps([{**asdict(finding), "level": finding.level.value} for finding in findings], indent=2))
     else:
         for finding in findings:
-            print(f"{finding.level.value:<4}  {finding.check}: {clean(finding.detail)}")
+            print(f"{finding.level.value:<4}  {clean(finding.check)}: {clean(finding.detail)}")
             if finding.remedy and finding.level is not Level.OK:
                 print(f"      -> {finding.remedy}")
         if arguments.url is None:

@@ -41,9 +41,13 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from dynamo_semkv.cli.explain_view import render
+
     try:
         router = page.Page.of(arguments)
-        routes = last(router, arguments.last) if arguments.id is None else by_id(router, arguments.id)
+        with router.reading():
+            routes = last(router, arguments.last) if arguments.id is None else by_id(router, arguments.id)
+            shown = [json.dumps(routes, indent=2)] if arguments.json else [render(route) for route in routes]
     except ContractError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -59,15 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return FAILED
     if arguments.json:
-        print(json.dumps(routes, indent=2))
+        print(*shown)
         return OK
     from rich.console import Console
 
-    from dynamo_semkv.cli.explain_view import render
-
     console = Console()
-    for route in routes:
-        console.print(render(route))
+    for view in shown:
+        console.print(view)
     if not routes:
         console.print("No route has closed yet.")
     return OK

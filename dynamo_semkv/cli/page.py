@@ -3,19 +3,24 @@
     Page(url, token).snapshot() -> dict     .route(route_id) -> dict | None     .request(request_id) -> list[dict]
 
 PageError says in one sentence what is wrong and what to do. Proxies of the environment are not used and redirects are not followed: a token
-goes to the address that was given and nowhere else.
+goes to the address that was given and nowhere else. Whoever answers there may say anything: an error shows it cleaned and cut, and what is
+made of its answers is made within `Page.reading()`.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
+from dynamo_semkv.cli.text import clean
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.dashboard.access import read_token
 from dynamo_semkv.observe.snapshot import SCHEMA
@@ -23,6 +28,7 @@ from dynamo_semkv.observe.snapshot import SCHEMA
 TOKEN_VARIABLE = "SEMKV_DASHBOARD__TOKEN_FILE"
 TIMEOUT_SECONDS = 10.0
 MAX_BYTES = 64 * 1024 * 1024
+_MAX_TOLD = 200
 _NOT_A_PAGE = "something answers there, but it is not the page of a dynamo_semkv router"
 
 
@@ -57,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 class Page:
     def __init__(self, url: str, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises ContractError for a URL that cannot be a page's."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.username is not None:
+        parts = _split(url)
+        if parts is None:
             raise ContractError("--url", url, "http://HOST:PORT")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
@@ -71,11 +77,22 @@ class Page:
         token = read_token(arguments.token_file) if arguments.token_file is not None else None
         return cls(arguments.url, token)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is done with an answer: whatever the answer lacks is a PageError. Only for what is pure, or a fault of ours is taken for the
+        page's."""
+        try:
+            yield
+        except ContractError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise self._shapeless(f"{type(error).__name__}: {error}") from error
+
     def snapshot(self) -> dict[str, Any]:
         found: dict[str, Any] = self._get("/api/snapshot", "snapshot")
         if found.get("schema") != SCHEMA:
             raise PageError(
-                f"{self.url}: it shows format {found.get('schema')!r}, this command reads format {SCHEMA}: use the "
+                f"{self.url}: it shows format {_told(repr(found.get('schema')))}, this command reads format {SCHEMA}: use the "
                 "command of the router's own version"
             )
         return found
@@ -90,7 +107,9 @@ class Page:
 
     def request(self, request_id: str) -> list[dict[str, Any]]:
         """The closed routes of a request, an attempt each; empty when there is none."""
-        found: list[dict[str, Any]] = self._get(f"/api/requests/{quote(request_id, safe='')}", "request")["routes"]
+        found = self._get(f"/api/requests/{quote(request_id, safe='')}", "request").get("routes")
+        if not isinstance(found, list) or not all(isinstance(route, dict) for route in found):
+            raise self._shapeless("routes: no list of routes")
         return found
 
     def _get(self, path: str, what: str) -> dict[str, Any]:
@@ -103,6 +122,8 @@ class Page:
                 raise self._refused(error, what) from None
         except urllib.error.URLError as error:
             raise self._away(error.reason) from None
+        except http.client.HTTPException as error:
+            raise PageError(f"{self.url}: {_NOT_A_PAGE} ({type(error).__name__})") from None
         except (OSError, ValueError) as error:
             raise self._away(error) from None
 
@@ -110,7 +131,7 @@ class Page:
         body = answer.read(MAX_BYTES + 1)
         try:
             value = json.loads(body) if len(body) <= MAX_BYTES else None
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise PageError(f"{self.url}: {_NOT_A_PAGE}")
@@ -121,16 +142,40 @@ class Page:
             return PageError(f"{self.url}: it wants the token: --token-file FILE, the router's dashboard.token_file")
         try:
             said = self._parsed(error).get("error")
-        except (PageError, OSError):
+        except (PageError, OSError, http.client.HTTPException):
             said = None
         if not isinstance(said, str):
             return PageError(f"{self.url}: {_NOT_A_PAGE} (status {error.code})")
         if error.code == 404 and what == "route":
             return _NotFound(said)
-        return PageError(f"{self.url}: status {error.code}: {said}")
+        return PageError(f"{self.url}: status {error.code}: {_told(said)}")
+
+    def _shapeless(self, what: str) -> PageError:
+        return PageError(
+            f"{self.url}: it answers in another shape than format {SCHEMA} has ({_told(what)}): is it a dynamo_semkv router's "
+            "page, of this version?"
+        )
 
     def _away(self, reason: object) -> PageError:
         return PageError(
-            f"{self.url}: no router's page answers ({reason}): is the router up, and is it this port? "
+            f"{self.url}: no router's page answers ({_told(str(reason))}): is the router up, and is it this port? "
             "Its log says `dashboard: http://...`"
         )
+
+
+def _split(url: str) -> SplitResult | None:
+    """None for what cannot be a page's URL, or has a user or a password in it."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # ValueError for what is no port
+    except ValueError:
+        return None
+    printable = url.isprintable() and " " not in url and (parts.path + parts.query).isascii()
+    named = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.password is None
+    return parts if printable and named else None
+
+
+def _told(text: str) -> str:
+    """What somebody else says, in a sentence of ours."""
+    shown = clean(text)
+    return shown if len(shown) <= _MAX_TOLD else shown[: _MAX_TOLD - 3] + "..."

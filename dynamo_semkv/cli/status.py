@@ -22,8 +22,13 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from dynamo_semkv.cli.status_view import render
+
     try:
-        snapshot = page.Page.of(arguments).snapshot()
+        router = page.Page.of(arguments)
+        snapshot = router.snapshot()
+        with router.reading():
+            shown = json.dumps(snapshot, indent=2) if arguments.json else render(snapshot)
     except ContractError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -31,11 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return FAILED
     if arguments.json:
-        print(json.dumps(snapshot, indent=2))
+        print(shown)
         return OK
     from rich.console import Console
 
-    from dynamo_semkv.cli.status_view import render
-
-    Console().print(render(snapshot))
+    Console().print(shown)
     return OK
