@@ -7,21 +7,25 @@ Only `true` and `false` are booleans, as in YAML 1.2: `mode: off` is the word `o
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Hashable, Mapping
+import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from dynamo_semkv.config.environment import nearest, override
 from dynamo_semkv.config.limits import limits_of
 from dynamo_semkv.config.schema import Config, plain
+from dynamo_semkv.config.yaml_text import parse_scalar, parse_yaml
 from dynamo_semkv.contracts.errors import ContractError, ContractErrors, each
 
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_SALT_KEY_BYTES = 64
+MAX_ERRORS = 20
+"""That are told one by one; of more, how many there are."""
+_MAX_WORD = 120
 
 
 class Loaded(NamedTuple):
@@ -37,34 +41,6 @@ class Loaded(NamedTuple):
     """What is no error and not meant either: `SEMKV_*` variables that mean nothing."""
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with the booleans and floats (`1e9`) of YAML 1.2, and without duplicate keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            line = f"config line {key_node.start_mark.line + 1}"
-            if not isinstance(key, str):
-                raise ContractError(line, key, "a word as key")
-            if key in seen:
-                raise ContractError(line, key, "each key once")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
 def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Loaded:
     """Reads the file (None: defaults only) and applies the overrides of `env` (None: none).
 
@@ -73,10 +49,7 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
     tree: dict[str, Any] = {}
     source = "defaults"
     if path is not None:
-        raw = Path(path).read_bytes()
-        if len(raw) > MAX_CONFIG_BYTES:
-            raise ContractError("config.bytes", len(raw), f"at most {MAX_CONFIG_BYTES}")
-        tree, source = parse_yaml(raw), str(path)
+        tree, source = parse_yaml(_read(path)), str(path)
     said = override(tree, env or {}, _scalar)
     errors = list(said.errors)
     config: Config | None = None
@@ -90,38 +63,29 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
     return Loaded(config, config_hash(config), source, str(path) if path else None, said.unknown)
 
 
+def _read(path: str | Path) -> bytes:
+    """Never waits and never reads without end: a pipe or a device is refused, and opened so that a pipe without a writer does not block."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ContractError("config", str(path), "a regular file")
+        raw = file.read(MAX_CONFIG_BYTES + 1)
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ContractError("config.bytes", max(len(raw), found.st_size), f"at most {MAX_CONFIG_BYTES}")
+    return raw
+
+
+def _refusal(errors: list[ContractError]) -> ContractError:
+    told = errors[:MAX_ERRORS]
+    if len(errors) > MAX_ERRORS:
+        told.append(ContractError("config", f"{len(errors)} errors", f"none; the first {MAX_ERRORS} are listed"))
+    return ContractErrors.of(told)
+
+
 def _blamed(error: ContractError, origins: Mapping[str, str]) -> ContractError:
     """Names the variable too, where it was one that set the field."""
     name = origins.get(error.field)
     return error if name is None else ContractError(f"{name} ({error.field})", error.value, error.allowed)
-
-
-def parse_yaml(raw: bytes | str) -> dict[str, Any]:
-    """The file as a plain tree. An empty file is an empty mapping."""
-    try:
-        tree = yaml.load(raw, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise _no_yaml(error, raw) from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ContractError("config", type(tree).__name__, "a mapping of sections")
-    return tree
-
-
-def _no_yaml(error: yaml.YAMLError, raw: bytes | str) -> ContractError:
-    """Where it is, the line itself, and what the parser makes of it."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        reason = getattr(error, "reason", None) or str(error).partition("\n")[0]
-        return ContractError("config", reason, "valid YAML in UTF-8")
-    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    lines = text.splitlines()
-    line = lines[mark.line].strip() if mark.line < len(lines) else "the end of the file"
-    context = getattr(error, "context", None)
-    problem = getattr(error, "problem", None) or "not understood"
-    said = f"{problem} ({context})" if context else problem
-    return ContractError(f"config line {mark.line + 1}, column {mark.column + 1}", line, f"valid YAML; here: {said}")
 
 
 def build(tree: Mapping[str, Any]) -> Config:
@@ -129,7 +93,7 @@ def build(tree: Mapping[str, Any]) -> Config:
     errors: list[ContractError] = []
     config: Config | None = _build(Config, tree, "", errors)
     if errors or config is None:
-        raise ContractErrors.of(errors)
+        raise _refusal(errors)
     return config
 
 
@@ -139,9 +103,12 @@ def _build(section: type[msgspec.Struct], tree: Mapping[str, Any], path: str, er
     fields = limits_of(section)
     before = len(errors)
     for key, value in tree.items():
-        where = f"{path}.{key}" if path else str(key)
+        word = str(key) if len(str(key)) <= _MAX_WORD else f"{str(key)[: _MAX_WORD - 3]}..."
+        where = f"{path}.{word}" if path else word
         if key not in fields:
-            errors.append(ContractError(where, _shown(value), nearest(str(key), list(fields), path)))
+            # Looking for what was meant takes a while, and nobody reads the thousandth.
+            allowed = nearest(word, list(fields), path) if len(errors) < MAX_ERRORS else "a key that exists"
+            errors.append(ContractError(where, _shown(value), allowed))
             continue
         limits = fields[key]
         if issubclass(limits.kind, msgspec.Struct):
@@ -154,10 +121,12 @@ def _build(section: type[msgspec.Struct], tree: Mapping[str, Any], path: str, er
             continue
         try:
             converted = value if value is None else msgspec.convert(value, limits.kind)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, OverflowError, ValueError):  # the last two: of integers beyond any float
             errors.append(ContractError(where, value, limits.allowed()))
             continue
-        if limits.accepts(converted):
+        if isinstance(converted, str) and not _is_unicode(converted):
+            errors.append(ContractError(where, value, "text that UTF-8 can carry"))
+        elif limits.accepts(converted):
             values[key] = converted
         else:
             errors.append(ContractError(where, value, limits.allowed()))
@@ -174,13 +143,22 @@ def _shown(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
 
 
+def _is_unicode(text: str) -> bool:
+    """A variable of the environment with other bytes in it becomes half a surrogate pair, which nothing can write down."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _scalar(text: str, kind: type, optional: bool) -> Any:
     if optional and text.strip() in ("", "null"):
         return None
     if kind in (bool, int, float):
         try:
-            return yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError:
+            return parse_scalar(text)
+        except ContractError:
             return text  # refused by the type check, with its path
     return text
 

@@ -11,6 +11,7 @@ A file that is being written is not read: it must look the same (mtime, inode, s
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple
 from dynamo_semkv.config.load import Loaded, build, config_hash, load_config
 from dynamo_semkv.config.schema import Config, plain, require_request_local_kv
 from dynamo_semkv.contracts.errors import ContractError, each
+
+logger = logging.getLogger(__name__)
 
 RELOADABLE = (
     "placement",
@@ -123,15 +126,13 @@ class ConfigWatch:
             return None
         # Of a file that may still be written, the look is not kept: the next polls read it once more.
         self._read = None if force else look
-        try:
-            wanted = self._wanted(self.path)
-            merged = merge(self._loaded.config, wanted.config)
-        except (ContractError, OSError) as error:
-            text = "; ".join(str(one) for one in (each(error) if isinstance(error, ContractError) else (error,)))
-            if text == self._error and not force:
+        found = self._found(self.path)
+        if isinstance(found, str):
+            if found == self._error and not force:
                 return None
-            self._error = text
-            return Reload(self._loaded, restart=self._restart, error=text)
+            self._error = found
+            return Reload(self._loaded, restart=self._restart, error=found)
+        wanted, merged = found
         news = force or bool(merged.changed) or merged.restart != self._restart or self._error is not None
         self._error, self._restart = None, merged.restart
         if merged.changed:
@@ -139,6 +140,17 @@ class ConfigWatch:
             self._reloads += 1
             self._reloaded_at = self._wall()
         return Reload(self._loaded, merged.changed, merged.restart) if news else None
+
+    def _found(self, path: str) -> tuple[Loaded, Merged] | str:
+        """What the file says, or why it is refused."""
+        try:
+            wanted = self._wanted(path)
+            return wanted, merge(self._loaded.config, wanted.config)
+        except (ContractError, OSError) as error:
+            return "; ".join(str(one) for one in (each(error) if isinstance(error, ContractError) else (error,)))
+        except Exception as error:  # a file that finds a fault of ours is refused like any other; told and logged
+            logger.exception("the changed configuration could not be read")
+            return f"config: {type(error).__name__}: {error}"
 
     def _settled(self, look: _Look | None) -> bool:
         """Whether there is something to read: it looks as at the last poll, and not as when it was read. A file that is gone is an error

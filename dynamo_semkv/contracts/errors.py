@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
+
+
+class _Bounded(reprlib.Repr):
+    """`repr`, except that containers end after some elements and levels (one that holds itself, or shares its parts, may be endless
+    when written out) and that integers may be of any size (Python refuses to write long ones)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 8
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 1024 else f"<an integer of {x.bit_length()} bits>"
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[:160])
+
+    def repr_instance(self, x: object, level: int) -> str:
+        return repr(x)
+
+
+_BOUNDED = _Bounded()
 
 
 class ContractError(ValueError):
@@ -15,7 +38,7 @@ class ContractError(ValueError):
         self.field = field
         self.value = "<redacted>" if secret else value
         self.allowed = allowed
-        shown = repr(self.value)
+        shown = _BOUNDED.repr(self.value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{field}: got {shown}, allowed: {allowed}")
