@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -160,7 +161,8 @@ class ConfigWatch:
         return same and (look is None or look != self._read)
 
     def _wanted(self, path: str) -> Loaded:
-        if os.stat(path).st_size == 0:
+        found = os.stat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_size == 0:
             # More likely a writer that was cut off than the wish for every default.
             raise ContractError("config", "an empty file", "at least {} to go back to the defaults")
         wanted = load_config(path, self._env)

@@ -131,6 +131,10 @@ class RouterService:
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
         arrived = self._monotonic()
+        if not isinstance(request, Mapping):
+            raise RequestFailed(
+                FailureKind.INVALID_REQUEST, f"request: got {type(request).__name__}, allowed: a mapping with token_ids"
+            )
         if is_spent(request):
             self.counts["spent"] += 1
             yield {"token_ids": [], "finish_reason": "length"}

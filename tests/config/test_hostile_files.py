@@ -118,6 +118,18 @@ def test_a_running_router_keeps_its_last_good_file(tmp_path: Path, text: str) ->
     assert (news.changed, news.error) == (("placement.mode",), None)
 
 
+def test_a_file_that_turns_into_a_pipe_does_not_hold_up_the_router(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("placement: {mode: shadow}\n")
+    watched = ConfigWatch(load_config(file, {}), {})
+    file.unlink()
+    os.mkfifo(file)
+    news = watched.poll(force=True)
+    assert news is not None
+    assert news.error is not None
+    assert "a regular file" in news.error
+
+
 def test_a_fault_of_ours_in_reading_is_a_refused_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.evidence.deadline import DeadlineRunner
 from dynamo_semkv.router.fallback import FallbackReason
-from dynamo_semkv.router.runtime_errors import FailureKind
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.testing import ScriptedProvider
 from tests.router.fakes import (
     A1,
@@ -162,6 +162,15 @@ async def test_a_fault_between_advice_and_dispatch_ends_in_dynamos_choice(
     assert (rig.dispatch.pin, rig.dispatch.sent) == (None, request)
     assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
     assert (rig.service.open_routes, rig.journal.opens, rig.journal.ends) == (0, [], [])
+
+
+@pytest.mark.parametrize("request_", [[1], "x", 5])
+async def test_what_is_no_mapping_is_an_invalid_request(request_: Any) -> None:
+    rig = Rig()
+    with pytest.raises(RequestFailed, match=r"^request: got .* a mapping with token_ids") as caught:
+        await rig.run(request_)
+    assert caught.value.kind is FailureKind.INVALID_REQUEST
+    assert rig.edge.dispatched == []
 
 
 async def test_a_pinned_dispatch_that_cannot_be_made_is_an_unpinned_one_of_the_same_route(
