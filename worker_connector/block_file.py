@@ -9,8 +9,10 @@ checksum is over all that stands before it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,12 @@ _HEADER = struct.Struct("<8sIIQII16s32s16s16s")
 _CHECKSUM_BYTES = 32
 OVERHEAD = _HEADER.size + _CHECKSUM_BYTES
 """Bytes of a file beside words, tokens and payload."""
+_MAX_HEAD = 1024 * 1024
+"""Bytes of words and tokens: more is no block of ours, and is not read."""
+
+
+class NotRegular(OSError):
+    """Under a block's name is a link, a directory, a pipe or a device."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class BlockFormat:
 
     geometry: bytes
     payload: int
+    epoch: bytes = b""
+    """Part of every file's name: after a reset nothing of before has the name of what it says."""
 
     def size_of(self, block: BlockRecord) -> int:
         return OVERHEAD + len(block.words) + len(block.tokens) + self.payload
@@ -57,7 +67,9 @@ class BlockFormat:
     def name_of(self, namespace: bytes, key: bytes) -> str:
         if len(namespace) != 32 or len(key) != 16:
             raise ValueError(f"namespace of {len(namespace)} and key of {len(key)} bytes, expected 32 and 16")
-        return hashlib.blake2b(namespace + key + self.geometry, digest_size=32, person=b"semkv-disk-name").hexdigest()
+        return hashlib.blake2b(
+            namespace + key + self.geometry + self.epoch, digest_size=32, person=b"semkv-disk-name"
+        ).hexdigest()
 
     def write(self, unfinished: Path, path: Path, block: BlockRecord, payload: memoryview, *, fsync: bool) -> None:
         """Under a name of its own first. Raises OSError."""
@@ -69,21 +81,20 @@ class BlockFormat:
                 os.fsync(file.fileno())
         os.replace(unfinished, path)
         if fsync:
-            _fsync_directory(path.parent)
+            fsync_directory(path.parent)
 
     def read(self, path: Path, block: BlockRecord, target: memoryview) -> bool:
-        """Into `target`; False if the file is not that of this block, or not what was written. Raises OSError."""
-        with open(path, "rb", buffering=0) as file:
-            sound = self._read(file, block, target)
-            if sound:
-                os.utime(file.fileno())  # the order of use, for the next start
-        return sound
+        """Into `target`; False if the file is not that of this block, or not what was written. Raises OSError, NotRegular among them."""
+        with open_regular(path) as file:
+            return self._read(file, block, target)
 
     def _read(self, file: BinaryIO, block: BlockRecord, target: memoryview) -> bool:
         raw = _read_all(file, _HEADER.size)
         if len(raw) != _HEADER.size:
             return False
         words = _HEADER.unpack(raw)[4]
+        if words + len(block.tokens) > _MAX_HEAD:
+            return False
         size = OVERHEAD + words + len(block.tokens) + self.payload
         if os.fstat(file.fileno()).st_size != size or raw != self._header(block, words):
             return False
@@ -100,20 +111,24 @@ class BlockFormat:
 
     def look(self, path: Path, size: int) -> BlockRecord | str:
         """What block a file says to be, by its head alone; else why it is none of ours: `foreign` (another version, geometry or size of a
-        block) or `damaged` (its length, its name or its key is not that of what it says). Raises OSError."""
-        with open(path, "rb") as file:
-            raw = file.read(_HEADER.size)
+        block), `damaged` (its length or its key is not that of what it says) or `stale` (its name is not: from before a reset). Raises
+        OSError, NotRegular among them."""
+        with open_regular(path) as file:
+            raw = _read_all(file, _HEADER.size)
             if len(raw) != _HEADER.size:
                 return "damaged"
             magic, version, tokens, payload, words, ordinal, geometry, namespace, key, parent = _HEADER.unpack(raw)
             if (magic, version, payload, geometry) != (_MAGIC, _VERSION, self.payload, self.geometry):
                 return "foreign"
-            if OVERHEAD + words + tokens + payload != size:
+            if OVERHEAD + words + tokens + payload != size or words + tokens > _MAX_HEAD or not tokens or tokens % 4:
                 return "damaged"
-            head = file.read(words + tokens)
+            head = _read_all(file, words + tokens)
+            if len(head) != words + tokens:
+                return "damaged"
         block = BlockRecord(namespace, key, parent, ordinal, head[words:], head[:words])
-        sound = self.name_of(namespace, key) == path.stem and _is_chained(block)
-        return block if sound else "damaged"
+        if not _is_chained(block):
+            return "damaged"
+        return block if self.name_of(namespace, key) == path.stem else "stale"
 
     def _header(self, block: BlockRecord, words: int) -> bytes:
         return _HEADER.pack(
@@ -142,6 +157,20 @@ def _checksum(head: bytes, payload: memoryview) -> bytes:
     return digest.digest()
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """To read, unbuffered. Follows no link and waits for no pipe's other end. Raises NotRegular, or another OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise NotRegular(error.errno, "not a regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegular(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb", buffering=0)
+
+
 @contextmanager
 def _create(path: Path) -> Iterator[BinaryIO]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -166,7 +195,7 @@ def _read_all(file: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _fsync_directory(directory: Path) -> None:
+def fsync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -15,9 +15,15 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
+from dynamo_semkv.contracts.errors import ContractError
+
 _log = logging.getLogger(__name__)
+
+
+MAX_REVISION = 256
 
 
 class Owner(Protocol):
@@ -40,25 +46,44 @@ def owns_cache(owner: Owner) -> None:
 
 def reset_cache() -> int:
     """Everything that connectors of this process have saved is worth nothing, and so are their donors. Returns how many heard it: 0 in the
-    processes of other ranks, where there is nothing to forget. Thread-safe; does not wait for a forward pass."""
-    owners = _all()
-    for owner in owners:
-        owner.reset_cache()
-    return len(owners)
+    processes of other ranks, where there is nothing to forget. Thread-safe; does not wait for a forward pass, but for the disk, where there
+    is a tier on it. What a connector raises (OSError: its disk did not take it) comes when all have heard it."""
+    return _each(lambda owner: owner.reset_cache())
 
 
 def weights_changed(revision: str) -> int:
     """As `reset_cache`, for other weights. `revision` names them, the same on all replicas that serve them: KV of before and after is
-    told apart by it, also on disk and after a restart. ValueError for an empty one."""
-    if not isinstance(revision, str) or not revision.strip():
-        raise ValueError(f"weights_changed: revision = {revision!r}, expected a name of the new weights")
-    owners = _all()
-    for owner in owners:
-        owner.weights_changed(revision.strip())
-    _log.info("semkv connector: weights are %r now; %d caches were emptied", revision, len(owners))
-    return len(owners)
+    told apart by it, also on disk and after a restart. ContractError, and nothing is done, for one that is no name."""
+    name = checked_revision(revision)
+    heard = _each(lambda owner: owner.weights_changed(name))
+    _log.info("semkv connector: weights are %r now; %d caches were emptied", name, heard)
+    return heard
 
 
-def _all() -> list[Owner]:
+def checked_revision(revision: str) -> str:
+    """Without blanks around it."""
+    allowed = f"1 to {MAX_REVISION} printable characters that name the new weights"
+    if not isinstance(revision, str):
+        raise ContractError("revision", revision, allowed)
+    name = revision.strip()
+    if len(name) > MAX_REVISION:
+        raise ContractError("revision", f"{name[:32]}... ({len(name)} characters)", allowed)
+    if not name or not name.isprintable():
+        raise ContractError("revision", revision, allowed)
+    return name
+
+
+def _each(tell: Callable[[Owner], None]) -> int:
+    """Tells every owner, also when one of them fails; its error comes afterwards."""
     with _lock:
-        return list(_owners)
+        owners = list(_owners)
+    failed: Exception | None = None
+    for owner in owners:
+        try:
+            tell(owner)
+        except Exception as error:  # noqa: BLE001 - the others' KV is as wrong as this one's; the first error is raised below
+            _log.exception("semkv connector: a cache was not reset wholly")
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return len(owners)

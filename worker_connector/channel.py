@@ -109,6 +109,9 @@ class LocalRank(Protocol):
     def disk(self, order: DiskOrder) -> None:
         """For the rank's disk store; answered by a `DiskResult`. Never waits."""
 
+    def make_resets_durable(self) -> None:
+        """Waits for the disk, unlike the others: what it was ordered to clear is not served after a restart either. Raises OSError."""
+
     def snapshot(self) -> Mapping[str, Any]:
         """Numbers, JSON-able."""
 
@@ -138,6 +141,11 @@ class RankChannel:
                 self._waiting.append(result)
                 return
         handler(result)
+
+    def make_resets_durable(self) -> None:
+        """Of the rank in this process. Not from an engine's callback: it waits for the disk. Raises OSError."""
+        if self.rank is not None:
+            self.rank.make_resets_durable()
 
     @property
     def has_leader(self) -> bool:

@@ -11,6 +11,9 @@ and a checksum over everything agree (block_file.py); a file that fails any of t
   loses nothing but the file that it was writing.
 * Bounded: the least recently used ends of chains go before a new file is written; reads count as use, also over a restart (by the files'
   times).
+* Resets last: `begin_epoch` makes everything of before worthless on the disk too (store_epoch.py); its files are removed after that.
+* Only regular files are looked at: a link, a directory or a pipe under a block's name stays, is counted, and is neither followed nor
+  waited for. A file that cannot be looked at just now stays too.
 * One store a directory, by a lock on it. Any number of threads; files are read and written outside the store's lock.
 
 All calls do I/O: never from an engine's callback. Files hold tenants' KV in the clear; they are readable by this user only.
@@ -18,10 +21,10 @@ All calls do I/O: never from an engine's callback. Files hold tenants' KV in the
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
+import stat
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -30,18 +33,15 @@ from itertools import count
 from pathlib import Path
 
 from dynamo_semkv.contracts.keys import BlockKey
-from worker_connector.block_file import OVERHEAD, BlockFormat, BlockRecord
+from worker_connector.block_file import OVERHEAD, BlockFormat, BlockRecord, NotRegular
 from worker_connector.refusal import Refused
+from worker_connector.store_epoch import new_epoch, read_epoch, write_epoch
+from worker_connector.store_lock import own
 
 _log = logging.getLogger(__name__)
 
 _BLOCK_FILE = re.compile(r"[0-9a-f]{64}\.kv")
 _UNFINISHED_FILE = re.compile(r"[0-9a-f]{64}\.[0-9]+\.unfinished")
-_LOCK_FILE = "lock"
-
-
-class InUse(Refused):
-    """The directory has a store already."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,31 @@ class DiskStore:
         self._gone: list[BlockKey] = []
         self._numbers = count()
         self._life = 0
+        self._doomed: list[tuple[str, int]] = []
+        """Files of before a reset that are still here."""
         self._size = 0
         self.counts: Counter[str] = Counter()
         """`written`, `already_there`, `no_parent`, `no_room`, `read`, `missing`, `damaged`, `orphaned`, `evicted`, `write_errors`,
-        `read_errors`, `remove_errors`, `unfinished`, `foreign`."""
+        `read_errors`, `remove_errors`, `touch_errors`, `unfinished`, `foreign`, `stale`, `odd` (not a regular file)."""
         smallest = OVERHEAD + bytes_per_block
         if limit_bytes < smallest:
             raise Refused(
                 "connector.disk_bytes", limit_bytes, f"one block takes {smallest} bytes", "set it to a multiple of that"
             )
-        self._owner = _own(directory)
+        self._owner = own(directory)
+        epoch = read_epoch(directory)
+        if epoch is None:
+            try:
+                write_epoch(directory, epoch := new_epoch())
+            except OSError as error:
+                self.close()
+                raise Refused(
+                    "connector.disk_path",
+                    str(directory),
+                    f"its epoch cannot be written: {error}",
+                    "remove the directory",
+                ) from error
+        self._format = replace(self._format, epoch=epoch)
 
     @property
     def directory(self) -> Path:
@@ -101,51 +116,84 @@ class DiskStore:
         ago first among blocks of one ordinal. Removes what is unfinished, damaged in its head, of another geometry, or continues a block
         that is not here; touches no file that is not of its own making. Bytes are checked when they are read. `stopped`: asked for every
         file."""
-        found: list[tuple[int, BlockRecord]] = []
-        for path in self._directory.iterdir():
-            if stopped():
-                return []
-            if _UNFINISHED_FILE.fullmatch(path.name):
-                self.counts["unfinished"] += 1
-                path.unlink(missing_ok=True)
-            elif _BLOCK_FILE.fullmatch(path.name):
-                status = path.stat()
-                record = self._record_of(path, status.st_size)
-                if record is None:
-                    path.unlink(missing_ok=True)
+        while True:
+            format_ = self._format
+            found: list[tuple[int, BlockRecord]] = []
+            left, errors = 0, self.counts["read_errors"]
+            for path in self._directory.iterdir():
+                if stopped():
+                    return []
+                if not (_BLOCK_FILE.fullmatch(path.name) or _UNFINISHED_FILE.fullmatch(path.name)):
+                    continue
+                size, record = self._inspect(path, format_)
+                if record is not None:
+                    found.append((size, record))
                 else:
-                    found.append((status.st_size, replace(record, used=status.st_mtime_ns)))
-        with self._lock:
-            self._files.clear()
-            self._names.clear()
-            self._children.clear()
-            self._size = 0
-            keys = {record.key for _, record in found}
-            kept: list[tuple[int, BlockRecord]] = []
-            for size, record in sorted(found, key=lambda item: item[1].ordinal):
-                if record.ordinal and record.parent not in keys:
-                    keys.discard(record.key)
-                    self.counts["orphaned"] += 1
-                    self._unlink(self._name(record.namespace, record.key))
-                else:
-                    kept.append((size, record))
-            for size, record in sorted(kept, key=lambda item: item[1].used):
-                self._enter(self._name(record.namespace, record.key), _File(size, record.key, record.parent))
-                self._size += size
-            self._make_room(0)
-            self._gone.clear()
-            there = [record for _, record in kept if record.key in self._names]
-            return sorted(there, key=lambda record: (record.ordinal, record.used))
+                    left += size
+            with self._lock:
+                if format_ is self._format:  # else the store was reset meanwhile, and these are files of before
+                    return self._install(found, left, complete=errors == self.counts["read_errors"])
 
-    def put(self, block: BlockRecord, payload: memoryview) -> bool:
+    def _inspect(self, path: Path, format_: BlockFormat) -> tuple[int, BlockRecord | None]:
+        """A block and the size of its file, or how many bytes of what is none are left here."""
+        size = 0
+        try:
+            status = path.lstat()
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                self.counts["odd"] += 1
+                return size, None
+            if _UNFINISHED_FILE.fullmatch(path.name):
+                why: BlockRecord | str = "unfinished"
+            else:
+                why = format_.look(path, size)
+        except FileNotFoundError:
+            return 0, None
+        except OSError as error:
+            self.counts["read_errors"] += 1
+            _log.warning("semkv disk store: a file could not be looked at, and stays: %s", error)
+            return size, None
+        if isinstance(why, str):
+            self.counts[why] += 1
+            return (0 if self._unlink(path.name) else size), None
+        return size, replace(why, used=status.st_mtime_ns)
+
+    def _install(self, found: list[tuple[int, BlockRecord]], left: int, *, complete: bool) -> list[BlockRecord]:
+        """`complete` False: a block that others continue may be among what could not be looked at, so those stay without it."""
+        self._files.clear()
+        self._names.clear()
+        self._children.clear()
+        self._doomed.clear()
+        keys = {record.key for _, record in found}
+        kept: list[tuple[int, BlockRecord]] = []
+        for size, record in sorted(found, key=lambda item: item[1].ordinal):
+            if record.ordinal and record.parent not in keys:
+                keys.discard(record.key)
+                self.counts["orphaned"] += 1
+                if not complete or not self._unlink(f"{self._name(record.namespace, record.key)}.kv"):
+                    left += size
+            else:
+                kept.append((size, record))
+        self._size = left  # what stays and is no block counts against the limit
+        for size, record in sorted(kept, key=lambda item: item[1].used):
+            self._enter(self._name(record.namespace, record.key), _File(size, record.key, record.parent))
+            self._size += size
+        self._make_room(0)
+        self._gone.clear()
+        there = [record for _, record in kept if record.key in self._names]
+        return sorted(there, key=lambda record: (record.ordinal, record.used))
+
+    def put(self, block: BlockRecord, payload: memoryview, epoch: bytes | None = None) -> bool:
         """True if the block is there afterwards. False: the block that it continues is not here, the disk is full or failed, another thread
-        is just writing it, no room can be made, or the store was cleared meanwhile. ValueError for a payload or digest of another length.
-        The caller keeps the payload unchanged until the call returns."""
-        name = self._name(block.namespace, block.key)
+        is just writing it, no room can be made, or the store was cleared meanwhile or has another epoch than that. ValueError for a payload
+        or digest of another length. The caller keeps the payload unchanged until the call returns."""
         if payload.nbytes != self._format.payload:
             raise ValueError(f"payload of {payload.nbytes} bytes, expected {self._format.payload}")
         size = self._format.size_of(block)
         with self._lock:
+            if epoch is not None and epoch != self._format.epoch:
+                return False
+            name = self._name(block.namespace, block.key)
             if name in self._files:
                 self.counts["already_there"] += 1
                 self._files.move_to_end(name)
@@ -178,8 +226,13 @@ class DiskStore:
             return False
         with self._lock:
             del self._writing[name]
+            if life != self._life:
+                self._forget_child(block.parent, name)
+                if self._unlink(f"{name}.kv"):
+                    self._size -= size
+                return False
             self._enter(name, _File(size, block.key, block.parent))
-            if life != self._life or not self._continues(block):
+            if not self._continues(block):
                 self._remove(name)
                 self._gone.remove(block.key)  # nobody was told of it
                 return False
@@ -189,10 +242,10 @@ class DiskStore:
     def read_into(self, block: BlockRecord, target: memoryview) -> bool:
         """True: `target` holds the block, whose tokens are these and whose checksum holds. False: it is not there, or was not what it
         should be and is removed with what continues it; `target` then holds anything, so it must be memory that nobody is offered."""
-        name = self._name(block.namespace, block.key)
         if target.nbytes != self._format.payload:
             raise ValueError(f"target of {target.nbytes} bytes, expected {self._format.payload}")
         with self._lock:
+            name = self._name(block.namespace, block.key)
             if name not in self._files:
                 self.counts["missing"] += 1
                 return False
@@ -206,9 +259,13 @@ class DiskStore:
             return False
         except OSError as error:
             with self._lock:
-                self.counts["read_errors"] += 1
+                self.counts["odd" if isinstance(error, NotRegular) else "read_errors"] += 1
+                if isinstance(error, NotRegular):
+                    self._remove_chain(name)
             _log.warning("semkv disk store: a block could not be read: %s", error)
             return False
+        if sound:
+            self._touch(name)
         with self._lock:
             self.counts["read" if sound else "damaged"] += 1
             if not sound:
@@ -231,13 +288,47 @@ class DiskStore:
         with self._lock:
             self._remove_chain(self._name(namespace, key))
 
+    @property
+    def epoch(self) -> bytes:
+        """Changes with every reset."""
+        return self._format.epoch
+
+    def begin_epoch(self) -> None:
+        """What is here, and what is being written, is never served again, also not after a restart; on the disk when it returns. The files
+        themselves go with `sweep`. OSError: the disk takes no epoch; what could be removed has been."""
+        epoch = new_epoch()
+        try:
+            write_epoch(self._directory, epoch)
+        except OSError:
+            self._forget(epoch)
+            self.sweep()  # a full disk has room again then
+            write_epoch(self._directory, epoch)
+        else:
+            self._forget(epoch)
+
     def clear(self) -> None:
-        """Removes every block, those included that are being written: weights or cache were reset."""
+        """Removes every block, those included that are being written: weights or cache were reset. Raises OSError as `begin_epoch` does."""
+        self.begin_epoch()
+        self.sweep()
+
+    def _forget(self, epoch: bytes) -> None:
         with self._lock:
+            self._format = replace(self._format, epoch=epoch)
             self._life += 1
-            for name in list(self._files):
-                self._remove(name)
+            self._doomed += [(name, file.size) for name, file in self._files.items()]
+            self._files.clear()
+            self._names.clear()
+            self._children.clear()
             self._gone.clear()
+
+    def sweep(self) -> None:
+        """Removes the files of before the last `begin_epoch`."""
+        with self._lock:
+            doomed, self._doomed = self._doomed, []
+        for name, size in doomed:
+            if self._unlink(f"{name}.kv"):  # else it keeps its room
+                with self._lock:
+                    self._size -= size
 
     def stats(self) -> DiskStats:
         with self._lock:
@@ -259,19 +350,6 @@ class DiskStore:
 
     def _continues(self, block: BlockRecord) -> bool:
         return block.ordinal == 0 or block.parent in self._names
-
-    def _record_of(self, path: Path, size: int) -> BlockRecord | None:
-        """None, counted, for what is not a block of this store."""
-        try:
-            found = self._format.look(path, size)
-        except OSError as error:
-            self.counts["read_errors"] += 1
-            _log.warning("semkv disk store: a file could not be looked at: %s", error)
-            return None
-        if isinstance(found, str):
-            self.counts[found] += 1
-            return None
-        return found
 
     def _make_room(self, size: int) -> bool:
         """Ends of chains only. A block that others continue is as young as they are, so it goes behind them when its turn comes."""
@@ -320,39 +398,25 @@ class DiskStore:
             self._names.pop(file.key, None)
             self._forget_child(file.parent, name)
             self._gone.append(file.key)
-            self._unlink(name)
+            self._unlink(f"{name}.kv")  # where it fails, it takes room that is not counted until the next start
 
-    def _unlink(self, name: str) -> None:
+    def _touch(self, name: str) -> None:
+        """The order of use, for the next start."""
         try:
-            self._path(name).unlink(missing_ok=True)
+            os.utime(self._path(name), follow_symlinks=False)
+        except OSError as error:  # read-only, or evicted meanwhile: the block has been read all the same
+            self.counts["touch_errors"] += 1
+            _log.debug("semkv disk store: the use of a file could not be noted: %s", error)
+
+    def _unlink(self, file: str) -> bool:
+        """Is it gone?"""
+        try:
+            (self._directory / file).unlink(missing_ok=True)
         except OSError as error:
-            self.counts["remove_errors"] += 1  # it takes room that is not counted until the next start
+            self.counts["remove_errors"] += 1
             _log.warning("semkv disk store: a file could not be removed: %s", error)
-
-
-def _own(directory: Path) -> int:
-    """The directory, made if need be, and its lock, held until it is closed or the process ends."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise Refused(
-            "connector.disk_path",
-            str(directory),
-            f"it cannot be written: {error.strerror}",
-            "name a directory that can",
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise InUse(
-            "connector.disk_path",
-            str(directory),
-            "another store is using it",
-            "give each engine a directory of its own",
-        ) from error
-    return descriptor
+            return False
+        return True
 
 
 def _remove_quietly(path: Path) -> None:

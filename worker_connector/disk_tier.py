@@ -346,7 +346,8 @@ class DiskTier:
         for record in result.blocks:
             if record.words and record.namespace not in self._words:
                 self._keep_words(record.namespace, record.words)
-            self.index.add(rank, record)
+            if len(record.tokens) == 4 * self._ledger.tokens_per_block:  # else a crafted file: no block of this pool
+                self.index.add(rank, record)
         self.counts["found"] += len(result.blocks)
         if result.last:
             self._found.add(rank)

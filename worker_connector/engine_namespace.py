@@ -204,3 +204,11 @@ def _parallelism(llm_args: Any) -> str:
     if getattr(llm_args, "enable_attention_dp", False):
         return "tp=1"
     return f"tp={getattr(llm_args, 'tensor_parallel_size', 1) or 1}"
+
+
+def configured_rank(llm_args: Any) -> int | None:
+    """0 without attention data parallelism; else the rank if the engine says it, or None until the first scheduler output does."""
+    if not getattr(llm_args, "enable_attention_dp", False):
+        return 0
+    rank = getattr(llm_args, "attention_dp_rank", None)
+    return rank if isinstance(rank, int) else None

@@ -18,11 +18,18 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.cache_reset import checked_revision
 from worker_connector.channel import RankChannel, RankReady, RankResult
 from worker_connector.device_events import KvEvents
 from worker_connector.dialect import unmet_reservations
 from worker_connector.disk_orders import DiskOrder
-from worker_connector.engine_namespace import RequestNamespaces, adapters_of, engine_namespace, served_model_name
+from worker_connector.engine_namespace import (
+    RequestNamespaces,
+    adapters_of,
+    configured_rank,
+    engine_namespace,
+    served_model_name,
+)
 from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
 from worker_connector.outlet import Identity, Outlet
@@ -72,7 +79,7 @@ class Leader:
         self._clock = clock
         self._lock = threading.RLock()
         self._generation = new_generation()
-        self._dp_rank = _configured_rank(llm_args)
+        self._dp_rank = configured_rank(llm_args)
         self._board = RankBoard(world)
         self._endpoint = endpoint
         self._missing_since: float | None = clock() if world > 1 else None
@@ -89,9 +96,8 @@ class Leader:
         """Before it is known who we are. A lost one is a gap in the ids."""
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
-        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`,
-        `batch_errors`, `upkeep_errors`, `pages_reassigned`, `stale_resumed`, `donor_events_lost`;
-        and `restated`, which is routine."""
+        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `batch_errors`,
+        `upkeep_errors`, `pages_reassigned`, `stale_resumed`, `donor_events_lost`; and `restated`, which is routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
 
@@ -238,7 +244,7 @@ class Leader:
             self._life.close()
             self._new_generation()
         self._namespaces = RequestNamespaces(
-            self._base_namespace(pool),
+            self._base_namespace(pool, self._weights_revision),
             adapters_of(self._llm_args),
             self._settings.salt_key,
         )
@@ -313,24 +319,34 @@ class Leader:
         return self._replica
 
     def reset_cache(self) -> None:
-        """The engine's cache was reset for a reason that makes old KV wrong."""
+        """The engine's cache was reset for a reason that makes old KV wrong. Waits for the disk of an only rank: what is on it is not
+        served after a restart either. Several are told with the next batch. OSError: the disk did not take it; all else is done."""
         with self._lock:
-            if self._life is not None:
-                self._life.forget_blocks()
-            self._new_generation()
+            self._forget_blocks()
+        self._channel.make_resets_durable()
 
     def weights_changed(self, revision: str) -> None:
-        """The same, and what is saved from now on is another model's: of these weights."""
-        with self._lock:
-            self._weights_revision = revision
-            self.reset_cache()
-            if self._life is not None and self._namespaces is not None:
-                self._namespaces.rebase(self._base_namespace(self._life.pool))
-                self._life.running.open_digest = self._namespaces.open_digest
-                self._open()
+        """The same, and what is saved from now on is another model's: of these weights. ContractError for what is no name (nothing is
+        done), or too long behind the model's (all is forgotten, the old name stays)."""
+        revision = checked_revision(revision)
+        try:
+            with self._lock:
+                self._forget_blocks()
+                if self._life is not None and self._namespaces is not None:
+                    self._namespaces.rebase(self._base_namespace(self._life.pool, revision))
+                    self._life.running.open_digest = self._namespaces.open_digest
+                    self._open()
+                self._weights_revision = revision
+        finally:
+            self._channel.make_resets_durable()
 
-    def _base_namespace(self, pool: RankReady) -> CacheNamespace:
-        return engine_namespace(self._llm_args, pool, self._settings.model, self._weights_revision)
+    def _forget_blocks(self) -> None:
+        if self._life is not None:
+            self._life.forget_blocks()
+        self._new_generation()
+
+    def _base_namespace(self, pool: RankReady, revision: str | None) -> CacheNamespace:
+        return engine_namespace(self._llm_args, pool, self._settings.model, revision)
 
     def _new_generation(self) -> None:
         self._generation = new_generation()
@@ -432,11 +448,3 @@ class Leader:
                 numbers |= life.numbers()
             rank = self._channel.rank
         return numbers | {"rank": dict(rank.snapshot()) if rank is not None else None}
-
-
-def _configured_rank(llm_args: Any) -> int | None:
-    """0 without attention data parallelism; else the rank if the engine says it, or None until the first scheduler output does."""
-    if not getattr(llm_args, "enable_attention_dp", False):
-        return 0
-    rank = getattr(llm_args, "attention_dp_rank", None)
-    return rank if isinstance(rank, int) else None

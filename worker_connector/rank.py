@@ -336,6 +336,10 @@ class Rank:
         if self._scrubber is not None:
             self._scrubber.urgent(slots, loaded=False)
 
+    def make_resets_durable(self) -> None:
+        if (disk := self._disk) is not None:
+            disk.make_resets_durable()
+
     def disk(self, order: DiskOrder) -> None:
         if self._disk is not None:
             self._disk.order(order)

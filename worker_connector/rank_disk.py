@@ -35,9 +35,10 @@ from worker_connector.disk_orders import (
     StageDone,
     Tell,
 )
-from worker_connector.disk_store import DiskStore, InUse
+from worker_connector.disk_store import DiskStore
 from worker_connector.refusal import Refused
 from worker_connector.slab import HostSlab
+from worker_connector.store_lock import InUse
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def check_room(directory: Path, limit_bytes: int, free: Callable[[Path], int] | 
     left = shutil.disk_usage(directory).free if free is None else free(directory)
     if limit_bytes <= left:
         return
-    room = left + sum(path.stat().st_size for path in directory.glob("*.kv"))
+    room = left + sum(map(_size_of, directory.glob("*.kv")))
     if limit_bytes > room:
         raise Refused(
             "connector.disk_bytes",
@@ -104,6 +105,13 @@ def check_room(directory: Path, limit_bytes: int, free: Callable[[Path], int] | 
             f"the file system of {directory} has {room} bytes for it",
             f"set it to at most {room} (it counts per rank), or connector.disk_path to a directory on a larger disk",
         )
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # it went meanwhile: what it takes is free
+        return 0
 
 
 class RankDisk:
@@ -125,8 +133,14 @@ class RankDisk:
         self._post = post
         self._wake = threading.Condition()
         self._first: deque[Stage] = deque()
-        self._then: deque[Tell | Spill | Clear] = deque()
+        self._then: deque[tuple[Tell | Spill | Clear, int]] = deque()
+        """With the number of resets that were ordered before it."""
         self._life = 0
+        self._resets = 0
+        self._durable = 0
+        """How many of the resets the store knows of."""
+        self._resetting = threading.Lock()
+        self._closed = False
         self._staging = False
         self._closing = False
         self._busy = False
@@ -155,14 +169,25 @@ class RankDisk:
             if isinstance(order, Stage):
                 self._first.append(order)
             else:
-                self._then.append(order)
+                self._then.append((order, self._resets))
+            if isinstance(order, Clear):
+                self._resets += 1
             self._wake.notify_all()
+
+    def make_resets_durable(self) -> None:
+        """What was ordered to be cleared is never served again, also not after a restart: the store has another epoch when this returns.
+        One small write that is flushed to the disk, so not from an engine's callback. Raises OSError when the disk does not take it."""
+        with self._resetting:
+            ordered = self._resets
+            if not self._closed and self._durable != ordered:
+                self._store.begin_epoch()
+                self._durable = ordered
 
     def run_pending(self, limit: int | None = None) -> int:
         """Manual mode: runs what waits, at most `limit` orders; returns how many."""
         done = 0
-        while (limit is None or done < limit) and (order := self._next()) is not None:
-            self._work(order)
+        while (limit is None or done < limit) and (following := self._next()) is not None:
+            self._work(*following)
             done += 1
         return done
 
@@ -172,7 +197,8 @@ class RankDisk:
             return self._wake.wait_for(lambda: not self._first and not self._then and not self._busy, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends after the order in hand; those that wait stay unanswered: their leader's books end too. Files stay."""
+        """Ends after the order in hand; those that wait stay unanswered: their leader's books end too. Files stay, but for a `Clear` that
+        waits: what it forgets may not be found by the next start."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -181,7 +207,19 @@ class RankDisk:
             if self._thread.is_alive():
                 _log.warning("semkv connector: the disk's thread did not end within %.0f s; its lock is kept", timeout)
                 return
-        self._store.close()
+        if not self._closed:
+            self._finish_resets()
+        with self._resetting:
+            self._closed = True
+            self._store.close()
+
+    def _finish_resets(self) -> None:
+        try:
+            self.make_resets_durable()
+            self._store.sweep()
+        except OSError:
+            self.failed += 1
+            _log.exception("semkv connector: the disk could not be cleared; remove %s", self._store.directory)
 
     # on the thread
 
@@ -191,17 +229,17 @@ class RankDisk:
                 self._wake.wait_for(lambda: self._closing or bool(self._first) or bool(self._then))
                 if self._closing:
                     return
-                order = self._next()
-                self._busy = order is not None
-            if order is not None:
-                self._work(order)
+                following = self._next()
+                self._busy = following is not None
+            if following is not None:
+                self._work(*following)
             with self._wake:
                 self._busy = False
                 self._wake.notify_all()
 
-    def _next(self) -> DiskOrder | None:
+    def _next(self) -> tuple[DiskOrder, int] | None:
         if self._first:
-            return self._first.popleft()
+            return self._first.popleft(), self._resets
         return self._then.popleft() if self._then else None
 
     def _tell(self, order: Tell) -> DiskFound:
@@ -217,10 +255,11 @@ class RankDisk:
             self._post(DiskFound(self._number, order.order_id, blocks, last=False))
             batch = following
 
-    def _work(self, order: DiskOrder) -> None:
-        """Answers the order; what left the store on the way is told first, or the leader would believe in a file that made room."""
+    def _work(self, order: DiskOrder, resets: int) -> None:
+        """Answers the order, which `resets` came before; what left the store on the way is told first, or the leader would believe in a
+        file that made room."""
         try:
-            answer = self._do(order)
+            answer = self._do(order, resets)
         except Exception:  # noqa: BLE001 - an unanswered order would hold slots and leases for ever
             self.failed += 1
             _log.exception("semkv connector: an order to the disk failed")
@@ -234,7 +273,7 @@ class RankDisk:
             self._post(DiskGone(self._number, tuple(gone[at : at + _GONE_AT_ONCE])))
         self._post(answer)
 
-    def _do(self, order: DiskOrder) -> DiskResult:
+    def _do(self, order: DiskOrder, resets: int) -> DiskResult:
         if isinstance(order, Tell):
             return self._tell(order)
         if isinstance(order, Stage):
@@ -245,10 +284,10 @@ class RankDisk:
                 done += 1
             return StageDone(self._number, order.order_id, done)
         if isinstance(order, Spill):
-            return SpillDone(
-                self._number, order.order_id, tuple(self._spill(placed, order.life) for placed in order.blocks)
-            )
-        self._store.clear()
+            written = tuple(self._spill(placed, order.life, resets) for placed in order.blocks)
+            return SpillDone(self._number, order.order_id, written)
+        self.make_resets_durable()
+        self._store.sweep()
         return DiskCleared(self._number, order.order_id)
 
     def _undone(self, order: DiskOrder) -> DiskResult:
@@ -278,12 +317,15 @@ class RankDisk:
                 self._staging = False
                 self._wake.notify_all()
 
-    def _spill(self, placed: Placed, life: int) -> bool:
+    def _spill(self, placed: Placed, life: int, resets: int) -> bool:
+        epoch = self._store.epoch  # asked for first: a reset that is ordered from here on changes one or the other
+        if resets != self._resets:
+            return False
         if self._store.contains(placed.block.namespace, placed.block.key):
             return True
         if not self._slab.copy_sealed(placed.slot, self._copy) or life != self._life:
             return False
-        return self._store.put(placed.block, self._copy[0, : self._slab.bytes_per_block].data)
+        return self._store.put(placed.block, self._copy[0, : self._slab.bytes_per_block].data, epoch)
 
 
 def _once(record: BlockRecord, told: set[bytes]) -> BlockRecord:

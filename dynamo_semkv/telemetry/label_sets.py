@@ -68,6 +68,9 @@ FILE_EVENTS = (
     "remove_errors",
     "unfinished",
     "foreign",
+    "stale",
+    "odd",
+    "touch_errors",
 )
 KV_EVENTS = (
     "offered",

@@ -214,7 +214,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
         put(it, 1)
         put(it, 2)
         it.clear()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README", "a.unfinished", "lock", "notes.kv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README", "a.unfinished", "epoch", "lock", "notes.kv"]
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])

@@ -156,7 +156,7 @@ def test_whoever_updates_weights_reaches_every_connector_of_the_process() -> Non
     assert connector.reset_cache() >= 2
     assert [engine.leader.resident_blocks() for engine in engines] == [0, 0]
     assert {engine.sink.announcements[-1].namespace.model for engine in engines} == {"scripted@step-42"}
-    with pytest.raises(ValueError, match="revision = ' ', expected a name"):
+    with pytest.raises(ValueError, match="revision: got ' ', allowed: 1 to 256 printable"):
         connector.weights_changed(" ")
 
 
