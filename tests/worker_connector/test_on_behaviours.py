@@ -54,6 +54,22 @@ def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int, over
     run_all(engine, it)
 
 
+@pytest.mark.parametrize("salt", [None, "tenant-b"])
+def test_a_page_that_another_tenant_was_given_behind_a_dropped_batch_is_not_saved_as_ours(salt: str | None) -> None:
+    """The tape on which it was: a prompt of whole blocks, the batch of its first decode dropped, under overlap scheduling."""
+    it, script = bench(), Script(dropped_batch=[False, True])
+    engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True, overlap_scheduling=True)
+    first = engine.submit(TOKENS[:16], max_new_tokens=20)
+    engine.step()
+    engine.step()
+    engine.submit(prompt(9, 1, vocabulary=16), max_new_tokens=20, cache_salt=salt)
+    run_all(engine, it)
+    engine.reset_prefix_cache()
+    turn = engine.submit([*TOKENS[:16], *engine.ended[first].token_ids], max_new_tokens=4)
+    run_all(engine, it)
+    assert it.report_of(turn).confirmed >= 16
+
+
 @pytest.mark.parametrize(("overlap", "resident"), [(False, 96), (True, 56)])
 def test_a_pass_of_one_token_looks_like_a_dropped_batch_under_overlap_scheduling(overlap: bool, resident: int) -> None:
     """The report behind it does not get on: what is decoded then is not saved. Bytes stay right, which is what counts."""
