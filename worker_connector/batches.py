@@ -17,6 +17,7 @@ from worker_connector.attempt import Attempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
 from worker_connector.metadata import Orders, Unloadable
+from worker_connector.pages import page_slots
 from worker_connector.parked import ParkedLoads
 from worker_connector.plan import PlanState
 from worker_connector.refusal import LoadFailed
@@ -68,6 +69,11 @@ class BatchReader:
                     orders.unloadable.append(self._broken(int(data.request_id), error))
         for data in output.cached_requests:
             try:
+                self._grew(data)
+            except Exception as error:  # noqa: BLE001 - its own reader below breaks its page table, and nothing of it is saved
+                self._misread("growth", data, error)
+        for data in output.cached_requests:
+            try:
                 self._later(data, iteration, orders)
             except Exception as error:  # noqa: BLE001 - as above; nothing was promised for what comes later
                 self._misread("later", data, error)
@@ -107,6 +113,10 @@ class BatchReader:
         if attempt.content != content:
             tracked.saving = tracked.donates = False  # asked about before a reset: whose KV it will be is not known
         self._running.add(tracked)
+        if self._saves is not None:
+            # What is behind the engine's own prefix is shared with nobody. Where its cache has caught up since, that costs saves only.
+            own = tracked.pages.fresh(-(-attempt.question.local_tokens // self._pool.tokens_per_block))
+            self._counts["pages_reassigned"] += self._running.given(request_id, own)
         start = tracked.computed
         if attempt.parked:
             start = self._parked.resume(attempt, tracked, iteration, stale=attempt.content != content)
@@ -163,6 +173,13 @@ class BatchReader:
                 tracked.chain = list(plan.path)  # what it is served, and what comes before, is there already
         self._attempts.settle(attempt)
         return max(plan.position or 0, tracked.computed)
+
+    def _grew(self, data: Any) -> None:
+        """Before anything is saved in this batch: a dropped batch gives pages back in silence, and another is reported to have them."""
+        groups = getattr(data, "new_block_ids_by_layer_group", None)
+        if self._saves is not None and (data.new_block_ids or groups):
+            pages = page_slots(self._pool.group_ids, data.new_block_ids, groups)
+            self._counts["pages_reassigned"] += self._running.given(int(data.request_id), pages)
 
     def _later(self, data: Any, iteration: int, orders: Orders) -> None:
         tracked = self._running.get(int(data.request_id))

@@ -7,7 +7,7 @@ dict keyed by it (KV Cache Connector doc, "Running under VSWA"). Entry i of a gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 NO_PAGE = -1
 
@@ -55,6 +55,20 @@ class PageTable:
         for slots in self._slots:
             del slots[first:]
         self._closed = True
+
+    def fresh(self, before: int) -> Iterator[tuple[int, int]]:
+        """(index of the layer group, page slot) of every page of the blocks from ordinal `before` on."""
+        if not self.broken:
+            for index, slots in enumerate(self._slots):
+                yield from ((index, slot) for slot in slots[before:] if slot != NO_PAGE)
+
+    def lose(self, index: int, slot: int) -> bool:
+        """The page is another request's now: its block has none here. False: it was none of these."""
+        slots = self._slots[index]
+        if slot not in slots:
+            return False
+        slots[slots.index(slot)] = NO_PAGE
+        return True
 
     def _append(self, index: int, slots: list[int]) -> None:
         self._slots[index].extend(slots if min(slots, default=0) >= 0 else [max(slot, NO_PAGE) for slot in slots])

@@ -6,7 +6,7 @@ heard of it). Blocks that became resident and blocks that left are handed to the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from worker_connector.disk_tier import DiskTier
 from worker_connector.ledger import BlockEntry, Ledger
@@ -26,6 +26,8 @@ class RunningRequests:
         self.open_digest = open_digest
         self._tracked: dict[int, TrackedRequest] = {}
         self._finishing: list[TrackedRequest] = []
+        self._given: dict[tuple[int, int], int] = {}
+        """(layer group, page) -> the request that it was reported for last, other than as a prefix that is shared."""
         self.disk: DiskTier | None = None
         """Told of every block that becomes resident, where there is a tier below the slab."""
 
@@ -52,6 +54,17 @@ class RunningRequests:
         for tracked in self._tracked.values():
             if tracked.seen == iteration:
                 tracked.doubt_last_pages(tokens_per_block)
+
+    def given(self, request_id: int, pages: Iterable[tuple[int, int]]) -> int:
+        """The request was given these pages, which it shares with nobody: whoever was reported to have one before and still runs has it no
+        more, and nothing of it may be saved from there. Returns how many were somebody's."""
+        taken = 0
+        for page in pages:
+            before = self._given.get(page, request_id)
+            self._given[page] = request_id
+            if before != request_id and (other := self._tracked.get(before)) is not None:
+                taken += other.pages.lose(*page)
+        return taken
 
     # ends
 

@@ -11,6 +11,7 @@ from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import Bench, settings
 from tests.worker_connector.reference_engine.running import Script, prompt, stepped
 from worker_connector.reference_engine import SteppedEngine
+from worker_connector.running import RunningRequests
 
 TOKENS = prompt(61, vocabulary=16)
 
@@ -54,9 +55,15 @@ def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int, over
     run_all(engine, it)
 
 
+@pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("salt", [None, "tenant-b"])
-def test_a_page_that_another_tenant_was_given_behind_a_dropped_batch_is_not_saved_as_ours(salt: str | None) -> None:
-    """The tape on which it was: a prompt of whole blocks, the batch of its first decode dropped, under overlap scheduling."""
+def test_a_page_that_another_tenant_was_given_behind_a_dropped_batch_is_not_saved_as_ours(
+    salt: str | None, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tape on which it was: a prompt of whole blocks, the batch of its first decode dropped, under overlap scheduling. Ranks in other
+    processes tell of passes too late for the drop to be noticed; that somebody else was given the page is enough."""
+    if not noticed:
+        monkeypatch.setattr(RunningRequests, "batch_dropped", lambda *_: None)
     it, script = bench(), Script(dropped_batch=[False, True])
     engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True, overlap_scheduling=True)
     first = engine.submit(TOKENS[:16], max_new_tokens=20)
@@ -68,6 +75,18 @@ def test_a_page_that_another_tenant_was_given_behind_a_dropped_batch_is_not_save
     turn = engine.submit([*TOKENS[:16], *engine.ended[first].token_ids], max_new_tokens=4)
     run_all(engine, it)
     assert it.report_of(turn).confirmed >= 16
+    if not noticed:
+        assert it.leader.counts["pages_reassigned"] >= 1
+
+
+def test_a_prefix_that_the_engine_shares_between_requests_is_saved_of_both() -> None:
+    it = bench()
+    engine = stepped(it.spec())
+    for end in (1, 2):
+        engine.submit([*TOKENS[:32], *prompt(9, end, vocabulary=16)], max_new_tokens=20)
+        engine.step()
+    run_all(engine, it)
+    assert it.leader.counts["pages_reassigned"] == 0
 
 
 @pytest.mark.parametrize(("overlap", "resident"), [(False, 96), (True, 56)])
