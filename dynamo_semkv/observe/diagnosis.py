@@ -19,7 +19,7 @@ from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import decode_announcement
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.namespace import differing_field
-from dynamo_semkv.observe.health import Level
+from dynamo_semkv.observe.health import Level, listed
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0
 """A page may be some seconds old on a busy machine."""
@@ -155,14 +155,14 @@ def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Findi
         yield Finding(
             "announcements",
             Level.WARN,
-            f"silent for more than {limit:.0f} s: {_listed(silent)}",
+            f"silent for more than {limit:.0f} s: {listed(silent)}",
             "gone, hung, or cut off from the broker; what was announced is forgotten after bus.stream_max_age_seconds",
         )
     if not said:
         remedy = "are workers up, with kv_connector_config, DYN_STABLE_ROUTING_ID and SEMKV_CONFIG? Their logs say what was refused"
         yield Finding("connectors", Level.FAIL, "no worker's connector has announced itself", remedy)
         return
-    yield Finding("connectors", Level.OK, f"{len(said)} replicas announced: {_listed(list(said))}")
+    yield Finding("connectors", Level.OK, f"{len(said)} replicas announced: {listed(list(said))}")
     yield from _namespaces(said)
     yield from _materialization(config, said)
     versions = {announcement.connector_version for announcement in said.values()} - {""}
@@ -204,13 +204,13 @@ def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) ->
         yield Finding(
             "materialization",
             Level.WARN,
-            f"this file says {wanted.value}, {_listed(other)} run with another",
+            f"this file says {wanted.value}, {listed(other)} run with another",
             "SEMKV_CONFIG of the workers, and a restart: connectors read it once",
         )
     if wanted is Materialization.EXACT:
         without = [name for name, a in said.items() if a.materialization == "exact" and not a.slab_blocks]
         if without:
-            yield Finding("slab", Level.FAIL, f"no host memory: {_listed(without)}", "connector.slab_bytes")
+            yield Finding("slab", Level.FAIL, f"no host memory: {listed(without)}", "connector.slab_bytes")
 
 
 def _page(snapshot: Mapping[str, Any], now: float) -> Iterator[Finding]:
@@ -229,7 +229,7 @@ def _page(snapshot: Mapping[str, Any], now: float) -> Iterator[Finding]:
     for standing, remedy in _STANDINGS.items():
         kept_out = [row["name"] for row in live if row.get("standing") == standing]
         if kept_out:
-            yield Finding("replicas", Level.WARN, f"{standing}: {_listed(kept_out)}", remedy)
+            yield Finding("replicas", Level.WARN, f"{standing}: {listed(kept_out)}", remedy)
     if live and all(row.get("standing") == "ok" for row in live):
         yield Finding("replicas", Level.OK, f"{len(live)} live replicas, each announced")
     yield from _traffic(snapshot)
@@ -268,8 +268,3 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         )
     else:
         yield Finding("feedback", Level.OK, f"{requests - unconfirmed} of {requests} routes were reported on")
-
-
-def _listed(names: list[str], most: int = 5) -> str:
-    shown = ", ".join(sorted(names)[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

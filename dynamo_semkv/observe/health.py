@@ -85,7 +85,7 @@ def _advice(state: RouterState) -> Check:
     kept_out = [replica for replica in state.replicas if replica.standing != "ok"]
     if not kept_out:
         return Check("advice", Level.OK, "every live replica may be advised")
-    return Check("advice", Level.WARN, f"no advice for {_listed(f'{r.name} ({r.standing})' for r in kept_out)}")
+    return Check("advice", Level.WARN, f"no advice for {listed(f'{r.name} ({r.standing})' for r in kept_out)}")
 
 
 def _bus(state: RouterState) -> Check:
@@ -118,7 +118,7 @@ def _donor_events(state: RouterState) -> Check:
         return Check("donor_events", Level.OK, f"{len(speakers)} donor streams")
     if state.uptime_seconds < DONOR_GRACE_SECONDS:
         return Check("donor_events", Level.OK, f"waiting for {len(silent)} replicas")
-    return Check("donor_events", Level.WARN, f"no donor events from {_listed(r.name for r in silent)}")
+    return Check("donor_events", Level.WARN, f"no donor events from {listed(r.name for r in silent)}")
 
 
 def _speaks(replica: ReplicaStatus, speakers: set[tuple[str, int]]) -> bool:
@@ -140,7 +140,7 @@ def _catalog(state: RouterState) -> Check:
     donors = state.catalog.get("donors", 0)
     fenced = [f"{r['worker_id']}/{r['dp_rank']}" for r in state.catalog.get("streams", ()) if r["quarantined"]]
     if fenced:
-        return Check("catalog", Level.WARN, f"events are missing, no credit until a reset: {_listed(fenced)}")
+        return Check("catalog", Level.WARN, f"events are missing, no credit until a reset: {listed(fenced)}")
     return Check("catalog", Level.OK, f"{donors} donors")
 
 
@@ -162,11 +162,12 @@ def _configuration(state: RouterState) -> Check:
     if error:
         return Check("configuration", Level.WARN, f"{state.config_hash} stays in force, the file is refused: {error}")
     if restart:
-        return Check("configuration", Level.WARN, f"takes effect only after a restart: {_listed(restart)}")
+        return Check("configuration", Level.WARN, f"takes effect only after a restart: {listed(restart)}")
     return Check("configuration", Level.OK, f"{state.config_hash} is in force")
 
 
-def _listed(names: Iterator[str] | list[str]) -> str:
+def listed(names: Iterator[str] | list[str]) -> str:
+    """The first few in order, and how many more."""
     all_names = sorted(names)
     more = len(all_names) - _NAMED
     return ", ".join(all_names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

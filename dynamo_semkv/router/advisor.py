@@ -100,27 +100,16 @@ class Advisor:
             if self._weighing >= config.evidence.max_inflight:
                 # What waits for Dynamo and for providers costs turns of the loop that every stream needs: requests go first.
                 return Advice(no_advice(mode, DecisionReason.OVERLOADED), prompt)
-            return await self._counted(facts, view, prompt, config, mode, request_id)
+            self._weighing += 1
+            try:
+                return await self._weigh(facts, view, prompt, config, mode, request_id)
+            finally:
+                self._weighing -= 1
         except ContractError as error:
             self._fallbacks.add(FallbackReason.REQUEST_UNREADABLE, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours may not fail the request; counted and logged
             self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
         return Advice(no_advice(mode, DecisionReason.FAULT), prompt) if prompt is not None else None
-
-    async def _counted(
-        self,
-        facts: RequestFacts,
-        view: ModelView,
-        prompt: Prompt,
-        config: Config,
-        mode: PlacementMode,
-        request_id: str,
-    ) -> Advice:
-        self._weighing += 1
-        try:
-            return await self._weigh(facts, view, prompt, config, mode, request_id)
-        finally:
-            self._weighing -= 1
 
     async def _weigh(
         self,
