@@ -14,11 +14,7 @@
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +26,9 @@ from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.encoder import Detokenizer, Encoder, Vectors
+from dynamo_semkv.evidence.learner import DonorLearner
 from dynamo_semkv.evidence.provider import LookupQuery
-from dynamo_semkv.evidence.routed import RoutedPrompts
 from dynamo_semkv.evidence.vectors import Near, VectorIndex
-
-logger = logging.getLogger(__name__)
 
 NEIGHBOURS = 32
 MAX_MATCHES = 4
@@ -63,8 +57,8 @@ class _Partition:
     donors: dict[int, _Indexed] = field(default_factory=dict)
 
 
-class EmbeddingProvider:
-    """A DonorListener and a PromptListener (both in the event loop); lookups come from the provider's thread. `close` ends the thread."""
+class EmbeddingProvider(DonorLearner):
+    """Lookups come from the provider's thread."""
 
     name = "embedding"
 
@@ -75,65 +69,22 @@ class EmbeddingProvider:
         detokenizer: Detokenizer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        super().__init__(config.max_prompt_bytes, config.max_donors, MAX_QUEUED)
         self._config = config
         self._encoder = encoder
         self._detokenizer = detokenizer
         self._clock = clock
-        self._lock = threading.Lock()
-        self._prompts = RoutedPrompts(config.max_prompt_bytes, config.max_donors)
-        self._wanted: OrderedDict[str, CatalogDonor] = OrderedDict()
-        """Donors that are indexed or will be; whoever is not here any more is dropped by the thread."""
         self._indexed: dict[str, _Indexed] = {}
         self._partitions: dict[str, _Partition] = {}
         self._next_row = 0
         self._window_seconds: float | None = None
         """Of one window of a query, as measured; None before the first."""
-        self.counts: Counter[str] = Counter()
-        """`lookups`, `tenant_unknown`, `no_partition`, `no_time`, `no_text`, `unlike`, `matches`; `queued`, `queue_full`,
-        `indexed`, `stale`, `failed`, `removed`, `crowded_out`."""
-        self._jobs: queue.Queue[tuple[CatalogDonor, TokenArray] | None] = queue.Queue(MAX_QUEUED)
-        self._thread = threading.Thread(target=self._embed_donors, name="semkv-embed-donors", daemon=True)
-        self._thread.start()
+        # Counts: `lookups`, `tenant_unknown`, `no_partition`, `no_time`, `no_text`, `unlike`, `matches`; `queued`, `queue_full`,
+        # `indexed`, `stale`, `failed`, `removed`, `crowded_out`.
+        self._begin()
 
     def __len__(self) -> int:
         return len(self._indexed)
-
-    def close(self, timeout: float = 1.0) -> None:
-        """What is still queued is not embedded."""
-        with self._lock:
-            self._wanted.clear()
-        try:
-            self._jobs.put(None, timeout=timeout)
-        except queue.Full:
-            logger.warning("the donor embedder is stuck; its thread is left to the process")
-            return
-        self._thread.join(timeout)
-
-    def prompt_routed(self, query: LookupQuery) -> None:
-        if query.namespace.tenant is None:
-            return
-        donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
-        if donor is not None:
-            self._want(donor, query.tokens)
-
-    def donor_added(self, donor: CatalogDonor) -> None:
-        with self._lock:
-            known = self._wanted.get(donor.donor_id)
-            if known is not None and known.sketch is donor.sketch and known.life is donor.life:
-                self._wanted[donor.donor_id] = donor
-                if donor.donor_id in self._indexed:
-                    self._indexed[donor.donor_id].donor = donor
-                return
-        self.donor_removed(donor.donor_id)
-        tokens = self._prompts.added(donor)
-        if tokens is not None:
-            self._want(donor, tokens)
-
-    def donor_removed(self, donor_id: str) -> None:
-        self._prompts.removed(donor_id)
-        with self._lock:
-            self._wanted.pop(donor_id, None)
-            self._drop(donor_id)
 
     def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
         began = self._clock()
@@ -216,18 +167,9 @@ class EmbeddingProvider:
         texts = [self._detokenizer.text(tokens[start : start + window]) for start in starts]
         return self._encoder.encode(texts, window)
 
-    def _want(self, donor: CatalogDonor, tokens: TokenArray) -> None:
-        with self._lock:
-            while len(self._wanted) >= self._config.max_donors:
-                oldest, _ = self._wanted.popitem(last=False)
-                self._drop(oldest)
-                self.counts["crowded_out"] += 1
-            self._wanted[donor.donor_id] = donor
-        try:
-            self._jobs.put_nowait((donor, tokens))
-            self.counts["queued"] += 1
-        except queue.Full:
-            self.counts["queue_full"] += 1
+    def _carry_on(self, donor: CatalogDonor) -> None:
+        if donor.donor_id in self._indexed:
+            self._indexed[donor.donor_id].donor = donor
 
     def _drop(self, donor_id: str) -> None:
         known = self._indexed.pop(donor_id, None)
@@ -242,15 +184,7 @@ class EmbeddingProvider:
             partition.index.remove(known.row, range(known.windows))
         self.counts["removed"] += 1
 
-    def _embed_donors(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._embed(*job)
-            except Exception:  # the thread must live on: one donor that cannot be embedded is one donor less
-                self.counts["failed"] += 1
-                logger.exception("a donor could not be embedded")
-
-    def _embed(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+    def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         starts = _spread(min(len(tokens), donor.token_count), self._config.window_tokens, self._config.max_windows)
         for first in range(0, len(starts), _AT_ONCE):
             if not self._is_wanted(donor):

@@ -18,10 +18,6 @@ returned by SemBlend; that is exact reuse, and Dynamo and the fingerprints know 
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,10 +30,8 @@ from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, Semanti
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.encoder import Detokenizer
+from dynamo_semkv.evidence.learner import DonorLearner
 from dynamo_semkv.evidence.provider import LookupQuery
-from dynamo_semkv.evidence.routed import RoutedPrompts
-
-logger = logging.getLogger(__name__)
 
 MIN_TOKENS = 100
 """SemBlend's own integrations ask for no less."""
@@ -74,8 +68,8 @@ class _Registered:
     tokens: TokenArray
 
 
-class SemBlendProvider:
-    """A DonorListener and a PromptListener (both in the event loop). `close` ends its registering thread."""
+class SemBlendProvider(DonorLearner):
+    """Donors are registered with SemBlend in the learner's thread, lookups come from the provider's."""
 
     name = "semblend"
 
@@ -86,59 +80,21 @@ class SemBlendProvider:
         detokenizer: Detokenizer,
         make_pipeline: Callable[[SemBlendConfig, Embedder], Any] | None = None,
     ) -> None:
+        super().__init__(config.max_prompt_bytes, config.max_donors, MAX_QUEUED)
         self._config = config
         self._embedder = embedder
         self._detokenizer = detokenizer
         self._make = make_pipeline if make_pipeline is not None else new_pipeline
-        self._lock = threading.Lock()
-        self._prompts = RoutedPrompts(config.max_prompt_bytes, config.max_donors)
-        self._wanted: OrderedDict[str, CatalogDonor] = OrderedDict()
         self._pipeline = self._make(config, embedder)
         self._known: dict[str, _Registered] = {}
         """By the id that SemBlend has it under: everything in its store, the dead too."""
         self._serial = 0
-        self.counts: Counter[str] = Counter()
-        """`lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`; `queued`, `queue_full`,
-        `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`."""
-        self._jobs: queue.Queue[_Registered | None] = queue.Queue(MAX_QUEUED)
-        self._thread = threading.Thread(target=self._register_donors, name="semkv-semblend-donors", daemon=True)
-        self._thread.start()
+        # Counts: `lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`; `queued`, `queue_full`,
+        # `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`.
+        self._begin()
 
     def __len__(self) -> int:
         return len(self._wanted)
-
-    def close(self, timeout: float = 1.0) -> None:
-        with self._lock:
-            self._wanted.clear()
-        try:
-            self._jobs.put(None, timeout=timeout)
-        except queue.Full:
-            logger.warning("SemBlend is stuck in a registration; its thread is left to the process")
-            return
-        self._thread.join(timeout)
-
-    def prompt_routed(self, query: LookupQuery) -> None:
-        if query.namespace.tenant is None:
-            return
-        donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
-        if donor is not None:
-            self._want(donor, query.tokens)
-
-    def donor_added(self, donor: CatalogDonor) -> None:
-        with self._lock:
-            known = self._wanted.get(donor.donor_id)
-            if known is not None and known.sketch is donor.sketch and known.life is donor.life:
-                self._wanted[donor.donor_id] = donor
-                return
-        self.donor_removed(donor.donor_id)
-        tokens = self._prompts.added(donor)
-        if tokens is not None:
-            self._want(donor, tokens)
-
-    def donor_removed(self, donor_id: str) -> None:
-        self._prompts.removed(donor_id)
-        with self._lock:
-            self._wanted.pop(donor_id, None)
 
     def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
         self.counts["lookups"] += 1
@@ -217,30 +173,14 @@ class SemBlendProvider:
         same = donor is not None and donor.sketch is registered.donor.sketch and donor.life is registered.donor.life
         return donor if same and donor is not None and not donor.life.over else None
 
-    def _want(self, donor: CatalogDonor, tokens: TokenArray) -> None:
-        with self._lock:
-            while len(self._wanted) >= self._config.max_donors:
-                self._wanted.popitem(last=False)
-                self.counts["crowded_out"] += 1
-            self._wanted[donor.donor_id] = donor
-        try:
-            self._jobs.put_nowait(_Registered(donor, tokens))
-            self.counts["queued"] += 1
-        except queue.Full:
-            self.counts["queue_full"] += 1
-
-    def _register_donors(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                if self._alive(job) is None:
-                    self.counts["stale"] += 1
-                    continue
-                done = self._register(self._pipeline, self._known, job)
-                self.counts["registered" if done else "refused"] += 1
-                self._refill_if_mostly_dead()
-            except Exception:  # the thread must live on: one donor that SemBlend chokes on is one donor less
-                self.counts["failed"] += 1
-                logger.exception("SemBlend could not register a donor")
+    def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+        job = _Registered(donor, tokens)
+        if self._alive(job) is None:
+            self.counts["stale"] += 1
+            return
+        done = self._register(self._pipeline, self._known, job)
+        self.counts["registered" if done else "refused"] += 1
+        self._refill_if_mostly_dead()
 
     def _register(self, pipeline: Any, known: dict[str, _Registered], job: _Registered) -> bool:
         """False: too short, or without text."""

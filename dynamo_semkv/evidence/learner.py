@@ -1,0 +1,105 @@
+"""DonorLearner: what a provider has in common that must know a donor's text and takes long to take it in.
+
+routed prompt, donor event (event loop) -> whose text is known (routed.py) -> a bounded queue -> `_take_in` (a thread of its own)
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter, OrderedDict
+
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.evidence.donor import CatalogDonor
+from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.evidence.routed import RoutedPrompts
+
+logger = logging.getLogger(__name__)
+
+
+class DonorLearner:
+    """A DonorListener and a PromptListener (both in the event loop). `close` ends the thread. A provider calls `_begin` when it is whole,
+    implements `_take_in` and, where it has an index of its own, the two hooks."""
+
+    name: str
+
+    def __init__(self, max_prompt_bytes: int, max_donors: int, max_queued: int) -> None:
+        self._max_donors = max_donors
+        self._lock = threading.Lock()
+        self._prompts = RoutedPrompts(max_prompt_bytes, max_donors)
+        self._wanted: OrderedDict[str, CatalogDonor] = OrderedDict()
+        """Donors that are taken in or will be; whoever is not here any more is dropped by the thread."""
+        self.counts: Counter[str] = Counter()
+        self._jobs: queue.Queue[tuple[CatalogDonor, TokenArray] | None] = queue.Queue(max_queued)
+        self._thread = threading.Thread(target=self._run, name=f"semkv-{self.name}-donors", daemon=True)
+
+    def _begin(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float = 1.0) -> None:
+        """What is still queued is not taken in."""
+        with self._lock:
+            self._wanted.clear()
+        try:
+            self._jobs.put(None, timeout=timeout)
+        except queue.Full:
+            logger.warning("%s is stuck with a donor; its thread is left to the process", self.name)
+            return
+        self._thread.join(timeout)
+
+    def prompt_routed(self, query: LookupQuery) -> None:
+        if query.namespace.tenant is None:
+            return
+        donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
+        if donor is not None:
+            self._want(donor, query.tokens)
+
+    def donor_added(self, donor: CatalogDonor) -> None:
+        with self._lock:
+            known = self._wanted.get(donor.donor_id)
+            if known is not None and known.sketch is donor.sketch and known.life is donor.life:
+                self._wanted[donor.donor_id] = donor
+                self._carry_on(donor)
+                return
+        self.donor_removed(donor.donor_id)
+        tokens = self._prompts.added(donor)
+        if tokens is not None:
+            self._want(donor, tokens)
+
+    def donor_removed(self, donor_id: str) -> None:
+        self._prompts.removed(donor_id)
+        with self._lock:
+            self._wanted.pop(donor_id, None)
+            self._drop(donor_id)
+
+    def _want(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+        with self._lock:
+            while len(self._wanted) >= self._max_donors:
+                oldest, _ = self._wanted.popitem(last=False)
+                self._drop(oldest)
+                self.counts["crowded_out"] += 1
+            self._wanted[donor.donor_id] = donor
+        try:
+            self._jobs.put_nowait((donor, tokens))
+            self.counts["queued"] += 1
+        except queue.Full:
+            self.counts["queue_full"] += 1
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._take_in(*job)
+            except Exception:  # the thread must live on: one donor that cannot be taken in is one donor less
+                self.counts["failed"] += 1
+                logger.exception("%s could not take in a donor", self.name)
+
+    def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+        """In the thread."""
+        raise NotImplementedError
+
+    def _carry_on(self, donor: CatalogDonor) -> None:
+        """Under the lock: the same registration came again, elsewhere perhaps."""
+
+    def _drop(self, donor_id: str) -> None:
+        """Under the lock: it is not wanted any more."""
