@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from tests.worker_connector.disk import disk_of, donors, files, flip, tier_of
+from tests.worker_connector.disk import disk_of, donors, flip, tier_of
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import SIZE, ScriptedEngine
 from tests.worker_connector.test_channel_and_threads import Recorder, believed_and_true
@@ -43,20 +43,25 @@ class DiskMachine(EngineMachine):
 
     @rule(data=st.data())
     def hint(self, data: st.DataObject) -> None:
-        known = sorted(donors(self.engine.sink))
+        known = list(donors(self.engine.sink))  # in order of registration: ids are new in each process
         if known:
             self.engine.leader.hint_received(data.draw(st.sampled_from(known)))
 
+    def _in_order_of_writing(self) -> list[Path]:
+        """Names are random: in their order, the same choice would be another block in each run of one schedule."""
+        store = disk_of(self.engine).store
+        return [path for path in map(store._path, list(store._names.values())) if path.exists()]
+
     @rule(data=st.data(), chance=st.integers(0, 3))
     def damage_a_file(self, data: st.DataObject, chance: int) -> None:
-        found = files(self.path)
+        found = self._in_order_of_writing()
         if found and chance == 3:
             chosen = data.draw(st.sampled_from(found))
             flip(chosen, data.draw(st.integers(0, chosen.stat().st_size - 1)))
 
     @rule(data=st.data(), chance=st.integers(0, 3))
     def lose_a_file(self, data: st.DataObject, chance: int) -> None:
-        found = files(self.path)
+        found = self._in_order_of_writing()
         if found and chance == 3:
             data.draw(st.sampled_from(found)).unlink()
 
