@@ -18,7 +18,7 @@ VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test schedules soak demo observe lint format typecheck clean
+.PHONY: help setup test schedules soak demo observe docs lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,12 @@ observe: setup ## the graph with Prometheus (apt install prometheus) and, where 
 
 soak: setup ## a graph under random kills for MINUTES (default 30); SEED=n repeats a run
 	$(VENV_PYTHON) -m tests.graphs.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+docs: setup ## write the generated pages and files anew: docs/reference, docs/metrics.md, the JSON schema, the PrometheusRule
+	$(VENV_PYTHON) scripts/reference.py
+	$(VENV_PYTHON) -m dynamo_semkv.observe.reference > docs/metrics.md
+	$(VENV_PYTHON) -m dynamo_semkv check-config --schema > configs/semkv.schema.json
+	$(VENV_PYTHON) scripts/prometheus_rule.py > graphs/kubernetes/monitoring/prometheusrule.yaml
 
 lint: setup ## ruff: rules and formatting
 	$(VENV_PYTHON) -m ruff check
