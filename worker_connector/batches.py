@@ -17,7 +17,7 @@ from worker_connector.attempt import Attempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
 from worker_connector.metadata import Orders, Unloadable
-from worker_connector.pages import page_slots
+from worker_connector.pages import names_pages, page_slots
 from worker_connector.parked import ParkedLoads
 from worker_connector.plan import PlanState
 from worker_connector.refusal import LoadFailed
@@ -55,7 +55,7 @@ class BatchReader:
         """`content`: number of the cache's content now (`Attempt.content`). `saving`: blocks may be saved now; else they are later."""
         self._saving = saving
         orders = Orders()
-        for data in (*output.new_requests, *output.cached_requests):
+        for data in (*output.new_requests, *output.cached_requests) if self._parked.waiting else ():
             try:
                 self._parked.seen(data)
             except Exception as error:  # noqa: BLE001 - its own reader below says what follows from it
@@ -177,7 +177,7 @@ class BatchReader:
     def _grew(self, data: Any) -> None:
         """Before anything is saved in this batch: a dropped batch gives pages back in silence, and another is reported to have them."""
         groups = getattr(data, "new_block_ids_by_layer_group", None)
-        if self._saves is not None and (data.new_block_ids or groups):
+        if self._saves is not None and names_pages(data.new_block_ids or (), groups):
             pages = page_slots(self._pool.group_ids, data.new_block_ids, groups)
             self._counts["pages_reassigned"] += self._running.given(int(data.request_id), pages)
 

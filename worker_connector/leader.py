@@ -212,7 +212,7 @@ class Leader:
             _log.exception("semkv connector: a rank's result could not be booked")
 
     def _note_missing(self) -> None:
-        if not self._board.missing:
+        if self._board.all_here:
             self._missing_since = None
         elif self._missing_since is None:
             self._missing_since = self._clock()

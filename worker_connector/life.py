@@ -121,12 +121,12 @@ class CacheLife:
 
     def take(self, result: RankResult) -> None:
         """What a rank did, or all of them; a pool that was registered is not of this life."""
-        if isinstance(result, LoadDone):
+        if isinstance(result, ForwardDone):
+            self.forwarded(result.iteration)
+        elif isinstance(result, LoadDone):
             self.copied(result)
         elif isinstance(result, LoadGivenUp):
             self.attempts.given_up(result.key, result.iteration, result.reason)
-        elif isinstance(result, ForwardDone):
-            self.forwarded(result.iteration)
         elif isinstance(result, SaveDone):
             self.landed(result.save_id, result.ok)
         elif isinstance(result, SlotsDamaged):

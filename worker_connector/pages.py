@@ -34,10 +34,10 @@ class PageTable:
         with one group both carry the same slots."""
         if self.broken or self._closed:
             return
-        deltas = _by_group(grouped)
-        flat = list(flat)
-        if not deltas and not flat:
+        flat = flat if isinstance(flat, list) else list(flat)
+        if not names_pages(flat, grouped):
             return  # most decodes
+        deltas = _by_group(grouped)
         if not deltas:
             if len(self._groups) == 1:
                 self._append(0, flat)
@@ -87,7 +87,14 @@ class PageTable:
 
     def __len__(self) -> int:
         """Blocks that every group has reported."""
-        return 0 if self.broken else min((len(slots) for slots in self._slots), default=0)
+        return 0 if self.broken else min(map(len, self._slots), default=0)
+
+
+def names_pages(flat: Sequence[int], grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> bool:
+    """Does a report say anything of pages? That of most decoded tokens does not."""
+    if len(flat) or not grouped:
+        return len(flat) > 0
+    return any(grouped.values() if isinstance(grouped, Mapping) else grouped)
 
 
 def _by_group(grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> dict[int, list[int]]:

@@ -134,11 +134,15 @@ class ParkedLoads:
                 )
                 self._abandon(attempt)
 
+    @property
+    def waiting(self) -> bool:
+        """Is there a parked request whose pages could be given to another?"""
+        return bool(self._filling or self._due)
+
     def seen(self, data: Any) -> None:
         """One report of the engine."""
-        if self._filling or self._due:
-            grouped = getattr(data, "new_block_ids_by_layer_group", None)
-            self.reassigned(page_slots(self._pool.group_ids, data.new_block_ids, grouped), int(data.request_id))
+        grouped = getattr(data, "new_block_ids_by_layer_group", None)
+        self.reassigned(page_slots(self._pool.group_ids, data.new_block_ids, grouped), int(data.request_id))
 
     def _abandon(self, attempt: Attempt) -> None:
         if self._filling.pop(attempt.key, None) is not None:

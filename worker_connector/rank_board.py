@@ -98,7 +98,12 @@ class RankBoard:
     @property
     def complete(self) -> bool:
         """May anything be promised or saved?"""
-        return not self.missing and self.disagreement is None
+        return self.disagreement is None and self.all_here
+
+    @property
+    def all_here(self) -> bool:
+        """No rank is `missing`; asked for with every batch."""
+        return len(self._ready) == self.world and not (self._lost and self.missing)
 
     @property
     def missing(self) -> list[int]:
