@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,27 @@ def test_a_small_slab_above_a_disk_serves_more_than_it_holds(tmp_path: Path) -> 
         assert reused == 12 * 256
     assert set(donors(bench.sink)) == set(said.values())
     bench.check_balance()
+
+
+def test_what_a_tenant_left_on_disk_under_the_key_of_before_is_served_to_nobody(tmp_path: Path) -> None:
+    """Rotation of the salt key: the same salt is another tenant now. Without a salt nothing has changed."""
+    tokens, open_tokens = prompt(200, 1), prompt(200, 2)
+    first = bench_on(tmp_path)
+    with engine(first) as running:
+        run(running, tokens, cache_salt="tenant a")
+        run(running, open_tokens)
+        settle(first)
+    assert len(files(tmp_path)) == 12
+    rotated = Bench(replace(settings(4 * MIB, disk_path=str(tmp_path), disk_bytes=64 * MIB), salt_key=b"another key"))
+    with engine(rotated) as running:
+        settle(rotated)
+        for donor in donors(rotated.sink):
+            rotated.leader.hint_received(donor)
+        settle(rotated)
+        for salt in ("tenant a", "tenant b"):
+            _, cold = run(running, tokens, cache_salt=salt)
+            assert cold.stats.connector_served_tokens == 0
+        _, warm = run(running, open_tokens)
+        assert warm.stats.connector_served_tokens == 192
+        settle(rotated)
+    rotated.check_balance()
