@@ -317,6 +317,22 @@ class ObserveConfig(Section, frozen=True):
     environment variables say, together with Dynamo's OTEL_EXPORT_ENABLED; nothing said, no spans."""
 
 
+_Imports = Annotated[
+    str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\s*,\s*[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)*$", max_length=4096)
+]
+
+
+class PluginsConfig(Section, frozen=True):
+    """Code of yours that the router imports when it starts: `module:name`, several separated by commas."""
+
+    PATH: ClassVar[str] = "plugins"
+
+    providers: _Imports | None = None
+    """Evidence providers besides ours (docs/writing-a-provider.md)."""
+    scorers: _Imports | None = None
+    """Scorers besides ours (docs/writing-a-scorer.md)."""
+
+
 class ConnectorConfig(Section, frozen=True):
     PATH: ClassVar[str] = "connector"
 
@@ -363,6 +379,7 @@ class Config(Section, frozen=True):
     hints: HintsConfig = HintsConfig()
     dashboard: DashboardConfig = DashboardConfig()
     observe: ObserveConfig = ObserveConfig()
+    plugins: PluginsConfig = PluginsConfig()
     connector: ConnectorConfig = ConnectorConfig()
 
     def __post_init__(self) -> None:

@@ -291,6 +291,7 @@ FALLBACK_REASONS = (
     "lookup_timeout",
     "lookup_error",
     "advice_error",
+    "scorer_error",
     "hint_error",
     "hint_not_sent",
     "journal_error",

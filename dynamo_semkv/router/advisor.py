@@ -27,6 +27,7 @@ from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, covers, 
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Edge, ReplicaCard, Request
 from dynamo_semkv.scoring.credit import Credit
+from dynamo_semkv.scoring.extra import GuardedScorer
 
 LOOKUP_SLACK = 2.0
 """The lookup runner keeps its own deadline; this many times it, and the request no longer waits for the runner either."""
@@ -62,6 +63,7 @@ class Advisor:
         fallbacks: Fallbacks,
         salt_key: bytes = DEFAULT_SALT_KEY,
         credit: Credit | None = None,
+        scorers: Sequence[GuardedScorer] = (),
     ) -> None:
         self._edge = edge
         self._directory = directory
@@ -70,6 +72,7 @@ class Advisor:
         self._fallbacks = fallbacks
         self._salt_key = salt_key
         self._credit = credit
+        self._scorers = scorers
         self._live: Mapping[ReplicaKey, ReplicaCard] | None = None
         self._weighing = 0
 
@@ -136,6 +139,7 @@ class Advisor:
             mode=mode,
             seed_material=config.scoring.seed.to_bytes(8, "little") + request_id.encode(),
             credit=self._credit,
+            scorers=self._scorers,
         )
 
     async def _exact(self, facts: RequestFacts, deadline: float) -> Exact | None:

@@ -30,7 +30,8 @@ from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.router.attempts import Attempts
-from dynamo_semkv.router.fallback import Fallbacks
+from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
+from dynamo_semkv.router.plugins import plugged_scorers
 from dynamo_semkv.router.providers import providers
 from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import RankLoad
@@ -72,6 +73,7 @@ class Knowledge:
         """Of some seconds ago; for the page only."""
         self._status_url = dynamo_counters.status_url(os.environ)
         self.fallbacks = Fallbacks()
+        self.scorers = plugged_scorers(config, lambda error: self.fallbacks.add(FallbackReason.SCORER_ERROR, error))
         self.metrics = Metrics()
         self.history = History(config.outcome.history_size)
         measured: ClosedRoutes = MeasuredHistory(

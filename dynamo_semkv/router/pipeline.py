@@ -29,6 +29,7 @@ from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
 from dynamo_semkv.scoring.credit import Credit
+from dynamo_semkv.scoring.extra import GuardedScorer
 
 DYNAMO_PROVIDER = "dynamo"
 HOST_TIER_DONOR = "host-tier"
@@ -210,12 +211,13 @@ def weigh(
     mode: PlacementMode,
     seed_material: bytes,
     credit: Credit | None = None,
+    scorers: Sequence[GuardedScorer] = (),
 ) -> Advice:
     """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts."""
     matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
     pairs = reachable(matches, directory, view)
     rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens)
-    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit)
+    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers)
     candidates = [candidate(row) for row in sheet.rows if row.filtered_by is None]
     best = sheet.best.replica if sheet.best is not None else None
     if matches and not pairs:

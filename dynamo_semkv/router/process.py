@@ -127,6 +127,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         fallbacks=knowledge.fallbacks,
         salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),
         credit=knowledge.calibration,
+        scorers=knowledge.scorers,
     )
     journal = RouteJournal(knowledge.publisher, knowledge.intake, router)
     service = RouterService(

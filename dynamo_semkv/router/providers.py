@@ -1,4 +1,5 @@
-"""Which evidence providers a configuration asks for, in order of authority: fingerprint, then SemBlend, then embedding."""
+"""Which evidence providers a configuration asks for, in order of authority: fingerprint, then SemBlend, then embedding, then
+those of `plugins.providers`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.evidence.encoder import OnnxEncoder, TokenizerFile
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.evidence.provider import EvidenceProvider
+from dynamo_semkv.router.plugins import distinct, plugged_providers
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ def providers(config: Config) -> list[EvidenceProvider]:
         found.append(_with_extra("semblend", lambda: _semblend(config)))
     if evidence.embedding.enabled:
         found.append(_with_extra("embedding", lambda: _embedding(config)))
-    return found
+    return distinct([*found, *plugged_providers(config)])
 
 
 _EXTRAS = {"embedding": "embeddings", "semblend": "semblend"}

@@ -3,6 +3,7 @@
     total = device tokens + host and disk tokens x tier credit x share(exact)
           + donor tokens beyond those x tier credit x share(exact or semantic)
           - load_weight x queued prefill tokens above the idlest replica
+          + what scorers of somebody else say (scoring/extra.py)
 
 `share` is the Credit's: of such a claim on this replica, what the backend confirms.
 
@@ -23,6 +24,7 @@ from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.credit import Credit, PriorCredit
 from dynamo_semkv.scoring.donor_value import DonorValue, TokenValue, donor_value, exact_value
+from dynamo_semkv.scoring.extra import GuardedScorer, share
 from dynamo_semkv.scoring.filters import FilteredBy, filtered_by
 from dynamo_semkv.scoring.scorers import SCORERS, Situation
 
@@ -47,7 +49,7 @@ class ScoreRow:
     replica: ReplicaKey
     stable: StableReplica | None
     parts: tuple[Part, ...]
-    """`device`, `host`, `disk`, `donor`, `load`; their values add up to `total`."""
+    """`device`, `host`, `disk`, `donor`, `load`, and those of extra scorers; their values add up to `total`."""
     total: TokenValue
     evidence: TokenValue
     """The part of `total` that still has to be confirmed: host, disk and donor."""
@@ -80,6 +82,7 @@ def choose(
     config: ScoringConfig,
     seed_material: bytes,
     credit: Credit | None = None,
+    extra: Sequence[GuardedScorer] = (),
 ) -> ScoreSheet:
     """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`. `credit` None: the
     prior of `config`.
@@ -96,7 +99,8 @@ def choose(
     situation = _situation([view for view in views if filters[view.replica] is None] or views, input_tokens)
     credit = credit if credit is not None else PriorCredit(config.prior)
     rows = [
-        _row(view, donors.get(view.replica, []), situation, filters[view.replica], config, credit) for view in views
+        _row(view, donors.get(view.replica, []), situation, filters[view.replica], config, credit, extra)
+        for view in views
     ]
     rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed_material)))
     ignored = sum(len(found) for replica, found in donors.items() if replica not in by_replica)
@@ -118,6 +122,7 @@ def _row(
     filtered: FilteredBy | None,
     config: ScoringConfig,
     credit: Credit,
+    extra: Sequence[GuardedScorer],
 ) -> ScoreRow:
     exact_values = exact_value(view, situation.input_tokens, config, credit)
     strongest = _strongest(view, matches, situation.input_tokens, config, credit, exact_values)
@@ -130,11 +135,15 @@ def _row(
         "donor": strongest.beyond_exact if strongest is not None else TokenValue(0.0),
         "load": TokenValue(-config.load_weight * situation.excess(view)),
     }
+    parts = [Part(name, scorer(view, match, situation), values[name]) for name, scorer in SCORERS.items()]
+    for scorer in extra:
+        value = scorer.value(view, match, situation)
+        parts.append(Part(scorer.name, share(value, situation), value))
     return ScoreRow(
         replica=view.replica,
         stable=view.stable,
-        parts=tuple(Part(name, scorer(view, match, situation), values[name]) for name, scorer in SCORERS.items()),
-        total=TokenValue(sum(values.values())),
+        parts=tuple(parts),
+        total=TokenValue(sum(part.value for part in parts)),
         evidence=TokenValue(values["host"] + values["disk"] + values["donor"]),
         match=match,
         claimed_tokens=strongest.claimed_tokens if strongest is not None else 0,
