@@ -35,6 +35,9 @@ F64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+_NOWHERE: I64 = np.empty((0, 3), np.int64)
+
+
 class Run(NamedTuple):
     target_start: int
     donor_start: int
@@ -53,26 +56,31 @@ class Alignment:
     """Indices of the prompt's samples that the donor has too, each once."""
     edited: bool
     """A run breaks off and goes on a little later on nearly the same diagonal."""
-    runs: tuple[Run, ...]
-    """By position in the prompt."""
+    places: I64
+    """Runs by position in the prompt, shape [n, 3]: start in the prompt, start in the donor, tokens."""
     longest_chain: int = 0
     """Tokens of the runs that only small changes part: an edited document has no long run, and many short ones one behind the other."""
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(Run(*place) for place in self.places.tolist())
+
+    @property
     def longest_run(self) -> int:
-        return max((run.token_count for run in self.runs), default=0)
+        return int(self.places[:, 2].max(initial=0))
 
 
 def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) -> list[Alignment]:
-    """One Alignment a donor, in order. Cost: O(samples of the prompt and all donors)."""
+    """One Alignment a donor, in order. All donors have one spacing, and `prompt` is sampled at it. Cost: O(samples of the prompt
+    and all donors)."""
     if not donors or len(prompt.fingerprints) == 0:
-        return [Alignment(0, 0, np.empty(0, np.int64), False, ()) for _ in donors]
+        return [Alignment(0, 0, np.empty(0, np.int64), False, _NOWHERE) for _ in donors]
     donor = _Flat.of(donors)
     partners = _partners(prompt, donor)
     prompt_at = prompt.positions.astype(np.int64)
     pairs = _Pairs.of(prompt, prompt_at, donor, partners)
     verified = pairs.verified()
-    estimate = verified + pairs.between() + pairs.loose_ends(prompt_at, donor, prompt_tokens)
+    estimate = verified + pairs.between(donors[0].spacing) + pairs.loose_ends(prompt_at, donor, prompt_tokens)
     return _collect(pairs, donor, verified, estimate, prompt_tokens)
 
 
@@ -114,7 +122,7 @@ class _Partners(NamedTuple):
 
 def _partners(prompt: Samples, donor: _Flat) -> _Partners:
     """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner before, else leads to
-    the next one after, else its first."""
+    the next one after, else the first for the donor's first, the second for its second."""
     m = len(prompt.fingerprints)
     shift = np.uint32(16 if m <= 1_024 else 11)
     table = np.zeros(1 << (32 - int(shift)), np.int32)
@@ -123,7 +131,7 @@ def _partners(prompt: Samples, donor: _Flat) -> _Partners:
     at[prompt.fingerprints[at] != donor.fingerprints] = -1
     first = table[prompt.fingerprints >> shift] - 1
     # Two fingerprints that share a slot of the table: one in two prompts has such a pair.
-    for lost in np.flatnonzero(prompt.fingerprints[first] != prompt.fingerprints)[::-1].tolist():
+    for lost in (prompt.fingerprints[first] != prompt.fingerprints).nonzero()[0][::-1].tolist():
         at[donor.fingerprints == prompt.fingerprints[lost]] = lost
         first[prompt.fingerprints == prompt.fingerprints[lost]] = lost
     again = (first != np.arange(m)) & (prompt.fingerprints[first] == prompt.fingerprints)
@@ -138,7 +146,7 @@ def _partners(prompt: Samples, donor: _Flat) -> _Partners:
 def _follow_neighbours(prompt: Samples, donor: _Flat, at: I64, sure: Bools, repeated: Bools) -> None:
     """Repairs `at` and `sure` in place for donor samples whose fingerprint the prompt has more than once."""
     here = np.arange(len(at))
-    open_ones = np.flatnonzero(sure & repeated[at])
+    open_ones = (sure & repeated[at]).nonzero()[0]
     sure[open_ones] = False
     before = np.maximum.accumulate(np.where(sure, here, -1))
     after = np.minimum.accumulate(np.where(sure, here, len(at))[::-1])[::-1]
@@ -152,6 +160,26 @@ def _follow_neighbours(prompt: Samples, donor: _Flat, at: I64, sure: Bools, repe
         fits[fits] = prompt.fingerprints[place[fits]] == donor.fingerprints[open_ones[fits]]
         at[open_ones[fits]] = place[fits]
         sure[open_ones[fits]] = True
+    lost = open_ones[~sure[open_ones]]
+    if len(lost):
+        at[lost] = _in_turn(prompt.fingerprints, donor.fingerprints[lost], donor.owner[lost])
+
+
+def _in_turn(prompt: npt.NDArray[np.uint32], wanted: npt.NDArray[np.uint32], owner: I64) -> I64:
+    """For each of `wanted`, grouped by `owner` and in order, an index of the prompt that has it: of several that are the same the first
+    goes to the first, the second to the second, and the last one to all that are left."""
+    by_value = np.argsort(prompt, kind="stable")
+    ordered = prompt[by_value]
+    first = np.searchsorted(ordered, wanted)
+    many = np.searchsorted(ordered, wanted, side="right") - first
+    groups = np.lexsort((wanted, owner))
+    begins = np.ones(len(groups), np.bool_)
+    begins[1:] = (wanted[groups][1:] != wanted[groups][:-1]) | (owner[groups][1:] != owner[groups][:-1])
+    turn = np.empty(len(groups), np.int64)
+    here = np.arange(len(groups))
+    turn[groups] = here - np.maximum.accumulate(np.where(begins, here, 0))
+    found: I64 = by_value[first + np.minimum(turn, many - 1)]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +209,7 @@ class _Pairs:
 
     @classmethod
     def of(cls, prompt: Samples, prompt_at: I64, flat: _Flat, partners: _Partners) -> _Pairs:
-        donor = np.flatnonzero(partners.at >= 0)
+        donor = (partners.at >= 0).nonzero()[0]
         target, owner = partners.at[donor], flat.owner[donor]
         place = owner * len(prompt.fingerprints) + target
         if len(place) and np.bincount(place).max() > 1:
@@ -191,13 +219,13 @@ class _Pairs:
         target, owner, sure = partners.at[donor], flat.owner[donor], partners.sure[donor]
         target_at, donor_at = prompt_at[target], flat.positions[donor]
         same = owner[1:] == owner[:-1]
-        steps, donor_steps = np.diff(target), np.diff(donor)
+        steps, donor_steps = target[1:] - target[:-1], donor[1:] - donor[:-1]
         links = flat.links[donor[:-1]]
         linked = same & (steps == 1) & (donor_steps == 1) & (links != 0) & (prompt.links[target[:-1]] == links)
-        tokens, donor_tokens = np.diff(target_at), np.diff(donor_at)
+        tokens, donor_tokens = target_at[1:] - target_at[:-1], donor_at[1:] - donor_at[:-1]
         near = same & ~linked & (tokens > 0) & (donor_tokens > 0)
         near &= (np.abs(tokens - donor_tokens) <= NEAR_SHIFT) & (np.maximum(tokens, donor_tokens) <= NEAR_GAP)
-        breaks = np.flatnonzero(~linked)
+        breaks = (~linked).nonzero()[0]
         ends = np.array([len(target) - 1] if len(target) else [], np.int64)
         return cls(
             target,
@@ -229,9 +257,9 @@ class _Pairs:
         """Tokens inside runs, by candidate."""
         return self.total(self.owner[self.first], self.run_tokens().astype(np.float64))
 
-    def between(self) -> F64:
-        """Tokens between near runs that the change left alone, by candidate."""
-        step = np.flatnonzero(self.near)
+    def between(self, spacing: int) -> F64:
+        """Tokens between near runs that the change left alone, by candidate. `spacing` of the samples."""
+        step = self.near.nonzero()[0]
         if len(step) == 0:
             return np.zeros(self.candidates)
         tokens = self.target_at[step + 1] - self.target_at[step]
@@ -240,15 +268,16 @@ class _Pairs:
         dead = self.target[step + 1] - self.target[step] - 1
         donor_dead = self.donor[step + 1] - self.donor[step] - 1
         mean = (dead + donor_dead) / 2
-        few = self._few(step, mean, np.maximum(dead, donor_dead), tokens == donor_tokens)
-        isolated = np.maximum(1.0, mean * SAMPLING / NGRAM) + np.abs(tokens - donor_tokens)
-        replaced = np.maximum(1.0, mean * SAMPLING - NGRAM + 1)
+        few = self._few(step, mean, np.maximum(dead, donor_dead), tokens == donor_tokens, SAMPLING // spacing)
+        isolated = np.maximum(1.0, mean * spacing / NGRAM) + np.abs(tokens - donor_tokens)
+        replaced = np.maximum(1.0, mean * spacing - NGRAM + 1)
         return self.total(self.owner[step], np.maximum(0.0, gap - np.where(few, isolated, replaced)))
 
-    def _few(self, step: I64, dead: F64, most_dead: I64, same_length: Bools) -> Bools:
+    def _few(self, step: I64, dead: F64, most_dead: I64, same_length: Bools, density: int) -> Bools:
         """Gaps whose samples isolated changes may have killed: the more die in the candidate's small gaps, the more may die in a row. A
         replaced passage hardly ever has the length of what it replaced, so where the diagonal stays the same, more may die."""
-        few = dead <= _FEW_DEAD
+        least = _FEW_DEAD + density.bit_length() - 1
+        few = dead <= least
         owner = self.owner[step]
         alive = self.total(self.owner[:-1], self.linked.astype(np.float64))
         unlikely = np.log(np.where(same_length, _UNLIKELY_AT_THE_SAME_LENGTH, _UNLIKELY))
@@ -256,7 +285,7 @@ class _Pairs:
             kept = alive + self.total(owner[few], np.ones(int(few.sum())))
             died = self.total(owner[few], dead[few])
             share = np.clip(died / np.maximum(1.0, kept + died), 1e-6, 0.9)
-            few = most_dead <= np.clip(unlikely / np.log(share)[owner], _FEW_DEAD, _MANY_DEAD)
+            few = most_dead <= np.clip(unlikely / np.log(share)[owner], least, density * _MANY_DEAD)
         return few
 
     def loose_ends(self, prompt_at: I64, flat: _Flat, prompt_tokens: int) -> F64:
@@ -267,7 +296,7 @@ class _Pairs:
         open_end[:-1] = ~(self.linked | self.near)
         open_start = np.ones(len(self.target), np.bool_)
         open_start[1:] = open_end[:-1]
-        ends, starts = np.flatnonzero(open_end), np.flatnonzero(open_start)
+        ends, starts = open_end.nonzero()[0], open_start.nonzero()[0]
         after = np.minimum(
             _room_after(prompt_at, self.target[ends], prompt_tokens),
             _room_after(flat.positions, self.donor[ends], flat.lengths[self.owner[ends]], flat.first),
@@ -333,11 +362,10 @@ def _collect(pairs: _Pairs, flat: _Flat, verified: F64, estimate: F64, prompt_to
     runs_of = np.searchsorted(pairs.owner[first], np.arange(pairs.candidates + 1))
     pairs_of = np.searchsorted(pairs.owner, np.arange(pairs.candidates + 1))
     chains = pairs.chains(tokens := pairs.run_tokens())
-    starts, donor_starts = pairs.target_at[first].tolist(), pairs.donor_at[first].tolist()
-    lengths = tokens.tolist()
+    places = np.stack((pairs.target_at[first], pairs.donor_at[first], tokens), axis=1)
     found = []
     for c in range(pairs.candidates):
-        runs = [Run(starts[n], donor_starts[n], lengths[n]) for n in range(runs_of[c], runs_of[c + 1])]
+        own = slice(runs_of[c], runs_of[c + 1])
         ceiling = min(prompt_tokens, int(flat.lengths[c]))
         found.append(
             Alignment(
@@ -345,8 +373,8 @@ def _collect(pairs: _Pairs, flat: _Flat, verified: F64, estimate: F64, prompt_to
                 verified_tokens=min(ceiling, int(verified[c])),
                 shared=pairs.target[pairs_of[c] : pairs_of[c + 1]],
                 edited=bool(edits[c]),
-                runs=tuple(sorted(runs)),
-                longest_chain=int(chains[runs_of[c] : runs_of[c + 1]].max(initial=0)),
+                places=places[own][places[own, 0].argsort(kind="stable")],
+                longest_chain=int(chains[own].max(initial=0)),
             )
         )
     return found

@@ -7,8 +7,8 @@
 * A sample weighs by its rarity among the partition's donors (inverse document frequency in [0, 1]), so what everybody shares, a system
   prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have found the donor.
 * A donor is a match when its shared samples weigh `min_evidence` and stand for `min_overlap_share` of the prompt (a sample for 32 tokens,
-  times its rarity), and one run is verbatim over `min_run_tokens`, or short ones in a row over three times as many. Ranking alone would
-  always name somebody.
+  times its rarity), and one run is verbatim over `min_run_tokens`, or short ones in a row over three times as many; or when its proven
+  prefix alone is `min_overlap_share` of the prompt. Ranking alone would always name somebody.
 * `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the match claims, and
   every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its proven prefix.
 
@@ -27,15 +27,17 @@ import numpy.ma  # np.unique imports it at its first call: tens of milliseconds 
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
-from dynamo_semkv.contracts.sketch import SAMPLING, DonorSketch, sample, sketch_key
-from dynamo_semkv.evidence.alignment import Alignment, Run, align
+from dynamo_semkv.contracts.sketch import MAX_SAMPLES, SAMPLING, DonorSketch, SampledText, U32Array, sketch_key
+from dynamo_semkv.evidence.alignment import I64, Alignment, Run, align
 from dynamo_semkv.evidence.chains import Sharded, Slots
 from dynamo_semkv.evidence.donor import CatalogDonor
-from dynamo_semkv.evidence.partition import FloatArray, Partition
+from dynamo_semkv.evidence.partition import FloatArray, Partition, unposted_bits
 from dynamo_semkv.evidence.postings import MAX_ROWS, ROW_BITS, Hits
 from dynamo_semkv.evidence.provider import LookupQuery
 
 MAX_CANDIDATES = 16
+MAX_COMPARED = 4 * MAX_SAMPLES
+"""Samples of the prompt: at the smallest spacing those of 131,072 tokens."""
 MAX_SEGMENTS = 32
 """Per match, the longest ones: a dense edit would leave hundreds."""
 MIN_SEGMENT_TOKENS = 16
@@ -113,8 +115,9 @@ class FingerprintProvider:
         if query.namespace.tenant is None:
             self.counts["tenant_unknown"] += 1
             return ()
-        samples = sample(query.tokens, sketch_key(query.digest))
-        unique, position = np.unique(samples.fingerprints, return_inverse=True)
+        text = SampledText(query.tokens, sketch_key(query.digest))
+        widest = text.samples(SAMPLING, MAX_COMPARED)
+        unique = np.unique(widest.fingerprints[:MAX_SAMPLES])
         with self._lock:
             numbered = self._partitions.get(query.digest.hex())
             if numbered is None:
@@ -125,18 +128,21 @@ class FingerprintProvider:
             rarity = partition.rarity(unique, hits)
             candidates = self._candidates(partition, hits, rarity)
         self.counts["candidates"] += len(candidates)
-        found = align(samples, len(query.tokens), [sketch for _, sketch, _ in candidates])
         # The request's own block size: a donor's is what its emitter says.
         tokens_per_block = 0 if query.namespace.unknown_fields() else query.namespace.tokens_per_block or 0
         matches = []
-        for (donor, sketch, thinned), alignment in zip(candidates, found, strict=True):
-            at = position[alignment.shared]
-            posted = (unique[at] & np.uint32((1 << thinned) - 1)) == 0
-            evidence = float(rarity[at[posted]].sum()) * (1 << thinned)
-            match = self._match(query, donor, sketch, alignment, evidence, tokens_per_block)
-            if match is not None:
-                donor.used()
-                matches.append(match)
+        for spacing in {sketch.spacing for _, sketch, _ in candidates}:
+            # A donor is compared at its own spacing: the shorter it is, the finer.
+            samples = widest if spacing == SAMPLING else text.samples(spacing, MAX_COMPARED)
+            alike = [candidate for candidate in candidates if candidate[1].spacing == spacing]
+            found = align(samples, len(query.tokens), [sketch for _, sketch, _ in alike])
+            for (donor, sketch, thinned), alignment in zip(alike, found, strict=True):
+                shared = samples.fingerprints[alignment.shared]
+                evidence = _weight(shared[shared & unposted_bits(thinned) == 0], unique, rarity) * (1 << thinned)
+                match = self._match(query, donor, sketch, alignment, evidence, tokens_per_block)
+                if match is not None:
+                    donor.used()
+                    matches.append(match)
         self.counts["matches"] += len(matches)
         matches.sort(key=lambda m: (-m.reusable_token_count, -m.exact_prefix_tokens, m.donor_id))
         return matches
@@ -205,9 +211,9 @@ class FingerprintProvider:
         prompt = len(query.tokens)
         proven = sketch.proven_blocks(query.chain) * tokens_per_block
         proven = min(proven, prompt, donor.token_count)
-        lead = _leading(alignment.runs, proven)
+        lead = _leading(alignment.runs, proven) if proven else 0
         reusable = max(alignment.reusable_tokens, lead)
-        objection = self._objection(donor, alignment, evidence, prompt)
+        objection = self._objection(donor, alignment, evidence, prompt, proven)
         if objection is not None:
             self.counts[objection] += 1
             return None
@@ -219,13 +225,17 @@ class FingerprintProvider:
             location=donor.location,
             provider=self.name,
             provider_generation=donor.generation,
-            segments=_segments(alignment.runs, lead),
+            segments=_segments(alignment.places, lead),
             overlap=reusable / prompt,
             confidence=min(1.0, max(alignment.verified_tokens, lead) / reusable) * min(1.0, evidence / CONVINCING),
             edited=alignment.edited,
         )
 
-    def _objection(self, donor: CatalogDonor, alignment: Alignment, evidence: float, prompt: int) -> str | None:
+    def _objection(
+        self, donor: CatalogDonor, alignment: Alignment, evidence: float, prompt: int, proven: int
+    ) -> str | None:
+        if 0 < proven >= self._config.min_overlap_share * prompt:
+            return None if donor.creditable else "stale"  # proof needs no evidence, however many have the same
         if evidence < self._config.min_evidence:
             return "weak"
         least = self._config.min_run_tokens
@@ -236,22 +246,36 @@ class FingerprintProvider:
         return None if donor.creditable else "stale"
 
 
+def _weight(fingerprints: U32Array, known: U32Array, rarity: FloatArray) -> float:
+    """Sum of the rarity of `fingerprints`, shape [n], those of `known` (ascending, with `rarity` beside) that stand in it."""
+    if len(known) == 0:
+        return 0.0
+    at = np.minimum(np.searchsorted(known, fingerprints), len(known) - 1)
+    return float(rarity[at[known[at] == fingerprints]].sum())
+
+
 def _leading(runs: Sequence[Run], proven: int) -> int:
-    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it; 0 without a proven prefix."""
+    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it."""
     end = proven
     for run in runs:
-        if proven and run.target_start == run.donor_start and run.target_start <= end:
+        if run.target_start == run.donor_start and run.target_start <= end:
             end = max(end, run.target_start + run.token_count)
     return end
 
 
-def _segments(runs: Sequence[Run], lead: int) -> tuple[SemanticTrtSegment, ...]:
-    beyond = [run for run in runs if not (run.target_start == run.donor_start and run.target_start < lead)]
-    long_enough = [run for run in beyond if run.token_count >= MIN_SEGMENT_TOKENS] or beyond
-    kept = sorted(long_enough, key=lambda run: -run.token_count)[:MAX_SEGMENTS]
+def _segments(places: I64, lead: int) -> tuple[SemanticTrtSegment, ...]:
+    """`places`: as in `Alignment`; of those the longest ones, by position in the prompt."""
     if lead:
-        kept = [Run(0, 0, lead), *kept[: MAX_SEGMENTS - 1]]
+        places = places[(places[:, 0] != places[:, 1]) | (places[:, 0] >= lead)]
+    long_enough = places[places[:, 2] >= MIN_SEGMENT_TOKENS]
+    kept = long_enough if len(long_enough) else places
+    room = MAX_SEGMENTS - (lead > 0)
+    if len(kept) > room:
+        longest = np.argsort(-kept[:, 2], kind="stable")[:room]
+        longest.sort()
+        kept = kept[longest]
+    spoken_for = [[0, 0, lead], *kept.tolist()] if lead else kept.tolist()
     return tuple(
-        SemanticTrtSegment(target_start=run.target_start, donor_start=run.donor_start, token_count=run.token_count)
-        for run in sorted(kept)
+        SemanticTrtSegment(target_start=target, donor_start=donor, token_count=tokens)
+        for target, donor, tokens in spoken_for
     )

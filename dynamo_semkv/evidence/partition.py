@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dynamo_semkv.contracts.sketch import DonorSketch, U32Array
+from dynamo_semkv.contracts.sketch import SAMPLING, DonorSketch, U32Array
 from dynamo_semkv.evidence.chains import Row
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
 
 POSTINGS_PER_DONOR = 128
-"""Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all."""
+"""Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all. Of a short one, whose
+samples are closer together, those that it would have at the widest spacing: what a prompt of any length asks for."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
 AT_ONCE = 4
@@ -28,31 +29,35 @@ VISITED_PER_STEP = 64
 GROWTH = 1.5
 """At least, and less than twice that: then the old table goes when the new one gets full."""
 _FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
-_LOW_BITS = [np.uint32((1 << k) - 1) for k in range(32)]
+_SPACING_BITS = 2
+"""Low bits of a fingerprint that are zero at the widest spacing."""
 
 FloatArray = npt.NDArray[np.float64]
 
 
-def thinning(samples: int) -> int:
-    """k: of a donor with so many samples, fingerprints whose low k bits are zero are posted, one in 2**k."""
-    return ((samples - 1) // POSTINGS_PER_DONOR).bit_length() if samples else 0
+def thinning(sketch: DonorSketch) -> int:
+    """k: fingerprints at the widest spacing whose next k bits are zero are posted, one in 2**k."""
+    wide = sketch.sample_count * sketch.spacing // SAMPLING
+    return ((wide - 1) // POSTINGS_PER_DONOR).bit_length() if wide else 0
+
+
+def unposted_bits(thinned: int) -> np.uint32:
+    """Set in a fingerprint of which none is posted: those that tell the spacings apart, and `thinned` more."""
+    bits: np.uint32 = np.uint32((1 << _SPACING_BITS + thinned) - 1)
+    return bits
 
 
 def posted(sketch: DonorSketch) -> U32Array:
     """Each once, ascending."""
-    fingerprints = sketch.fingerprints
-    k = thinning(len(fingerprints))
-    ordered = fingerprints[fingerprints & _LOW_BITS[k] == 0] if k else fingerprints.copy()
-    ordered.sort()
-    again = ordered[1:] == ordered[:-1]
-    return np.delete(ordered, np.flatnonzero(again)) if again.any() else ordered
+    fingerprints, _ = posted_by([(0, sketch)])
+    return fingerprints
 
 
 def posted_by(donors: Sequence[tuple[int, DonorSketch]]) -> tuple[U32Array, U32Array]:
     """Fingerprints to post and the row of each, for several (row, sketch) at once: what NumPy costs a call is paid once."""
     parts = [sketch.fingerprints for _, sketch in donors]
     counts = [len(part) for part in parts]
-    masks = np.repeat(np.array([_LOW_BITS[thinning(count)] for count in counts], np.uint32), counts)
+    masks = np.repeat(np.array([unposted_bits(thinning(sketch)) for _, sketch in donors], np.uint32), counts)
     rows = np.repeat(np.array([row for row, _ in donors], np.uint64), counts)
     fingerprints = np.concatenate(parts)
     keep = fingerprints & masks == 0
@@ -107,7 +112,7 @@ class Partition:
         row = self._take_row()
         self._count += 1
         self._donors[row] = donor
-        k = thinning(sketch.sample_count)
+        k = thinning(sketch)
         self._thinned[row] = k
         self._by_thinning[k] += 1
         self._arriving[row] = sketch
@@ -155,7 +160,7 @@ class Partition:
         donors = max(1, self._count)
         asked = np.zeros(len(fingerprints))
         for k, count in self._by_thinning.items():
-            asked += count * (fingerprints & np.uint32((1 << k) - 1) == 0)
+            asked += count * (fingerprints & unposted_bits(k) == 0)
         share = np.minimum(1.0, hits.carriers / np.maximum(asked, 1.0))
         carriers = np.maximum(1.0, share * donors)
         weight: FloatArray = np.log((donors + 1) / carriers) / np.log(donors + 1)

@@ -100,7 +100,7 @@ class Postings:
         slots = self._slots.take(sets, axis=0)
         free = slots == 0
         way = free.argmax(axis=1)
-        full = np.flatnonzero(~free[self._range(len(sets)), way])
+        full = (~free[self._range(len(sets)), way]).nonzero()[0]
         if len(full):
             turn = self._turn[sets[full]]
             way[full] = turn
@@ -115,7 +115,7 @@ class Postings:
         np.subtract.at(self._population, sets, 1)
         slots = self._slots.take(sets, axis=0)
         owner = rows if isinstance(rows, int) else rows[:, None]
-        mine = np.flatnonzero(((slots & _ROW_MASK) == owner) & (slots != 0))
+        mine = (((slots & _ROW_MASK) == owner) & (slots != 0)).ravel().nonzero()[0]
         self._flat[sets[mine // self.ways] * self.ways + mine % self.ways] = 0
 
     def _range(self, n: int) -> IntArray:
@@ -126,14 +126,16 @@ class Postings:
     def find(self, fingerprints: U32Array) -> Hits:
         """`fingerprints`: shape [n], each once."""
         sets = self._sets(fingerprints)
-        slots = self._slots[sets]
-        same = (slots >> _ROW_SHIFT) == self._tags(fingerprints)[:, None]
-        query, way = np.nonzero(same)
-        rows = slots[query, way] & _ROW_MASK
-        found = np.bincount(query, minlength=len(fingerprints))
-        # What others keep in the set is not this fingerprint's; what fell out of it most likely is.
-        others = np.count_nonzero(slots, axis=1) - found
-        return Hits(query, rows, np.maximum(found, np.where(found, self._population[sets] - others, 0)))
+        slots = self._slots.take(sets, axis=0)
+        at = ((slots >> _ROW_SHIFT) == self._tags(fingerprints)[:, None]).ravel().nonzero()[0]
+        query = at // self.ways
+        carriers = np.bincount(query, minlength=len(fingerprints))
+        hit = carriers.nonzero()[0]
+        if len(hit):
+            # What others keep in the set is not this fingerprint's; what fell out of it most likely is.
+            others = (slots[hit] != 0).sum(axis=1) - carriers[hit]
+            carriers[hit] = np.maximum(carriers[hit], self._population[sets[hit]] - others)
+        return Hits(query, slots.reshape(-1)[at] & _ROW_MASK, carriers)
 
     def _sets(self, fingerprints: U32Array) -> IntArray:
         scaled: npt.NDArray[np.uint64] = fingerprints.astype(np.uint64) * np.uint64(self.sets)

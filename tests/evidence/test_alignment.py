@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.keys import TokenArray
-from dynamo_semkv.contracts.sketch import DonorSketch, Samples, sample, sketch_key
+from dynamo_semkv.contracts.sketch import DonorSketch, SampledText, Samples, sample, sketch_key
 from dynamo_semkv.evidence.alignment import Alignment, Run, align
 from tests.evidence.documents import document, edited, joined
 
@@ -16,8 +16,14 @@ DIGEST = b"n" * 32
 
 
 def aligned(prompt: TokenArray, *donors: TokenArray) -> list[Alignment]:
-    samples = sample(prompt, sketch_key(DIGEST))
-    return align(samples, len(prompt), [DonorSketch.of(donor, DIGEST, []) for donor in donors])
+    """Each donor at its own spacing, as the provider compares them; those of one spacing together."""
+    text, sketches = SampledText(prompt, sketch_key(DIGEST)), [DonorSketch.of(donor, DIGEST, []) for donor in donors]
+    found: dict[int, Alignment] = {}
+    for spacing in {sketch.spacing for sketch in sketches}:
+        alike = [n for n, sketch in enumerate(sketches) if sketch.spacing == spacing]
+        together = align(text.samples(spacing), len(prompt), [sketches[n] for n in alike])
+        found |= dict(zip(alike, together, strict=True))
+    return [found[n] for n in range(len(donors))]
 
 
 def one(prompt: TokenArray, donor: TokenArray) -> Alignment:

@@ -158,6 +158,35 @@ def test_a_template_does_not_hide_the_right_document() -> None:
         assert abs(matches[0].reusable_token_count - 3_400) < 200, "template tokens are verbatim tokens too"
 
 
+def test_a_template_of_many_is_a_match_where_it_is_a_proven_prefix_worth_the_name() -> None:
+    """A third of the donors begin with it: a proven prefix needs no rarity. It is not worth much of a prompt twenty times as long."""
+    template = document(20, 1_400)
+    templated = [joined(template, document(100 + n, 3_000)) for n in range(12)]
+    provider = provider_with(*BACKGROUND, *templated)
+    match = provider.lookup(query_of(joined(template, document(21, 14_000)), NS))[0]
+    assert int(match.donor_id) >= 30
+    assert 900 < match.exact_prefix_tokens <= match.reusable_token_count <= 1_500
+    assert found_by(provider, joined(template, document(21, 40_000))) == []
+
+
+def test_chunks_of_two_hundred_tokens_are_measured_to_a_tenth() -> None:
+    chunks = [document(700 + n, 200) for n in range(10)]
+    provider = provider_with(*BACKGROUND, joined(*chunks))
+    for orders in range(5):
+        shuffled = [chunks[n] for n in np.random.default_rng(orders).permutation(10)]
+        (match,) = provider.lookup(query_of(joined(document(40, 30), *shuffled), NS))
+        assert abs(match.reusable_token_count - 2_000) <= 200
+
+
+def test_short_and_long_donors_are_found_by_one_prompt() -> None:
+    """Their samples are 8, 16 and 32 tokens apart; each is compared at its own spacing."""
+    short, middle, long = (document(710 + n, tokens) for n, tokens in enumerate((1_500, 4_000, 12_000)))
+    provider = provider_with(*BACKGROUND, short, middle, long)
+    prompt = joined(document(41, 500), long[:6_000], short, middle)
+    found = {match.donor_id: match.reusable_token_count for match in provider.lookup(query_of(prompt, NS))}
+    assert {donor_id: round(tokens / 100) for donor_id, tokens in found.items()} == {"30": 15, "31": 40, "32": 60}
+
+
 def test_a_common_phrase_is_no_match() -> None:
     """Ten shared words in four thousand."""
     phrase = document(23, 40)

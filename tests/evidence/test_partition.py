@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_semkv.contracts.sketch import U32Array
+from dynamo_semkv.contracts.sketch import SampledText, U32Array, sketch_key
 from dynamo_semkv.evidence.partition import AT_ONCE, MOVED_PER_STEP, POSTINGS_PER_DONOR, Partition, posted
 from dynamo_semkv.evidence.postings import Hits, Postings
 from tests.evidence.documents import document, namespace, sketch_of
@@ -100,10 +100,19 @@ def test_at_its_intended_fill_hardly_a_posting_falls_out() -> None:
 
 
 def test_a_long_donor_is_thinned_by_content() -> None:
-    long, short = sketch_of(document(1, 30_000), NS), sketch_of(document(2, 3_000), NS)
+    long, middle = sketch_of(document(1, 30_000), NS), sketch_of(document(2, 6_000), NS)
     assert len(posted(long)) <= POSTINGS_PER_DONOR
     assert set(posted(long)) <= set(long.fingerprints)
-    assert set(posted(short)) == set(short.fingerprints)
+    assert len(posted(middle)) in range(64, POSTINGS_PER_DONOR + 1)
+
+
+def test_of_a_short_donor_those_are_posted_that_a_long_prompt_would_ask_for() -> None:
+    """Its other samples are for alignment only: a prompt is looked up at the widest spacing, whatever is there to be found."""
+    tokens = document(2, 2_000)
+    short = sketch_of(tokens, NS)
+    wide = SampledText(tokens, sketch_key(NS.digest())).samples(32)
+    assert set(posted(short)) == set(wide.fingerprints)
+    assert len(posted(short)) < short.sample_count / 3
 
 
 def test_growth_happens_in_small_steps_and_loses_nobody() -> None:
@@ -187,9 +196,9 @@ def test_what_everybody_carries_weighs_nothing_and_what_one_carries_weighs_one()
         one = donor(f"d{n}", np.concatenate((common, document(100 + n, 1_000))), NS)
         assert one.sketch is not None
         partition.add(one, one.sketch)
-    shared = np.unique(sketch_of(common, NS).fingerprints)
+    shared = posted(sketch_of(common, NS))
     assert partition.rarity(shared, partition.find(shared)).max() < 0.2
-    own = np.setdiff1d(np.unique(sketch_of(document(100, 1_000), NS).fingerprints), shared)
+    own = np.setdiff1d(posted(sketch_of(document(100, 1_000), NS)), shared)
     assert np.median(partition.rarity(own, partition.find(own))) > 0.95
 
 
@@ -201,5 +210,5 @@ def test_a_template_of_thinned_donors_is_not_rare_because_few_say_so() -> None:
         one = donor(f"d{n}", np.concatenate((template, document(200 + n, 1_000 if n % 5 == 0 else 7_000))), NS)
         assert one.sketch is not None
         partition.add(one, one.sketch)
-    shared = np.unique(sketch_of(template, NS).fingerprints)
+    shared = posted(sketch_of(template, NS))
     assert partition.rarity(shared, partition.find(shared)).max() < 0.25

@@ -16,17 +16,19 @@ from dynamo_semkv.contracts.sketch import (
     MAX_SAMPLES,
     NGRAM,
     DonorSketch,
+    SampledText,
     Samples,
     checkpoint_ordinals,
     sample,
     sketch_key,
+    spacing_of,
 )
 from tests.evidence.documents import document, joined
 
 DIGEST = bytes(range(32))
 GOLDEN_KEY = 13_997_483_708_150_396_454
-GOLDEN_SAMPLES = [(3502930942, 24, 17020), (3134252779, 27, 55941), (2862421644, 31, 37121)]
-GOLDEN_SKETCH = (490, "8a0586da23c9b3b2074f5c2c9bb21b28e9edc1495cb01d3ee7f41108358d7c74")
+GOLDEN_SAMPLES = [(150950890, 3, 2303), (2957434117, 6, 8516), (983946618, 10, 3232)]
+GOLDEN_SKETCH = (1234, "816e71bf2217111f2c580c4d9024400d36300014e6bd1cd8cb626c57cb65b863")
 
 MASK = 2**64 - 1
 R, C = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
@@ -44,13 +46,14 @@ def polynomial(tokens: list[int]) -> int:
     return C * sum(token * pow(R, k, 2**64) for k, token in enumerate(tokens)) & MASK
 
 
-def by_definition(tokens: list[int], key: int) -> list[tuple[int, int, int]]:
+def by_definition(tokens: list[int], key: int, spacing: int) -> list[tuple[int, int, int]]:
     """(fingerprint, position, link) from the module's docstring, one window at a time in Python integers."""
     found: list[tuple[int, int]] = []
     for i in range(len(tokens) - NGRAM + 1):
         s = polynomial(tokens[i : i + NGRAM]) + key & MASK
-        if s < 2**59 and not (found and found[-1][0] == mix(s) >> 32):
-            found.append((mix(s) >> 32, i))
+        fingerprint = mix(s) >> 32
+        if s < 2**61 and fingerprint % (spacing // 8) == 0 and not (found and found[-1][0] == fingerprint):
+            found.append((fingerprint, i))
     links = []
     for (_, p), (_, q) in itertools.pairwise(found):
         links.append(max(mix((polynomial(tokens[p : q + NGRAM]) + key & MASK) ^ ((q - p) * C & MASK)) >> 48, 1))
@@ -78,13 +81,23 @@ def test_golden_vector() -> None:
 def test_arrays_follow_the_definition(seed: int, length: int, vocabulary: int) -> None:
     tokens = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.uint32)
     key = sketch_key(seed.to_bytes(32, "little"))
-    assert rows(sample(tokens, key)) == by_definition(tokens.tolist(), key)
+    text = SampledText(tokens, key)
+    for spacing in (8, 16, 32):
+        assert rows(text.samples(spacing)) == by_definition(tokens.tolist(), key, spacing)
+    assert rows(sample(tokens, key)) == rows(text.samples(spacing_of(length)))
 
 
-def test_one_window_in_thirty_two_is_kept() -> None:
-    tokens = np.random.default_rng(1).integers(0, 50_000, 200_000).astype(np.uint32)[:100_000]
+@pytest.mark.parametrize(("length", "spacing"), [(2_560, 8), (2_561, 16), (5_120, 16), (5_121, 32), (100_000, 32)])
+def test_the_longer_a_text_the_wider_its_samples(length: int, spacing: int) -> None:
+    tokens = np.random.default_rng(1).integers(0, 50_000, length).astype(np.uint32)
     count = len(sample(tokens, 99).fingerprints)
-    assert abs(count - 100_000 / 32) < 5 * (100_000 / 32) ** 0.5
+    assert abs(count - length / spacing) < 5 * (length / spacing) ** 0.5
+
+
+def test_samples_at_a_spacing_are_among_those_at_every_smaller_one() -> None:
+    text = SampledText(document(2, 6_000), 99)
+    wide, middle, dense = (set(text.samples(spacing).positions.tolist()) for spacing in (32, 16, 8))
+    assert wide < middle < dense
 
 
 def test_a_run_of_one_token_is_one_sample_at_most() -> None:
@@ -157,7 +170,7 @@ def good_raw() -> bytes:
     ("raw", "field"),
     [
         (b"", "sketch.algorithm"),
-        (b"ng8m32-2" + good_raw()[8:], "sketch.algorithm"),
+        (b"ng8m32-1" + good_raw()[8:], "sketch.algorithm"),
         (good_raw()[:-1], "sketch.length"),
         (good_raw() + b"\0", "sketch.length"),
         (good_raw()[:14] + b"\xff\xff\xff\xff" + good_raw()[18:], "sketch.counts"),
