@@ -68,6 +68,8 @@ def _decision(route: Mapping[str, Any]) -> Iterator[str]:
     if route["placed_on"] is not None:
         tokens = route["tokens"]
         where = f", on {t.clean(route['placed_on'])}: {t.count(tokens['placed'])} tokens, {t.count(tokens['hinted'])} of them hinted"
+        if route["opened"].get("expected_tokens") is not None:
+            where += f"; {t.count(route['opened']['expected_tokens'])} tokens of prefill expected to be saved"
     elif route["opened"]["shadow_choice"] is not None:
         where = f", on {t.clean(route['opened']['shadow_choice'])}"
     yield f"Mode {t.clean(route['mode'])}. {words} ({t.clean(route['decision'])}){where}."
@@ -103,6 +105,12 @@ def _stream(route: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{ENDS.get(observed['end'], t.clean(observed['end']))} on {t.clean(route['served_by'])}: first token after "
             f"{t.seconds(observed['ttft_seconds'])}{kind}, {t.count(observed['output_tokens'])} tokens out."
+        )
+    if (saving := route.get("saving")) is not None and saving["saved_seconds"] is not None:
+        less = saving["saved_seconds"] >= 0.0
+        yield (
+            f"At this replica's cold rate ({t.count(round(1.0 / saving['seconds_per_token']))} tokens a second) it would have taken "
+            f"{t.seconds(saving['cold_seconds'])}: {t.seconds(abs(saving['saved_seconds']))} {'saved' if less else 'lost'}."
         )
     if observed["engine_cached_tokens"] is not None:
         said = CROSS_CHECKS.get(route["cross_check"], t.clean(route["cross_check"]))

@@ -24,7 +24,8 @@ def sources(snapshot: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _calibration(known: Mapping[str, Any]) -> RenderableType:
-    table = make_table("Calibration", "replica", "match", "overlap", "tier", ">expected", ">prior", ">trials")
+    headings = ("replica", "match", "overlap", "tier", ">expected", ">prior", ">trials", ">saves", ">loads")
+    table = make_table("Calibration", *headings)
     cells = known.get("cells", ())
     for row in cells[:CELLS]:
         table.add_row(
@@ -37,12 +38,27 @@ def _calibration(known: Mapping[str, Any]) -> RenderableType:
             t.percent(row["share"]),
             t.percent(row["prior"]),
             t.decimal(row["trials"]),
+            t.percent(row.get("saving")),
+            t.decimal(row.get("loads")),
         )
     notes = [
         f"{t.clean(MATCHES.get(name, name))}: {t.percent(row['share'])} of a claim is expected to be confirmed, "
         f"over {t.decimal(row['trials'])} trials."
         for name, row in known.get("match_types", {}).items()
     ]
+    notes += [
+        f"From {t.clean(TIERS.get(name, name))}: a token spares {t.percent(row['saving'])} of its prefill, "
+        f"over {t.decimal(row['loads'])} loads."
+        for name, row in known.get("tiers", {}).items()
+        if row["loads"] > 0
+    ]
+    rates = [
+        f"{t.clean(row['replica'])} {t.count(round(row['tokens_per_second']))}" for row in known.get("prefill", ())
+    ]
+    if rates:
+        notes.append(
+            f"Measured prefill, tokens a second: {', '.join(rates[:CELLS])}{', ...' if len(rates) > CELLS else ''}."
+        )
     if known.get("enabled") is False:
         notes.append("Learning is off (scoring.calibration.enabled): the priors are in force.")
     if len(cells) > CELLS:

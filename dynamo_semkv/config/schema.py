@@ -239,14 +239,14 @@ class CalibrationConfig(Section, frozen=True):
     PATH: ClassVar[str] = "scoring.calibration"
 
     enabled: bool = True
-    """Learn the share that is confirmed from outcomes. false: the prior, always."""
+    """Learn from outcomes what share is confirmed, and what a confirmed token spares. false: prior and tier credit, always."""
     half_life_routes: Annotated[float, Meta(ge=1.0, le=1e9)] = 200.0
     """Routes served by a replica after which an observation on it counts half. Shorter: a replica whose donors were declined is tried
     again sooner."""
 
 
 class TierCredit(Section, frozen=True):
-    """Share of the prefill time that a token saves when it comes from this tier."""
+    """Share of the prefill time that a token saves when it comes from this tier, before any load from there was measured."""
 
     PATH: ClassVar[str] = "scoring.tier_credit"
 

@@ -189,7 +189,7 @@ def decode_route_event(raw: bytes) -> RouteEvent:
         if event.donor_id is not None:
             check_donor_id(event.donor_id)
     else:
-        _check_counts("route_observed", event, "output_tokens", "engine_cached_tokens")
+        _check_counts("route_observed", event, "output_tokens", "engine_cached_tokens", "queued_tokens")
         _check_seconds("route_observed", event, "observed_at", "ttft_seconds")
         replica = (event.served_stable_routing_id, event.served_dp_rank)
     if replica[0] is not None:

@@ -57,6 +57,10 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     overlap: Bucket = Bucket.NONE
     tier: Tier | None = None
     provider: str | None = None
+    materialization: str | None = None
+    """`off`, `exact` or `experimental`: the mode of the pinned replica's connector, as announced. None: no pin, or an older router."""
+    expected_tokens: int | None = None
+    """Prefill tokens that the evidence was expected to save on the chosen replica, by what had been learned then; may be negative."""
     shadow_choice: str | None = None
     """`stable_routing_id/dp_rank` that we would have chosen, when we did not act on it."""
     config_hash: str = ""
@@ -76,6 +80,8 @@ class RouteObserved(msgspec.Struct, frozen=True, tag_field="kind", tag="observed
     served_worker_id: str | None = None
     ttft_seconds: float | None = None
     """From arrival at the router to the first chunk."""
+    queued_tokens: int | None = None
+    """Prefill tokens that waited on the replica that served when the router looked, before it decided. None: not known."""
     output_tokens: int = 0
     engine_cached_tokens: int | None = None
     """The engine's own count from the last chunk: the cross-check of the connector's report."""

@@ -15,6 +15,7 @@ def _tokens(step: str, meaning: str, usage: str) -> MetricSpec:
 
 _FAST = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1)
 _TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.5, 5.0, 10.0, 20.0, 60.0)
+_SAVED = (-5.0, -1.0, -0.25, -0.05, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LOAD = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 INPUT = _tokens(
@@ -123,6 +124,17 @@ TTFT = MetricSpec(
     "`loaded` not well below `cold`: loading costs more than it saves; raise connector.min_offer_tokens.",
     _TTFT,
 )
+TTFT_SAVED = MetricSpec(
+    "semkv_ttft_saved_seconds",
+    "histogram",
+    "seconds",
+    ("tier",),
+    "Time to first token that a confirmed load saved against its replica's own cold rate (an estimate), by the tier it came from; below "
+    "zero where loading made it later.",
+    "Much of it at or below zero: loads cost what they save. Placement learns that (semkv_expected_saving); raise "
+    "connector.min_offer_tokens, or look at semkv_load_seconds.",
+    _SAVED,
+)
 LOAD_SECONDS = MetricSpec(
     "semkv_load_seconds",
     "histogram",
@@ -173,6 +185,16 @@ EXPECTED_SHARE = MetricSpec(
     "Share of a donor's tokens that replicas are expected to confirm: the mean of what was learned, by recent trials; the prior where "
     "nothing was.",
     "Falling: engines decline what they are hinted; semkv_outcome_total says why. Far from its prior for long: set scoring.prior to it.",
+)
+EXPECTED_SAVING = MetricSpec(
+    "semkv_expected_saving",
+    "gauge",
+    "",
+    ("tier",),
+    "Share of its prefill that a token from this tier is expected to spare, after its load: the mean of what was learned, by recent loads; "
+    "scoring.tier_credit where nothing was.",
+    "Below zero: loading costs more than computing, so nothing is placed for that tier. Far from its start for long: set "
+    "scoring.tier_credit to it.",
 )
 REPLICAS = MetricSpec(
     "semkv_replicas",
@@ -313,6 +335,14 @@ REPLICA_PREFILL = MetricSpec(
     _REPLICA,
     "Prompt tokens queued on the replica, as Dynamo books them.",
     "High on one replica while semkv_placement_total places: raise scoring.load_weight, or placement.margin_tokens.",
+)
+REPLICA_RATE = MetricSpec(
+    "semkv_replica_prefill_tokens_per_second",
+    "gauge",
+    "tokens per second",
+    _REPLICA,
+    "Prefill rate of the replica, measured: the median over its last cold routes of computed and waiting tokens over time to first token.",
+    "One replica well below the others: it is slower, or served by traffic that does not come through the routers.",
 )
 REPLICA_DECODE = MetricSpec(
     "semkv_replica_active_decode_blocks",

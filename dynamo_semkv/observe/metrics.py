@@ -75,6 +75,7 @@ class Metrics:
         self._cross_checks = self._counter(catalogue.CROSS_CHECKS)
         self._ttft = self._histogram(catalogue.TTFT)
         self._load_seconds = self._histogram(catalogue.LOAD_SECONDS)
+        self._saved = self._histogram(catalogue.TTFT_SAVED)
         self._at_zero()
 
     def opened(self, event: RouteOpened) -> None:
@@ -102,8 +103,12 @@ class Metrics:
         observed, report = route.observed, route.report
         if route.ttft_class is not None and observed is not None and observed.ttft_seconds is not None:
             self._ttft.labels(route.ttft_class.value).observe(observed.ttft_seconds)
-        if report is not None and report.load_seconds is not None and report.confirmed:
-            tier = report.tier.value if report.tier is not None else "unknown"
+        if report is None or not report.confirmed:
+            return
+        tier = report.tier.value if report.tier is not None else "unknown"
+        if route.saving is not None and route.saving.saved_seconds is not None:
+            self._saved.labels(bounded(tier, _TIERS)).observe(route.saving.saved_seconds)
+        if report.load_seconds is not None:
             self._load_seconds.labels(bounded(tier, _TIERS)).observe(report.load_seconds)
 
     def orphan(self, orphan: OrphanReport) -> None:
@@ -127,6 +132,7 @@ class Metrics:
             self._ttft.labels(ttft_class.value)
         for tier in Tier:
             self._load_seconds.labels(tier.value)
+            self._saved.labels(tier.value)
         for outcome, reason in _WATCHED:
             self._outcomes.labels(outcome.value, reason.value)
         for orphan in OrphanReason:
@@ -175,6 +181,8 @@ def _router(state: RouterState) -> Iterator[Metric]:
     yield _family(catalogue.RELOAD_REFUSED, {(): float(bool(state.configuration.get("last_reload_error")))})
     learned = state.calibration.get("match_types", {})
     yield _family(catalogue.EXPECTED_SHARE, {(name,): known["share"] for name, known in learned.items()})
+    tiers = state.calibration.get("tiers", {})
+    yield _family(catalogue.EXPECTED_SAVING, {(name,): known["saving"] for name, known in tiers.items()})
     yield _family(catalogue.OPEN_ROUTES, {(): state.open_routes})
     yield _family(catalogue.HELD_REPORTS, {(): state.held_reports})
     yield _family(catalogue.BOOK_EVENTS, {(name,): count for name, count in asdict(state.book).items()})
@@ -219,6 +227,11 @@ def _replicas(state: RouterState) -> Iterator[Metric]:
     ):
         known = [(replica, getattr(replica, field)) for replica in state.replicas]
         yield _family(spec, {(str(r.worker_id), str(r.dp_rank)): value for r, value in known if value is not None})
+    rates = {row["replica"]: row["tokens_per_second"] for row in state.calibration.get("prefill", ())}
+    shown: dict[tuple[str, ...], float] = {
+        (str(r.worker_id), str(r.dp_rank)): rates[r.name] for r in state.replicas if r.name in rates
+    }
+    yield _family(catalogue.REPLICA_RATE, shown)
 
 
 def _by_name(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:

@@ -40,8 +40,9 @@ ASKED: tuple[Asked, ...] = (
     ),
     Asked(
         "TTFT delta for accepted materializations",
-        "job:semkv_ttft_delta_seconds:median5m",
-        "recorded: cold less loaded, from `semkv_time_to_first_token_seconds`; the same request is never run twice",
+        "semkv_ttft_saved_seconds",
+        "against the replica's own cold rate, as the same request is never run twice; `job:semkv_ttft_delta_seconds:median5m` is recorded "
+        "beside it: median cold less median loaded",
     ),
 )
 

@@ -134,6 +134,7 @@ def route_row(route: ClosedRoute) -> dict[str, Any]:
         "tokens": {**{step: getattr(funnel, step) for step in STEPS}, "unhinted": funnel.unhinted},
         "ttft_seconds": observed.ttft_seconds if observed is not None else None,
         "ttft_class": route.ttft_class.value if route.ttft_class is not None else None,
+        "saved_seconds": route.saving.saved_seconds if route.saving is not None else None,
     }
 
 
@@ -151,6 +152,7 @@ def explain(route: ClosedRoute) -> dict[str, Any]:
             "joined_by": route.joined_by.value,
             "cross_check": route.cross_check.value,
             "closed_at": route.closed_at,
+            "saving": asdict(route.saving) if route.saving is not None else None,
             "opened": opened,
             "observed": msgspec.to_builtins(route.observed) if route.observed is not None else None,
             "report": report,

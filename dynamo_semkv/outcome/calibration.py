@@ -1,16 +1,20 @@
-"""Calibration: what share of its claim a hinted donor turns into confirmed tokens, learned per (replica, match type, overlap, tier).
+"""Calibration: what claims turn out to be worth, learned per (replica, match type, overlap, tier, mode): two shares and a rate.
 
-    Calibration(config)   .add(route)   .share(replica, match_type, overlap, tier) -> [0, 1]   .reload(config)   .snapshot()
+    Calibration(config)   .saving_of(route)   .add(route)   .share(replica, kind)   .saving(replica, kind)   .reload(config)   .snapshot()
 
-Each cell is a Beta posterior: the prior counts as `scoring.prior.strength` routes with the share of the prior, a hinted route adds one
-trial whose success is the confirmed share of what was hinted. Trials fade by half every `half_life_routes` routes that the replica serves,
-hinted or not, so a cell on which nothing is placed any more goes back to its prior and is tried again: that is the whole exploration, and
-it costs a bounded share of a replica's routes however large the fleet. The pace of each cell is spread by `scoring.seed`, or every cell of
-a fleet would be tried again at once.
+`share`: what part of its claim a hinted donor turns into confirmed tokens. `saving`: what part of its prefill a confirmed token spares,
+that is, what loading costs (`saving.py`). The prefill rate of each replica turns both into seconds.
 
-A fleet runs one configuration more often than not, so what other cells of the same match type and tier observed (on any replica, at any
-overlap) is where a cell begins: their posterior, with the same strength, takes the place of the configured share. An engine that declines
-everything is then found out once, not once a cell; a replica that differs from the rest needs as many routes as the prior counts.
+Each cell is a posterior: what it begins with counts as `scoring.prior.strength` routes, a hinted route adds one trial of `share`, a route
+that loaded one of `saving`. Trials fade by half every `half_life_routes` routes that the replica serves, hinted or not, so a cell on
+which nothing is placed any more goes back to its prior and is tried again: that is the whole exploration, and it costs a bounded share of
+a replica's routes however large the fleet. The pace of each cell is spread by `scoring.seed`, or every cell of a fleet would be tried
+again at once.
+
+A fleet runs one configuration more often than not, so what other cells of the same match type, tier and mode observed (on any replica, at
+any overlap; for `saving` of any match type) is where a cell begins: their posterior, with the same strength, takes the place of the
+configured share. An engine that declines everything is then found out once, not once a cell; a replica that differs from the rest needs as
+many routes as the prior counts.
 
 Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus knows what it knew. Two
 routers may close neighbouring routes the other way round; a route that moves by d places changes the weight of its trial by at
@@ -22,103 +26,64 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from dynamo_semkv.config.schema import ScoringConfig
+from dynamo_semkv.config.schema import Materialization, ScoringConfig
 from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
-from dynamo_semkv.contracts.report import Outcome, Reason
-from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
-from dynamo_semkv.outcome.join import replica_of, same_replica
-from dynamo_semkv.scoring.credit import prior_share
+from dynamo_semkv.contracts.report import Outcome
+from dynamo_semkv.outcome.closed import ClosedRoute, TtftClass, placed_on
+from dynamo_semkv.outcome.lessons import Lesson, lessons, load_lesson
+from dynamo_semkv.outcome.saving import PrefillRates, Saving, cold_seconds_per_token, saving_of
+from dynamo_semkv.scoring.credit import Kind, prior_saving, prior_share
 
 MAX_REPLICAS = 1_024
 """Those that were learned of longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed sets."""
 MAX_ROWS = 256
 _SLOWEST, _SPREAD = 0.75, 0.5
 
-_SILENT_OUTCOMES = frozenset(
-    {Outcome.LOCAL_EXACT, Outcome.UNCONFIRMED, Outcome.CANCELLED, Outcome.ORPHAN_REPORT, Outcome.UNKNOWN}
-)
-"""They say nothing about what the engine would have done: nothing had to be loaded, or nobody knows."""
-_SILENT_REASONS = frozenset({Reason.CANCELLED, Reason.WRONG_REPLICA, Reason.WORKER_LOST, Reason.NO_REPORT})
-
-
-class Kind(NamedTuple):
-    match_type: MatchType
-    overlap: Bucket
-    tier: Tier
-
-
-class Lesson(NamedTuple):
-    """`share` of the claim was confirmed; `weight` of one trial."""
-
-    kind: Kind
-    share: float
-    weight: float
-
-
-def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
-    """What one closed route teaches about the replica that it was placed on: nothing, or one trial.
-
-    A claim may be part proven prefix and part only similar. They are separate cells, as they are separate terms of a donor's value, and
-    share the trial by tokens: that an exact engine declines the rest says nothing against the prefix. What the engine's own cache turned
-    out to hold beyond Dynamo's index is no part of the claim.
-    """
-    opened, report, placed = route.opened, route.report, placed_on(route.opened)
-    hinted = route.funnel.hinted
-    if report is None or placed is None or placed.dp_rank is None or hinted < 1:
-        return ()
-    if route.outcome in _SILENT_OUTCOMES or route.reason in _SILENT_REASONS:
-        return ()
-    if not same_replica(placed, replica_of(report)) or opened.match_type is None or opened.tier is None:
-        return ()
-    proven = opened.proven_tokens
-    if proven is None:
-        proven = hinted if opened.match_type is MatchType.EXACT_EQUIVALENT else 0
-    proven = min(proven, hinted)
-    local = min(max(0, report.local_tokens - opened.exact_device_tokens), hinted)
-    exact, similar = max(0, proven - local), hinted - max(proven, local)
-    confirmed = report.confirmed
-    found = []
-    for match_type, claimed, got in (
-        (MatchType.EXACT_EQUIVALENT, exact, min(confirmed, exact)),
-        (MatchType.SEMANTIC_CANDIDATE, similar, min(max(0, confirmed - exact), similar)),
-    ):
-        if claimed > 0:
-            kind = Kind(match_type, opened.overlap, opened.tier)
-            found.append(Lesson(kind, got / claimed, claimed / (exact + similar)))
-    return tuple(found)
-
 
 @dataclass
 class _Sums:
     """Faded sums, as of `at`."""
 
-    confirmed: float = 0.0
+    total: float = 0.0
     trials: float = 0.0
     at: int = 0
 
     def faded(self, now: int, half_life: float) -> tuple[float, float]:
-        """(confirmed, trials) as of `now`."""
+        """(total, trials) as of `now`."""
         weight = float(2.0 ** (-(now - self.at) / half_life))
-        return self.confirmed * weight, self.trials * weight
+        return self.total * weight, self.trials * weight
 
     def add(self, lesson: Lesson, now: int, half_life: float) -> None:
-        confirmed, trials = self.faded(now, half_life)
-        self.confirmed, self.trials, self.at = confirmed + lesson.share * lesson.weight, trials + lesson.weight, now
+        total, trials = self.faded(now, half_life)
+        self.total, self.trials, self.at = total + lesson.share * lesson.weight, trials + lesson.weight, now
+
+
+@dataclass
+class _Track:
+    """One learned quantity of one cell."""
+
+    own: _Sums
+    """By the clock of its replica."""
+    in_fleet: _Sums
+    """The same by the fleet's clock: its part of the fleet's sums."""
+    routes: int = 0
 
 
 @dataclass
 class _Cell:
     pace: float
     """Its half-life, as a multiple of the configured one."""
-    own: _Sums
-    """By the clock of its replica."""
-    in_fleet: _Sums
-    """The same by the fleet's clock: its part of the fleet's sums."""
-    routes: int = 0
+    share: _Track | None = None
+    saving: _Track | None = None
+
+    @property
+    def at(self) -> int:
+        """When it learned last, by the clock of its replica."""
+        return max(track.own.at for track in (self.share, self.saving) if track is not None)
 
 
 @dataclass
@@ -139,123 +104,217 @@ class Calibration:
         self._config = config
         self._max_replicas = max_replicas
         self._replicas: OrderedDict[StableReplica, _Replica] = OrderedDict()
-        self._fleet: dict[tuple[MatchType, Tier], _Sums] = {}
+        self._fleet: dict[tuple[str, ...], _Sums] = {}
         self._fleet_routes = 0
+        self._rates = PrefillRates(max_replicas)
 
     def reload(self, config: ScoringConfig) -> None:
         """Prior, strength, half-life and switch take effect at once; what was observed stays."""
         self._config = config
 
+    def saving_of(self, route: ClosedRoute) -> Saving | None:
+        """What the route's load was worth, at the rate that its replica has shown so far."""
+        report, observed = route.report, route.observed
+        if report is None or report.confirmed < 1:
+            return None
+        replica = StableReplica(report.stable_routing_id, report.dp_rank)
+        rate = self._rates.seconds_per_token(replica)
+        if rate is None or (observed is not None and observed.end == "worker_lost"):
+            return None
+        return saving_of(
+            seconds_per_token=rate,
+            input_tokens=route.opened.input_tokens,
+            local_tokens=report.local_tokens,
+            confirmed_tokens=report.confirmed,
+            queued_tokens=observed.queued_tokens if observed is not None else None,
+            ttft_seconds=observed.ttft_seconds if observed is not None else None,
+            load_seconds=report.load_seconds,
+        )
+
     def add(self, route: ClosedRoute) -> None:
-        """Each closed route once: that is the book's promise."""
+        """Each closed route once: that is the book's promise. With its `saving`, which `saving_of` told before."""
+        self._time(route)
         served = route.replica
         if served is not None and served.dp_rank is not None:
             known = self._replicas.get(StableReplica(served.stable_routing_id, served.dp_rank))
             if known is not None:
                 known.routes += 1
                 self._fleet_routes += 1
-        learned, placed = lessons(route), placed_on(route.opened)
-        if not learned or placed is None or placed.dp_rank is None:
-            return
-        self.taught += 1
-        name = StableReplica(placed.stable_routing_id, placed.dp_rank)
-        replica = self._replicas.setdefault(name, _Replica())
-        self._replicas.move_to_end(name)
-        while len(self._replicas) > self._max_replicas:
-            self._replicas.popitem(last=False)
-            self.forgotten += 1
-        half_life, slow = self._config.calibration.half_life_routes, self._fleet_half_life()
-        for lesson in learned:
-            kind = lesson.kind
-            cell = replica.cells.get(kind)
-            if cell is None:
-                own, in_fleet = _Sums(at=replica.routes), _Sums(at=self._fleet_routes)
-                cell = replica.cells[kind] = _Cell(self._pace(name, kind), own, in_fleet)
-            cell.own.add(lesson, replica.routes, half_life * cell.pace)
-            cell.in_fleet.add(lesson, self._fleet_routes, slow)
-            cell.routes += 1
-            fleet = self._fleet.setdefault((kind.match_type, kind.tier), _Sums(at=self._fleet_routes))
-            fleet.add(lesson, self._fleet_routes, slow)
+        placed, learned, load = placed_on(route.opened), lessons(route), load_lesson(route)
+        if learned and placed is not None and placed.dp_rank is not None:
+            name = StableReplica(placed.stable_routing_id, placed.dp_rank)
+            for lesson in learned:
+                self._learn(name, lesson, "share")
+        if load is not None:
+            self._learn(*load, "saving")
+        self.taught += bool(learned or load is not None)
 
-    def share(self, replica: StableReplica | None, match_type: MatchType, overlap: Bucket, tier: Tier) -> float:
+    def share(self, replica: StableReplica | None, kind: Kind) -> float:
         """The posterior mean; exactly the prior where nothing was observed."""
-        prior = prior_share(self._config.prior, match_type)
+        prior = prior_share(self._config.prior, kind)
+        if replica is None or not self._config.calibration.enabled or kind.mode is Materialization.OFF:
+            return prior
+        known = self._replicas.get(replica)
+        cell = known.cells.get(kind) if known is not None else None
+        return self._mean(prior, _share_key(kind), cell, cell.share if cell is not None else None, known)[0]
+
+    def saving(self, replica: StableReplica | None, kind: Kind) -> float:
+        """As `share`."""
+        prior = prior_saving(self._config.tier_credit, kind.tier)
         if replica is None or not self._config.calibration.enabled:
             return prior
         known = self._replicas.get(replica)
-        kind = Kind(match_type, overlap, tier)
         cell = known.cells.get(kind) if known is not None else None
-        begins = self._begins(prior, kind, cell)
-        return self._posterior(begins, cell, known.routes)[0] if cell is not None and known is not None else begins
+        return self._mean(prior, _saving_key(kind), cell, cell.saving if cell is not None else None, known)[0]
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON-able. `cells`: those that were learned of last come first. `match_types`: the mean over all cells, weighted by the trials
-        that are left; the prior where nothing was observed."""
+        """JSON-able. `cells`: those that were learned of last come first. `match_types` and `tiers`: the mean over all cells, weighted by
+        the trials that are left; the prior where nothing was observed. `prefill`: tokens a second of each replica that has shown it."""
         rows: list[dict[str, Any]] = []
-        weighted = {match_type: [0.0, 0.0] for match_type in MatchType}
+        shares = {match_type: [0.0, 0.0] for match_type in MatchType}
+        savings = {tier: [0.0, 0.0] for tier in Tier}
         for name, replica in reversed(self._replicas.items()):
-            for kind, cell in sorted(replica.cells.items(), key=lambda item: (-item[1].own.at, item[0])):
-                prior = prior_share(self._config.prior, kind.match_type)
-                begins = self._begins(prior, kind, cell)
-                share, trials = self._posterior(begins, cell, replica.routes)
-                weighted[kind.match_type][0] += share * trials
-                weighted[kind.match_type][1] += trials
-                if len(rows) >= MAX_ROWS:
-                    continue
-                rows.append(
-                    {
-                        "replica": f"{name.stable_routing_id}/{name.dp_rank}",
-                        "match_type": kind.match_type.value,
-                        "overlap": kind.overlap.value,
-                        "tier": kind.tier.value,
-                        "share": share,
-                        "prior": prior,
-                        "begins": begins,
-                        "trials": trials,
-                        "routes": cell.routes,
-                    }
-                )
+            for kind, cell in sorted(replica.cells.items(), key=lambda item: (-item[1].at, item[0])):
+                row = self._row(name, kind, cell, replica)
+                for sums, mean, trials in (
+                    (shares[kind.match_type], row["share"], row["trials"]),
+                    (savings[kind.tier], row["saving"], row["loads"]),
+                ):
+                    sums[0] += mean * trials
+                    sums[1] += trials
+                if len(rows) < MAX_ROWS:
+                    rows.append(row)
+        prior, credit = self._config.prior, self._config.tier_credit
         return {
             "enabled": self._config.calibration.enabled,
             "half_life_routes": self._config.calibration.half_life_routes,
-            "strength": self._config.prior.strength,
+            "strength": prior.strength,
             "routes": self.taught,
             "replicas": len(self._replicas),
             "forgotten": self.forgotten,
             "match_types": {
                 match_type.value: {
-                    "share": total / trials if trials > 0 else prior_share(self._config.prior, match_type),
+                    "share": total / trials
+                    if trials > 0
+                    else prior_share(prior, Kind(match_type, Bucket.NONE, Tier.DEVICE)),
                     "trials": trials,
                 }
-                for match_type, (total, trials) in weighted.items()
+                for match_type, (total, trials) in shares.items()
             },
+            "tiers": {
+                tier.value: {"saving": total / loads if loads > 0 else prior_saving(credit, tier), "loads": loads}
+                for tier, (total, loads) in savings.items()
+                if tier is not Tier.DEVICE
+            },
+            "prefill": [
+                {"replica": _name(name), "tokens_per_second": 1.0 / seconds, "routes": routes}
+                for (name, seconds, routes), _ in zip(self._rates.rows(), range(MAX_ROWS), strict=False)
+            ],
             "cells": rows,
         }
 
-    def _posterior(self, begins: float, cell: _Cell, now: int) -> tuple[float, float]:
-        """(mean, trials that are left)."""
-        confirmed, trials = cell.own.faded(now, self._config.calibration.half_life_routes * cell.pace)
-        strength = self._config.prior.strength
-        return (begins * strength + confirmed) / (strength + trials), trials
+    def _row(self, name: StableReplica, kind: Kind, cell: _Cell, replica: _Replica) -> dict[str, Any]:
+        share_prior = prior_share(self._config.prior, kind)
+        saving_prior = prior_saving(self._config.tier_credit, kind.tier)
+        share, begins, trials = self._mean(share_prior, _share_key(kind), cell, cell.share, replica)
+        saving, _, loads = self._mean(saving_prior, _saving_key(kind), cell, cell.saving, replica)
+        return {
+            "replica": _name(name),
+            "match_type": kind.match_type.value,
+            "overlap": kind.overlap.value,
+            "tier": kind.tier.value,
+            "mode": kind.mode.value,
+            "share": share,
+            "prior": share_prior,
+            "begins": begins,
+            "trials": trials,
+            "saving": saving,
+            "saving_prior": saving_prior,
+            "loads": loads,
+            "routes": cell.share.routes if cell.share is not None else 0,
+        }
 
-    def _begins(self, prior: float, kind: Kind, cell: _Cell | None) -> float:
-        """The share with which a cell begins: the configured one, moved by what all other cells of its match type and tier observed."""
-        fleet = self._fleet.get((kind.match_type, kind.tier))
+    def _time(self, route: ClosedRoute) -> None:
+        """What a cold route says of the rate of its replica."""
+        observed, served = route.observed, route.replica
+        if route.ttft_class is not TtftClass.COLD or observed is None or observed.ttft_seconds is None:
+            return
+        if served is None or served.dp_rank is None or observed.end == "error" or route.outcome is Outcome.LOAD_FAILED:
+            return
+        local = route.report.local_tokens + route.report.confirmed if route.report is not None else 0
+        rate = cold_seconds_per_token(
+            ttft_seconds=observed.ttft_seconds,
+            input_tokens=route.opened.input_tokens,
+            reused_tokens=max(local, observed.engine_cached_tokens or 0),
+            queued_tokens=observed.queued_tokens,
+        )
+        if rate is not None:
+            self._rates.add(StableReplica(served.stable_routing_id, served.dp_rank), rate)
+
+    def _learn(self, name: StableReplica, lesson: Lesson, what: str) -> None:
+        replica = self._replicas.setdefault(name, _Replica())
+        self._replicas.move_to_end(name)
+        while len(self._replicas) > self._max_replicas:
+            self._replicas.popitem(last=False)
+            self.forgotten += 1
+        half_life, slow, kind = self._config.calibration.half_life_routes, self._fleet_half_life(), lesson.kind
+        cell = replica.cells.get(kind)
+        if cell is None:
+            cell = replica.cells[kind] = _Cell(self._pace(name, kind))
+        track: _Track | None = getattr(cell, what)
+        if track is None:
+            track = _Track(_Sums(at=replica.routes), _Sums(at=self._fleet_routes))
+            setattr(cell, what, track)
+        track.own.add(lesson, replica.routes, half_life * cell.pace)
+        track.in_fleet.add(lesson, self._fleet_routes, slow)
+        track.routes += 1
+        key = _share_key(kind) if what == "share" else _saving_key(kind)
+        self._fleet.setdefault(key, _Sums(at=self._fleet_routes)).add(lesson, self._fleet_routes, slow)
+
+    def _mean(
+        self, prior: float, key: tuple[str, ...], cell: _Cell | None, track: _Track | None, replica: _Replica | None
+    ) -> tuple[float, float, float]:
+        """(posterior mean, what the cell begins with, its own trials that are left)."""
+        begins = self._begins(prior, key, track)
+        if cell is None or track is None or replica is None:
+            return begins, begins, 0.0
+        total, trials = track.own.faded(replica.routes, self._config.calibration.half_life_routes * cell.pace)
+        strength = self._config.prior.strength
+        return (begins * strength + total) / (strength + trials), begins, trials
+
+    def _begins(self, prior: float, key: tuple[str, ...], track: _Track | None) -> float:
+        """What a cell begins with: the configured share, moved by what all other cells of its kind observed."""
+        fleet = self._fleet.get(key)
         if fleet is None:
             return prior
         slow, strength = self._fleet_half_life(), self._config.prior.strength
-        confirmed, trials = fleet.faded(self._fleet_routes, slow)
-        if cell is not None:
-            mine, my_trials = cell.in_fleet.faded(self._fleet_routes, slow)
-            confirmed, trials = max(0.0, confirmed - mine), max(0.0, trials - my_trials)
-        return (prior * strength + min(confirmed, trials)) / (strength + trials)
+        total, trials = fleet.faded(self._fleet_routes, slow)
+        if track is not None:
+            mine, my_trials = track.in_fleet.faded(self._fleet_routes, slow)
+            total, trials = total - mine, max(0.0, trials - my_trials)
+        # What is left after a subtraction of floats is bounded by what its trials can add up to.
+        least = 0.0 if key[0] == "share" else -trials
+        return (prior * strength + max(least, min(total, trials))) / (strength + trials)
 
     def _fleet_half_life(self) -> float:
         """In routes of the whole fleet: it fades in the time in which a replica's own does."""
         return self._config.calibration.half_life_routes * max(1, len(self._replicas))
 
     def _pace(self, replica: StableReplica, kind: Kind) -> float:
-        name = "\0".join((replica.stable_routing_id, str(replica.dp_rank), *(part.value for part in kind)))
+        claim = (kind.match_type.value, kind.overlap.value, kind.tier.value)
+        name = "\0".join((replica.stable_routing_id, str(replica.dp_rank), *claim))
         key = self._config.seed.to_bytes(8, "little")
         lot = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4, key=key).digest(), "little")
         return _SLOWEST + _SPREAD * lot / 2**32
+
+
+def _share_key(kind: Kind) -> tuple[str, ...]:
+    return ("share", kind.match_type.value, kind.tier.value, kind.mode.value)
+
+
+def _saving_key(kind: Kind) -> tuple[str, ...]:
+    return ("saving", kind.tier.value, kind.mode.value)
+
+
+def _name(replica: StableReplica) -> str:
+    return f"{replica.stable_routing_id}/{replica.dp_rank}"

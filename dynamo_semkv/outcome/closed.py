@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.outcome.saving import Saving
 
 CLEAR_SHARE = 0.5
 """Of the prompt: from here on a request is called warm or loaded."""
@@ -117,6 +118,8 @@ class ClosedRoute:
     joined_by: JoinedBy
     closed_at: float
     """Unix seconds of the book's clock; for display."""
+    saving: Saving | None = None
+    """What loading was worth, by the replica's cold rate when the route closed. None: nothing was loaded, or no rate was known yet."""
 
     @property
     def route_id(self) -> str:

@@ -2,7 +2,7 @@
 
     Totals().add(route); .add_orphan(orphan)
 
-Only integers are summed and every set of names is closed or bounded: what a peer sends can neither grow the memory nor a page.
+Only integers are summed, and seconds; every set of names is closed or bounded: what a peer sends can neither grow the memory nor a page.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class ReplicaTotals:
     """Confirmed by its connector, hinted or not."""
     declined_requests: int = 0
     """Hinted, and nothing of it was materialized."""
+    timed_loads: int = 0
+    """Routes that loaded KV and whose first token was seen, once the replica's cold rate was known."""
+    saved_seconds: float = 0.0
+    """Time to first token that these saved against that rate; negative where loading made it worse."""
 
 
 @dataclass
@@ -157,6 +161,9 @@ class Totals:
         served = self._replica(route.replica)
         served.served_requests += _was_served(route.opened, route.observed)
         served.confirmed_tokens += route.confirmed_tokens
+        if route.saving is not None and route.saving.saved_seconds is not None:
+            served.timed_loads += 1
+            served.saved_seconds += route.saving.saved_seconds
         served.declined_requests += funnel.hinted > 0 and route.report is not None and route.confirmed_tokens == 0
 
     def _replica(self, name: ReplicaName) -> ReplicaTotals:

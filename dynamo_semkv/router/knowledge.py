@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.subscriber import BusSubscriber
@@ -84,8 +85,9 @@ class Knowledge:
         self.calibration = Calibration(config.scoring)
 
         def closed(route: ClosedRoute) -> None:
-            measured.add(route)
-            self.calibration.add(route)
+            known = replace(route, saving=self.calibration.saving_of(route))
+            measured.add(known)
+            self.calibration.add(known)
 
         self.book = OutcomeBook(
             config.outcome.report_ttl_seconds,

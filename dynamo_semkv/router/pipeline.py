@@ -28,7 +28,7 @@ from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
-from dynamo_semkv.scoring.credit import Credit
+from dynamo_semkv.scoring.credit import Credit, mode_of
 from dynamo_semkv.scoring.extra import GuardedScorer
 
 DYNAMO_PROVIDER = "dynamo"
@@ -85,6 +85,8 @@ class Advice:
     unresolved: int = 0
     """Matches on replicas that are not alive or not advisable."""
     sheet: ScoreSheet | None = field(default=None, repr=False)
+    queued: Mapping[ReplicaKey, int | None] = field(default_factory=dict, repr=False)
+    """Prefill tokens that waited on each replica before this request."""
 
 
 def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> DecisionReason | None:
@@ -130,7 +132,7 @@ def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_ga
     idlest = min((tokens for tokens in queued.values() if tokens is not None), default=0)
     found = []
     for replica, card in directory.live().items():
-        overlap, load = exact.of(replica), exact.loads.get(replica)
+        overlap, load, said = exact.of(replica), exact.loads.get(replica), directory.announcement_of(replica)
         found.append(
             ReplicaView(
                 replica=replica,
@@ -142,6 +144,7 @@ def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_ga
                 active_decode_blocks=max(0, load.potential_decode_blocks - exact.overlap.prompt_blocks) if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
                 overloaded=(queued[replica] or 0) - idlest > max_load_gap,
+                mode=mode_of(said.materialization if said is not None else None),
             )
         )
     return found
@@ -243,6 +246,7 @@ def weigh(
         exact_host_tokens=min(overlap.host_pinned_extension * size, prompt.length - device),
         unresolved=len(matches) - len(pairs),
         sheet=sheet,
+        queued={row.replica: row.queued_prefill_tokens for row in rows},
     )
 
 
@@ -283,6 +287,7 @@ def opened_event(
 ) -> RouteOpened:
     decision, match = advice.decision, advice.decision.match
     placed = decision.placed
+    said = directory.announcement_of(placed) if placed is not None else None
     stable = directory.stable_of(placed) if placed is not None else None
     return RouteOpened(
         route_id=route_id,
@@ -312,10 +317,19 @@ def opened_event(
         overlap=match.overlap_bucket if match is not None else Bucket.NONE,
         tier=match.location.tier if match is not None else None,
         provider=match.provider if match is not None else None,
+        materialization=said.materialization if said is not None else None,
+        expected_tokens=_expected(advice),
         shadow_choice=_shown(decision.shadow_choice, directory),
         config_hash=config_hash,
         traceparent=traceparent,
     )
+
+
+def _expected(advice: Advice) -> int | None:
+    chosen = advice.decision.placed or advice.decision.shadow_choice
+    if chosen is None or advice.sheet is None:
+        return None
+    return next((round(row.evidence) for row in advice.sheet.rows if row.replica == chosen), None)
 
 
 def _shown(replica: ReplicaKey | None, directory: ReplicaDirectory) -> str | None:

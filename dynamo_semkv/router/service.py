@@ -70,8 +70,12 @@ class _Route:
     route_id: RouteId
     arrived: float
     pinned: StableReplica | None
+    queued: Mapping[ReplicaKey, int | None]
+    """Of every replica, until the first chunk says which one served."""
     first_at: float | None = None
     served: StableReplica | None = None
+    waited: int | None = None
+    """Prefill tokens before it, there."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class RouterService:
                 if route is not None:
                     route.first_at = self._monotonic()
                     route.served = self._stable(dispatch.replica)
+                    route.waited = route.queued.get(dispatch.replica) if dispatch.replica is not None else None
+                    route.queued = {}
                 yield chunk
                 break
             async for chunk in chunks:
@@ -184,7 +190,7 @@ class RouterService:
         try:
             if advice is not None:
                 prepared = self.prepare(request, call, advice, config_hash)
-                route = _Route(prepared.route_id, arrived, prepared.pinned)
+                route = _Route(prepared.route_id, arrived, prepared.pinned, advice.queued)
                 decision = prepared.advice.decision
                 dispatch = self._edge.dispatch(
                     prepared.request,
@@ -302,6 +308,7 @@ class RouterService:
                     served_dp_rank=served.dp_rank if served is not None else replica.dp_rank if replica else None,
                     served_worker_id=str(replica.worker_id) if replica is not None else None,
                     ttft_seconds=route.first_at - route.arrived if route.first_at is not None else None,
+                    queued_tokens=route.waited,
                     output_tokens=output_tokens(dispatch),
                     engine_cached_tokens=engine_cached_tokens(dispatch),
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynamo_semkv.config.schema import Materialization
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 
@@ -26,6 +27,8 @@ class ReplicaView:
     total_blocks: int = 0
     """KV blocks of the replica; 0: unknown."""
     overloaded: bool = False
+    mode: Materialization = Materialization.EXACT
+    """Of its connector, as it announced it."""
 
     def __post_init__(self) -> None:
         for name in ("device_tokens", "host_tokens", "disk_tokens", "active_decode_blocks", "total_blocks"):

@@ -1,11 +1,11 @@
 """Replicas and matches -> ScoreSheet: one row a replica, in one unit, and which row is the best.
 
-    total = device tokens + host and disk tokens x tier credit x share(exact)
-          + donor tokens beyond those x tier credit x share(exact or semantic)
+    total = device tokens + host and disk tokens x share(exact) x saving(tier)
+          + donor tokens beyond those x share(exact or semantic) x saving(tier)
           - load_weight x queued prefill tokens above the idlest replica
           + what scorers of somebody else say (scoring/extra.py)
 
-`share` is the Credit's: of such a claim on this replica, what the backend confirms.
+`share` and `saving` are the Credit's: of such a claim on this replica, what the backend confirms, and what a confirmed token spares.
 
 The sheet proposes; whether it is worth acting on is the gate's business, and Dynamo routes.
 """
@@ -97,7 +97,7 @@ def choose(
         donors.setdefault(replica, []).append(match)
     filters = {view.replica: filtered_by(view) for view in views}
     situation = _situation([view for view in views if filters[view.replica] is None] or views, input_tokens)
-    credit = credit if credit is not None else PriorCredit(config.prior)
+    credit = credit if credit is not None else PriorCredit(config)
     rows = [
         _row(view, donors.get(view.replica, []), situation, filters[view.replica], config, credit, extra)
         for view in views
@@ -125,7 +125,7 @@ def _row(
     extra: Sequence[GuardedScorer],
 ) -> ScoreRow:
     exact_values = exact_value(view, situation.input_tokens, config, credit)
-    strongest = _strongest(view, matches, situation.input_tokens, config, credit, exact_values)
+    strongest = _strongest(view, matches, situation.input_tokens, credit, exact_values)
     match = strongest.match if strongest is not None else None
     device, host, disk = exact_values
     values = {
@@ -156,12 +156,11 @@ def _strongest(
     view: ReplicaView,
     matches: Sequence[SemanticTrtMatch],
     input_tokens: int,
-    config: ScoringConfig,
     credit: Credit,
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue | None:
     """Donors on one replica do not add up: they hold the same text more often than not."""
-    values = [donor_value(match, view, input_tokens, config, credit, exact_values) for match in matches]
+    values = [donor_value(match, view, input_tokens, credit, exact_values) for match in matches]
     return min(values, key=_strength, default=None)
 
 

@@ -1,32 +1,71 @@
-"""Credit: the expected share of a claim that the backend will confirm. What was learned of it comes from outside; without, the prior."""
+"""Credit: what a claim on a replica is worth, as two shares. What was learned of them comes from outside; without, the configuration.
+
+    value of a claim = tokens x share x saving
+
+`share` is P(materialize): of the tokens that such a match claims, how many the backend confirms. `saving`: what part of its prefill a
+confirmed token spares, after the cost of loading it from its tier.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from dynamo_semkv.config.schema import MatchPriors
+from dynamo_semkv.config.schema import MatchPriors, Materialization, ScoringConfig, TierCredit
 from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 
 
+class Kind(NamedTuple):
+    """What claims are told apart by on one replica. All sets are closed, so the cells of a replica are bounded."""
+
+    match_type: MatchType
+    overlap: Bucket
+    tier: Tier
+    mode: Materialization = Materialization.EXACT
+    """Of the replica's connector, as it announced it: what was learned in one mode says nothing about another."""
+
+
 class Credit(Protocol):
-    def share(self, replica: StableReplica | None, match_type: MatchType, overlap: Bucket, tier: Tier) -> float:
-        """In [0, 1]: of the tokens that such a match claims on this replica, how many the backend confirms. `replica` None: it has no
-        stable id, so nothing can have been learned of it."""
+    """`replica` None: it has no stable id, so nothing can have been learned of it."""
+
+    def share(self, replica: StableReplica | None, kind: Kind) -> float:
+        """In [0, 1]."""
+        ...
+
+    def saving(self, replica: StableReplica | None, kind: Kind) -> float:
+        """In [-1, 1]; below 0 where loading costs more than computing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PriorCredit:
-    """`scoring.prior`, whatever was observed."""
+    """`scoring.prior` and `scoring.tier_credit`, whatever was observed."""
 
-    prior: MatchPriors
+    config: ScoringConfig
 
-    def share(self, replica: StableReplica | None, match_type: MatchType, overlap: Bucket, tier: Tier) -> float:
-        return prior_share(self.prior, match_type)
+    def share(self, replica: StableReplica | None, kind: Kind) -> float:
+        return prior_share(self.config.prior, kind)
+
+    def saving(self, replica: StableReplica | None, kind: Kind) -> float:
+        return prior_saving(self.config.tier_credit, kind.tier)
 
 
-def prior_share(prior: MatchPriors, match_type: MatchType) -> float:
-    return prior.exact_equivalent if match_type is MatchType.EXACT_EQUIVALENT else prior.semantic_candidate
+def prior_share(prior: MatchPriors, kind: Kind) -> float:
+    """Nothing where the connector says itself that it loads nothing."""
+    if kind.mode is Materialization.OFF:
+        return 0.0
+    return prior.exact_equivalent if kind.match_type is MatchType.EXACT_EQUIVALENT else prior.semantic_candidate
+
+
+def prior_saving(credit: TierCredit, tier: Tier) -> float:
+    return float(getattr(credit, tier.value))
+
+
+def mode_of(said: str | None) -> Materialization:
+    """As an announcement or a route event names it; what an older or newer peer says otherwise counts as exact, the mode of nearly all."""
+    try:
+        return Materialization(said) if said is not None else Materialization.EXACT
+    except ValueError:
+        return Materialization.EXACT

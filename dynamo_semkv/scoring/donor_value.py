@@ -13,7 +13,7 @@ from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.scoring.candidate import ReplicaView
-from dynamo_semkv.scoring.credit import Credit
+from dynamo_semkv.scoring.credit import Credit, Kind, prior_saving
 
 TokenValue = NewType("TokenValue", float)
 """Expected tokens of prefill saved; negative for what costs."""
@@ -32,10 +32,6 @@ class DonorValue:
     """Of these, the ones of a proven common prefix."""
 
 
-def tier_credit(config: ScoringConfig, tier: Tier) -> float:
-    return float(getattr(config.tier_credit, tier.value))
-
-
 def exact_value(
     view: ReplicaView, input_tokens: int, config: ScoringConfig, credit: Credit
 ) -> tuple[TokenValue, TokenValue, TokenValue]:
@@ -45,11 +41,10 @@ def exact_value(
         if tokens == 0:
             return TokenValue(0.0)
         overlap = Bucket.of(min(1.0, up_to / input_tokens) if input_tokens > 0 else 0.0)
-        hope = credit.share(view.stable, MatchType.EXACT_EQUIVALENT, overlap, tier)
-        return TokenValue(tokens * tier_credit(config, tier) * hope)
+        return TokenValue(tokens * _worth(credit, view, Kind(MatchType.EXACT_EQUIVALENT, overlap, tier, view.mode)))
 
     return (
-        TokenValue(view.device_tokens * tier_credit(config, Tier.DEVICE)),
+        TokenValue(view.device_tokens * prior_saving(config.tier_credit, Tier.DEVICE)),
         hoped(view.host_tokens, view.device_tokens + view.host_tokens, Tier.HOST_PINNED),
         hoped(view.disk_tokens, view.exact_tokens, Tier.DISK),
     )
@@ -59,7 +54,6 @@ def donor_value(
     match: SemanticTrtMatch,
     view: ReplicaView,
     input_tokens: int,
-    config: ScoringConfig,
     credit: Credit,
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue:
@@ -71,12 +65,11 @@ def donor_value(
     proven = max(0, prefix - exact)
     similar = max(0, reusable - max(prefix, exact))
     overlap, tier = match.overlap_bucket, match.location.tier
-    hoped = sum(
-        tokens * credit.share(view.stable, match_type, overlap, tier)
+    beyond = sum(
+        tokens * _worth(credit, view, Kind(match_type, overlap, tier, view.mode))
         for tokens, match_type in ((proven, MatchType.EXACT_EQUIVALENT), (similar, MatchType.SEMANTIC_CANDIDATE))
         if tokens > 0
     )
-    beyond = tier_credit(config, tier) * hoped
     _, host, disk = exact_values
     covered_host = _share(prefix - view.device_tokens, view.host_tokens)
     covered_disk = _share(prefix - view.device_tokens - view.host_tokens, view.disk_tokens)
@@ -87,6 +80,11 @@ def donor_value(
         claimed_tokens=max(0, max(reusable, prefix) - view.device_tokens),
         proven_tokens=max(0, prefix - view.device_tokens),
     )
+
+
+def _worth(credit: Credit, view: ReplicaView, kind: Kind) -> float:
+    """Tokens of prefill that one claimed token is expected to save."""
+    return credit.share(view.stable, kind) * credit.saving(view.stable, kind)
 
 
 def _share(covered: int, of: int) -> float:

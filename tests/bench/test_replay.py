@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.bench.replay.__main__ import COLUMNS, WIDTH, main
 from dynamo_semkv.bench.replay.policies import DynamoKv, RoundRobin, Semkv
 from dynamo_semkv.bench.replay.replica import Blocks, SimulatedReplica
-from dynamo_semkv.bench.replay.run import Figures, Fleet, compare, materializing, replay
+from dynamo_semkv.bench.replay.run import SLOW_COST, Figures, Fleet, compare, materializing, replay
 from dynamo_semkv.bench.replay.trace import TraceRequest, read_mooncake, repeated_share, synthetic
 from dynamo_semkv.config.load import build
 from dynamo_semkv.contracts.errors import ContractError
@@ -51,6 +52,20 @@ def test_with_an_engine_that_declines_everything_placement_returns_to_dynamo(fig
         able = figures["materializes", sees]["semkv"]
         assert rows["semkv"].placed < able.placed / 2
         assert rows["semkv"].placed_late < 0.1 * len(TRACE) / 10
+
+
+def test_where_loading_costs_more_than_computing_placement_learns_to_stop() -> None:
+    rows = {row.policy: row for row in compare(TRACE, FLEET, CONFIG, engine="slow", index_sees_host=False)}
+    assert rows["oracle"].regret == 0.0
+    assert rows["Dynamo kv"].regret > 0.0, "the oracle knows what loads cost"
+    assert rows["semkv"].placed < 0.02 * len(TRACE)
+    assert rows["semkv"].placed_late == 0
+    assert rows["semkv"].mean_ttft < 1.05 * rows["Dynamo kv"].mean_ttft
+    deaf = build({"scoring": {"calibration": {"enabled": False}}})
+    policy = Semkv(FLEET.replicas, deaf, DynamoKv(index_sees_host=False), index_sees_host=False)
+    results, _ = replay(TRACE, policy, replace(FLEET, host_cost=SLOW_COST), [True] * FLEET.replicas)
+    assert len(policy.placed) > 10 * rows["semkv"].placed, "without learning it would go on"
+    assert sum(served.ttft for served in results) / len(results) > rows["semkv"].mean_ttft
 
 
 def test_load_is_spread_whatever_the_policy(figures) -> None:

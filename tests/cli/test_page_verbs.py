@@ -80,7 +80,8 @@ async def test_status_tells_what_advice_is_made_from(site: Served, capsys: Captu
         match = {"exact_equivalent": ("Exact", "prefix"), "semantic_candidate": ("Similar",)}[cell["match_type"]]
         cells = row(printed, cell["replica"], *match, cell["overlap"], "Host", f"{100 * cell['share']:.1f}", "%")
         assert cells is not None, cell
-        assert cells[-3:-1] == [f"{100 * cell['prior']:.1f}", "%"]
+        assert cells[-6:-4] == [f"{100 * cell['prior']:.1f}", "%"]
+        assert cells[-3:-1] == [f"{100 * cell['saving']:.1f}", "%"]
     for stream in snapshot["catalog"]["streams"]:
         assert row(printed, stream["replica"], "in", "order", str(stream["donors"]), str(stream["next_event_id"])), (
             stream

@@ -169,6 +169,8 @@ routes_opened = st.builds(
     match_type=st.none() | st.sampled_from(MatchType),
     overlap=st.sampled_from(Bucket),
     tier=st.none() | st.sampled_from(Tier),
+    materialization=st.none() | st.sampled_from(["off", "exact", "experimental"]),
+    expected_tokens=st.none() | st.integers(-(2**31), 2**31),
     shadow_choice=maybe_text,
 )
 routes_observed = st.builds(
@@ -180,6 +182,7 @@ routes_observed = st.builds(
     served_stable_routing_id=st.none() | stable_ids,
     served_dp_rank=st.none() | ranks,
     ttft_seconds=st.none() | seconds,
+    queued_tokens=st.none() | tokens,
     output_tokens=tokens,
     engine_cached_tokens=st.none() | tokens,
 )

@@ -18,6 +18,7 @@ from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
 from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, OrphanReason, OrphanReport, close_route
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.saving import Saving
 from tests.outcome.build import observed, opened, report
 
 NOW = 1_790_000_000.0
@@ -105,7 +106,11 @@ def fake_route(number: int, at: float, rng: random.Random, *, mode: str = "enfor
         tier=Tier.HOST_PINNED if loaded else None,
         load_seconds=0.004 if loaded else None,
     )
-    return close_route(start, end, None if silent else what, JoinedBy.NONE if silent else JoinedBy.ROUTE_ID, at)
+    if silent:
+        return close_route(start, end, None, JoinedBy.NONE, at)
+    cold = tokens / 2_000
+    saving = Saving(1 / 2_000, cold, cold - ttft, 0.8) if loaded else None
+    return replace(close_route(start, end, what, JoinedBy.ROUTE_ID, at), saving=saving)
 
 
 def fake_history(routes: int = 600, *, mode: str = "enforce", seed: int = 7, size: int = 10_000) -> History:
@@ -173,6 +178,10 @@ def fake_calibration() -> dict[str, Any]:
             "share": share - 0.07 * rank,
             "prior": prior,
             "trials": trials,
+            "mode": "exact",
+            "saving": 0.75 - 0.11 * rank,
+            "saving_prior": 0.75,
+            "loads": trials / 2,
             "routes": int(trials * 2),
         }
         for worker in WORKERS
@@ -194,6 +203,12 @@ def fake_calibration() -> dict[str, Any]:
             "exact_equivalent": {"share": 0.82, "trials": 211.5},
             "semantic_candidate": {"share": 0.03, "trials": 9.25},
         },
+        "tiers": {"host_pinned": {"saving": 0.69, "loads": 77.75}, "disk": {"saving": 0.5, "loads": 0.0}},
+        "prefill": [
+            {"replica": f"{worker}/{rank}", "tokens_per_second": 2_000.4 + 500.0 * rank, "routes": 9}
+            for worker in WORKERS
+            for rank in range(2)
+        ],
         "cells": cells,
     }
 

@@ -15,8 +15,10 @@ from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
-from dynamo_semkv.outcome.calibration import Calibration, Kind, Lesson, lessons
+from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, close_route
+from dynamo_semkv.outcome.lessons import Lesson, lessons
+from dynamo_semkv.scoring.credit import Kind
 from tests.outcome.build import observed, opened, report
 
 EXACT, SEMANTIC = MatchType.EXACT_EQUIVALENT, MatchType.SEMANTIC_CANDIDATE
@@ -45,7 +47,7 @@ def served_only(number: int = 1) -> ClosedRoute:
 
 
 def share(of: Calibration, match_type: MatchType = EXACT, replica: StableReplica | None = A0) -> float:
-    return of.share(replica, match_type, Bucket.HIGH, Tier.HOST_PINNED)
+    return of.share(replica, Kind(match_type, Bucket.HIGH, Tier.HOST_PINNED))
 
 
 def taught(*routes: ClosedRoute, config: ScoringConfig = CONFIG, **options: Any) -> Calibration:
@@ -60,7 +62,7 @@ def test_without_observations_it_is_exactly_the_prior() -> None:
         for overlap in Bucket:
             for tier in Tier:
                 for replica in (None, A0):
-                    assert taught().share(replica, match_type, overlap, tier) == expected
+                    assert taught().share(replica, Kind(match_type, overlap, tier)) == expected
 
 
 def test_one_decline_and_one_success_move_it_as_a_beta_posterior() -> None:
@@ -74,7 +76,7 @@ def test_other_match_types_and_tiers_do_not_move() -> None:
     assert share(of) < 0.9
     assert share(of, SEMANTIC) == 0.1
     assert share(of, replica=None) == 0.9
-    assert of.share(A0, EXACT, Bucket.HIGH, Tier.DISK) == 0.9
+    assert of.share(A0, Kind(EXACT, Bucket.HIGH, Tier.DISK)) == 0.9
 
 
 def test_a_new_cell_begins_with_what_the_others_of_its_kind_saw_and_its_own_routes_count_once() -> None:
@@ -82,7 +84,7 @@ def test_a_new_cell_begins_with_what_the_others_of_its_kind_saw_and_its_own_rout
     mean = 0.9 * 4 / 12
     assert share(of) == pytest.approx(mean, rel=0.05)  # nobody else has spoken: it begins with the configured share
     assert share(of, replica=A1) == pytest.approx(mean, rel=0.05)
-    assert of.share(A0, EXACT, Bucket.FULL, Tier.HOST_PINNED) == pytest.approx(mean, rel=0.05)
+    assert of.share(A0, Kind(EXACT, Bucket.FULL, Tier.HOST_PINNED)) == pytest.approx(mean, rel=0.05)
     for number in range(8, 16):
         of.add(closed(number, confirmed=800, dp_rank=1))
     # Eight confirmed routes of its own say more than what it began with, and it in turn lifts the other.

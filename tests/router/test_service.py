@@ -57,6 +57,10 @@ async def test_a_donor_is_placed_on_hinted_both_ways_and_recorded() -> None:
     assert (ended.served_stable_routing_id, ended.served_dp_rank, ended.served_worker_id) == ("w-a", 1, "11")
     assert ended.ttft_seconds is not None
     assert ended.ttft_seconds >= 0
+    # What calibration needs to turn the route's outcome into seconds and into the right cell.
+    assert opened.materialization == "exact"
+    assert opened.expected_tokens == round(960 * 0.9 * 0.75)
+    assert ended.queued_tokens == 0
     assert rig.fallbacks.counts == {}
     assert rig.dispatch.closed
 
@@ -73,6 +77,14 @@ async def test_everything_else_in_the_request_goes_through_unchanged() -> None:
     assert sent is not None
     assert sent["extra_args"].pop("semkv")
     assert sent == before
+
+
+async def test_the_queue_of_the_replica_that_served_is_recorded_whoever_chose_it() -> None:
+    rig = Rig(edge=FakeEdge(queued={A0: 7, B1: 300}, dynamos_choice=B1))
+    await rig.run()
+    assert rig.opened.expected_tokens is None
+    assert rig.opened.materialization is None
+    assert rig.ended.queued_tokens == 300
 
 
 async def test_off_is_as_if_we_were_not_there() -> None:

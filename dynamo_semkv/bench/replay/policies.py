@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport,
 from dynamo_semkv.contracts.route_events import RouteObserved
 from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.calibration import Calibration
+from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, opened_event, weigh
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
@@ -118,7 +120,7 @@ class Semkv:
             tenant="", lora="", lora_revision="", multimodal=()
         )
         self.calibration = Calibration(config.scoring)
-        self._book = OutcomeBook(30.0, self.calibration.add, settle_seconds=0.0)
+        self._book = OutcomeBook(30.0, self._closed, settle_seconds=0.0)
         self._open: dict[int, tuple[str, Advice]] = {}
         self.placed: list[int] = []
         """Numbers of the requests that were placed."""
@@ -162,6 +164,7 @@ class Semkv:
                 served_stable_routing_id=name,
                 served_dp_rank=0,
                 ttft_seconds=result.ttft,
+                queued_tokens=advice.queued.get(self._keys[index]),
             ),
             at,
         )
@@ -182,8 +185,13 @@ class Semkv:
             confirmed=result.confirmed,
             outcome=outcome,
             reason=reason,
+            tier=Tier.HOST_PINNED if result.confirmed else None,
+            load_seconds=result.load_seconds if result.confirmed else None,
         )
         self._book.report(report, at)
+
+    def _closed(self, route: ClosedRoute) -> None:
+        self.calibration.add(replace(route, saving=self.calibration.saving_of(route)))
 
     def _join(self) -> None:
         card = ReplicaCard(MODEL, "", 16, 1, 0, None, None, None, None, None, None, None)

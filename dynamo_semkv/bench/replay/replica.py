@@ -46,6 +46,8 @@ class Served:
     confirmed: int
     """Of these, materialized."""
     computed: int
+    load_seconds: float = 0.0
+    """What loading the confirmed tokens took."""
 
 
 @dataclass
@@ -83,7 +85,8 @@ class SimulatedReplica:
         computed = tokens - device - confirmed
         start = max(now, self.busy_until)
         end = start + (computed + self.host_cost * confirmed) / self.rate
-        return Served(end - now, start, end, device, host, confirmed, computed)
+        load_seconds = self.host_cost * confirmed / self.rate
+        return Served(end - now, start, end, device, host, confirmed, computed, load_seconds)
 
     def serve(self, chain: tuple[int, ...], tokens: int, now: float, *, materializes: bool) -> Served:
         served = self.would_take(chain, tokens, now, materializes=materializes)

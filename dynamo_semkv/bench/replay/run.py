@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from dynamo_semkv.bench.replay.replica import Blocks, Served, SimulatedReplica
 from dynamo_semkv.bench.replay.trace import TraceRequest
 from dynamo_semkv.config.schema import Config
 
-ENGINES = ("materializes", "declines", "half")
-"""`half`: replicas with an even number materialize, the others decline everything."""
+ENGINES = ("materializes", "declines", "half", "slow")
+"""`half`: replicas with an even number materialize, the others decline everything. `slow`: all materialize, and loading costs SLOW_COST."""
+SLOW_COST = 1.5
+"""Of the prefill time: a token from the host is had later than one that is computed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Figures:
 
 
 def materializing(engine: str, replicas: int) -> list[bool]:
-    return [engine == "materializes" or (engine == "half" and n % 2 == 0) for n in range(replicas)]
+    return [engine in ("materializes", "slow") or (engine == "half" and n % 2 == 0) for n in range(replicas)]
 
 
 def replay(
@@ -98,6 +100,7 @@ def compare(
 ) -> list[Figures]:
     """Round robin, Dynamo, ours and the oracle on the same trace and engines; the oracle last."""
     able = materializing(engine, fleet.replicas)
+    fleet = replace(fleet, host_cost=SLOW_COST) if engine == "slow" else fleet
     policies: list[Policy] = [
         RoundRobin(),
         DynamoKv(index_sees_host=index_sees_host),

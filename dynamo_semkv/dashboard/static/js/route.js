@@ -53,7 +53,7 @@ function story(route) {
   const items = [
     line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
     line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : opened.lookup === "hit" ? "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent." : "No donor."),
-    line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
+    line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted${opened.expected_tokens == null ? "" : `; ${f.count(opened.expected_tokens)} tokens of prefill expected to be saved`}` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
     line("Backend", ...backend(route, report)),
     line("Stream", ...stream(route, observed)),
   ];
@@ -81,6 +81,8 @@ function stream(route, observed) {
   if (observed === null) return ["Its end was never published: its router went away."];
   if (observed.end === "advised") return ["A gateway dispatched it by our advice: no token passed through us, so first token and end are not known."];
   const said = [`${word(ENDS, observed.end)} on ${route.served_by ?? "an unknown replica"}: first token after ${f.seconds(observed.ttft_seconds)}${route.ttft_class ? ` (${route.ttft_class})` : ""}, ${f.plural(observed.output_tokens, "token", "tokens")} out.`];
+  const saving = route.saving ?? null;
+  if (saving !== null && saving.saved_seconds !== null) said.push(`At this replica’s cold rate (${f.count(Math.round(1 / saving.seconds_per_token))} tokens a second) it would have taken ${f.seconds(saving.cold_seconds)}: ${f.seconds(Math.abs(saving.saved_seconds))} ${saving.saved_seconds >= 0 ? "saved" : "lost"}.`);
   if (observed.engine_cached_tokens !== null) said.push(`The engine counts ${f.count(observed.engine_cached_tokens)} cached tokens: ${{ equal: "equal to the report", differs: "not what the report says", unknown: "no report to compare with" }[route.cross_check]}.`);
   return said;
 }

@@ -1,0 +1,115 @@
+"""Saving: what an accepted materialization was worth in seconds, against the replica's own cold rate. Pure.
+
+    PrefillRates()   .add(replica, seconds_per_token)   .seconds_per_token(replica)   .rows()
+    cold_seconds_per_token(...) -> float | None      what one cold route says of the rate of its replica
+    saving_of(...) -> Saving | None                  what one loaded route saved
+
+A cold route's time to first token over the prefill tokens that had to be computed before it (its own, and those that waited when it came)
+is the rate that turns tokens of prefill into seconds. The same request is never run twice, so a saving is an estimate: what the
+prompt would have taken at that rate, less what it took.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dynamo_semkv.contracts.identity import StableReplica
+
+SAMPLES = 32
+"""Cold routes of a replica that its rate is the median of, the last ones: older ones are forgotten, and one that was slow for a reason of
+its own says nothing."""
+NEEDED = 3
+MIN_COLD_TOKENS = 128
+"""A shorter prefill is mostly overhead and no measure of a rate."""
+MAX_REPLICAS = 1_024
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Of one route that loaded KV."""
+
+    seconds_per_token: float
+    """The replica's cold rate when the route closed."""
+    cold_seconds: float
+    """What the first token would have taken at that rate with nothing loaded; what waited before it counts in."""
+    saved_seconds: float | None
+    """`cold_seconds` less the time to first token; negative where loading made it worse. None: nobody saw the stream."""
+    share: float
+    """In [-1, 1]: what part of its prefill a loaded token spared. By the connector's own clock where it tells how long the load took, as
+    that is free of what else the engine did; else by the time to first token."""
+
+
+@dataclass
+class _Rate:
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    median: float | None = None
+
+    def add(self, seconds_per_token: float) -> None:
+        self.recent.append(seconds_per_token)
+        if len(self.recent) >= NEEDED:
+            self.median = statistics.median(self.recent)
+
+
+class PrefillRates:
+    """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet."""
+
+    def __init__(self, max_replicas: int = MAX_REPLICAS) -> None:
+        self._max_replicas = max_replicas
+        self._rates: OrderedDict[StableReplica, _Rate] = OrderedDict()
+        self._fleet = _Rate()
+
+    def add(self, replica: StableReplica, seconds_per_token: float) -> None:
+        self._rates.setdefault(replica, _Rate()).add(seconds_per_token)
+        self._rates.move_to_end(replica)
+        self._fleet.add(seconds_per_token)
+        while len(self._rates) > self._max_replicas:
+            self._rates.popitem(last=False)
+
+    def seconds_per_token(self, replica: StableReplica | None) -> float | None:
+        """None as long as too few cold routes were seen."""
+        own = self._rates.get(replica) if replica is not None else None
+        return own.median if own is not None and own.median is not None else self._fleet.median
+
+    def rows(self) -> Iterator[tuple[StableReplica, float, int]]:
+        """(replica, seconds a token, cold routes behind it) of those that have shown a rate; the latest first."""
+        for replica, rate in reversed(self._rates.items()):
+            if rate.median is not None:
+                yield replica, rate.median, len(rate.recent)
+
+
+def cold_seconds_per_token(
+    *, ttft_seconds: float, input_tokens: int, reused_tokens: int, queued_tokens: int | None
+) -> float | None:
+    """None where too little was computed to tell."""
+    own = input_tokens - reused_tokens
+    if own < MIN_COLD_TOKENS or not ttft_seconds > 0.0:
+        return None
+    return ttft_seconds / (own + (queued_tokens or 0))
+
+
+def saving_of(
+    *,
+    seconds_per_token: float,
+    input_tokens: int,
+    local_tokens: int,
+    confirmed_tokens: int,
+    queued_tokens: int | None,
+    ttft_seconds: float | None,
+    load_seconds: float | None,
+) -> Saving | None:
+    """None where neither clock saw the load, or nothing was confirmed."""
+    spared = confirmed_tokens * seconds_per_token
+    if confirmed_tokens < 1 or not spared > 0.0:
+        return None
+    cold = seconds_per_token * (max(0, input_tokens - local_tokens) + (queued_tokens or 0))
+    saved = cold - ttft_seconds if ttft_seconds is not None else None
+    if load_seconds is not None:
+        share = (spared - load_seconds) / spared
+    elif saved is not None:
+        share = saved / spared
+    else:
+        return None
+    return Saving(seconds_per_token, cold, saved, max(-1.0, min(1.0, share)))
