@@ -40,7 +40,7 @@ class DecisionReason(str, Enum):
     OVERLOADED = "overloaded"
     """More requests than `evidence.max_inflight` were being weighed in this router: advice is the first thing that is shed."""
     DONOR_UNREACHABLE = "donor_unreachable"
-    """There is evidence, but only on replicas that may not be chosen (not alive, not advisable, overloaded)."""
+    """There is evidence, but only on replicas that may not be chosen (not alive, not advisable, overloaded, ruled out by the request)."""
     DYNAMO_EXACT = "dynamo_exact"
     """The best replica is the best by exact device overlap and load alone: Dynamo's own job."""
     BELOW_MINIMUM = "below_minimum"

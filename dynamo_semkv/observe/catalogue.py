@@ -323,7 +323,15 @@ FALLBACK_REASONS = (
     "pin_error",
 )
 """Of router.fallback, which lies above; a test keeps them equal. So it is with the next one."""
-STANDINGS = ("ok", "no_stable_id", "unannounced", "block_size_mismatch", "model_differs", "namespace_differs")
+STANDINGS = (
+    "ok",
+    "no_stable_id",
+    "unannounced",
+    "block_size_mismatch",
+    "model_differs",
+    "namespace_differs",
+    "role_differs",
+)
 CATALOG_NOTES = ("evicted_full", "quarantined", "unknown_segment", "listener_error")
 """What DonorCatalog counts besides the verdict of each event."""
 

@@ -36,6 +36,8 @@ _STANDINGS = {
     "explicitly, and look whether the attention backend changes it",
     "model_differs": "the worker serves another model than the one this router offers: one router component a model",
     "namespace_differs": "the workers of one model must be equal in every field of the namespace (weights, dtype, layout, versions)",
+    "role_differs": "the worker does not compute the prompts that this router places (a decode worker, say); Dynamo may still choose it. "
+    "Start workers of one role at each endpoint, and name it in dynamo.worker_component",
 }
 
 

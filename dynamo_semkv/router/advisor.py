@@ -140,6 +140,7 @@ class Advisor:
             seed_material=config.scoring.seed.to_bytes(8, "little") + request_id.encode(),
             credit=self._credit,
             scorers=self._scorers,
+            constraints=facts.constraints,
         )
 
     async def _exact(self, facts: RequestFacts, deadline: float) -> Exact | None:

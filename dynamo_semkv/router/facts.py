@@ -20,14 +20,30 @@ PIN_FIELDS = (
     "prefill_worker_id",
     "dp_rank",
     "prefill_dp_rank",
-    "allowed_worker_ids",
-    "routing_constraints",
 )
-"""Where a client, or a gateway before us, can say which worker it wants or which it will not have."""
+"""Where a client, or a gateway before us, can say which worker or rank it wants."""
+CONSTRAINT_FIELDS = ("allowed_worker_ids", "routing_constraints")
+"""Where it can say which workers it will have at all."""
 FLOW_FIELDS = ("prefill_result", "bootstrap_info")
 """A request that carries these is one half of a disaggregated pair: its place follows from the other half."""
 MEDIA_FIELDS = ("multi_modal_data", "multi_modal_uuids", "mm_routing_info", "prompt_embeds")
 QUERY_ANNOTATION = "query_instance_id"
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Which replicas a request may go to; Dynamo holds to the same, so a placement outside would only be refused."""
+
+    workers: frozenset[int] | None = None
+    """`routing.allowed_worker_ids`; None: any."""
+    required_taints: frozenset[str] = frozenset()
+    """Every one of them must be on the worker's card."""
+
+    def allow(self, worker_id: int) -> bool:
+        return self.workers is None or worker_id in self.workers
+
+
+UNCONSTRAINED = Constraints()
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class RequestFacts:
     multimodal: tuple[str, ...] | None
     """Content hashes; `()` without media, None where there is media without a hash for each."""
     client_pinned: bool
+    constraints: Constraints = UNCONSTRAINED
 
     @property
     def salt_is_empty(self) -> bool:
@@ -51,13 +68,15 @@ def request_facts(request: Request) -> RequestFacts:
     routing = _mapping(request, "routing")
     extra_args = _mapping(request, "extra_args")
     nvext = {**_mapping(request, "nvext"), **_mapping(extra_args, "nvext")}
+    constraints = _constraints(routing, nvext, request)
     return RequestFacts(
         model=str(request.get("model") or ""),
         token_ids=token_list(request.get("token_ids")),
         salt=_salt(routing, nvext),
         lora_name=_text("routing.lora_name", routing.get("lora_name")) or None,
         multimodal=_multimodal(request, extra_args),
-        client_pinned=_client_pinned(request, routing, nvext),
+        client_pinned=constraints is None or _client_pinned(request, routing, nvext),
+        constraints=constraints or UNCONSTRAINED,
     )
 
 
@@ -105,6 +124,33 @@ def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, .
         return None
     items = sum(len(part) for part in _mapping(request, "multi_modal_data").values() if isinstance(part, (list, tuple)))
     return tuple(hashes) if items in (0, len(hashes)) else None
+
+
+def _constraints(
+    routing: Mapping[str, Any], nvext: Mapping[str, Any], request: Mapping[str, Any]
+) -> Constraints | None:
+    """None: the request says more than which workers may not serve it (preferred taints are weights in Dynamo's own choice, which a pin
+    would override), or says it in words that are not understood."""
+    workers: frozenset[int] | None = None
+    taints: set[str] = set()
+    for where in (routing, nvext, request):
+        allowed = where.get("allowed_worker_ids")
+        if allowed is not None:
+            if not isinstance(allowed, (list, tuple, set, frozenset)) or not all(type(it) is int for it in allowed):
+                return None
+            workers = frozenset(allowed) if workers is None else workers & frozenset(allowed)
+        asked = where.get("routing_constraints")
+        if not _present(asked):
+            continue
+        if not isinstance(asked, Mapping) or any(
+            _present(value) for name, value in asked.items() if name != "required_taints"
+        ):
+            return None
+        required = asked.get("required_taints") or ()
+        if not isinstance(required, (list, tuple, set, frozenset)) or not all(isinstance(it, str) for it in required):
+            return None
+        taints.update(required)
+    return Constraints(workers, frozenset(taints)) if workers is not None or taints else UNCONSTRAINED
 
 
 def _client_pinned(request: Request, routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> bool:

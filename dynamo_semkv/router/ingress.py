@@ -14,6 +14,8 @@ HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "se
 
 PIN_KEYS = ("backend_instance_id", "decode_worker_id", "prefill_worker_id")
 """Where a client's pin to an instance is found in `routing`."""
+DECODE_KEYS = ("decode_worker_id", "dp_rank")
+"""Where a disaggregated request says which replica is to decode it; its prefill half is to go where `prefill_*` says."""
 
 
 def _clear(mapping: Any) -> tuple[Any, int]:
@@ -57,3 +59,12 @@ def without_own_pin(request: Mapping[str, Any], instance_id: int | None) -> Mapp
     if not own:
         return request
     return {**request, "routing": {key: value for key, value in routing.items() if key not in own}}
+
+
+def prefill_half(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the prefill workers are told of a disaggregated request: without the client's choice of a decode worker. Dynamo's KvRouter takes
+    a request from us for a whole one, and would look for that worker among the prefill workers."""
+    routing = request.get("routing")
+    if not isinstance(routing, Mapping) or routing.get("decode_worker_id") is None:
+        return request
+    return {**request, "routing": {key: value for key, value in routing.items() if key not in DECODE_KEYS}}

@@ -23,7 +23,7 @@ from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, prompt
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.contracts.route_events import RouteOpened
-from dynamo_semkv.router.facts import RequestFacts
+from dynamo_semkv.router.facts import UNCONSTRAINED, Constraints, RequestFacts
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
 from dynamo_semkv.scoring.candidate import ReplicaView
@@ -125,7 +125,13 @@ def covers(exact: Exact, prompt: Prompt, share: float) -> bool:
     return prompt.length > 0 and best * exact.overlap.block_size >= share * prompt.length
 
 
-def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_gap: int) -> list[ReplicaView]:
+def views(
+    directory: ReplicaDirectory,
+    exact: Exact,
+    prompt: Prompt,
+    max_load_gap: int,
+    constraints: Constraints = UNCONSTRAINED,
+) -> list[ReplicaView]:
     """One per live replica. A replica that is too far behind the idlest one counts as overloaded: no donor is worth that wait."""
     size = exact.overlap.block_size
     queued = {replica: queued_prefill(exact, replica, prompt.length) for replica in directory.live()}
@@ -145,6 +151,9 @@ def views(directory: ReplicaDirectory, exact: Exact, prompt: Prompt, max_load_ga
                 total_blocks=card.total_kv_blocks or 0,
                 overloaded=(queued[replica] or 0) - idlest > max_load_gap,
                 mode=mode_of(said.materialization if said is not None else None),
+                wrong_role=not directory.fits(card),
+                not_allowed=not constraints.allow(replica.worker_id),
+                lacks_taint=not constraints.required_taints <= card.taints,
             )
         )
     return found
@@ -215,15 +224,17 @@ def weigh(
     seed_material: bytes,
     credit: Credit | None = None,
     scorers: Sequence[GuardedScorer] = (),
+    constraints: Constraints = UNCONSTRAINED,
 ) -> Advice:
     """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts."""
     matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
     pairs = reachable(matches, directory, view)
-    rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens)
+    rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints)
     sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers)
     candidates = [candidate(row) for row in sheet.rows if row.filtered_by is None]
     best = sheet.best.replica if sheet.best is not None else None
-    if matches and not pairs:
+    told = [row for row in sheet.rows if row.match is not None and row.claimed_tokens > 0]
+    if (matches and not pairs) or (told and all(row.filtered_by is not None for row in told)):
         decision = no_advice(mode, DecisionReason.DONOR_UNREACHABLE)
     else:
         decision = decide(

@@ -117,7 +117,7 @@ async def serve(loaded: Loaded) -> int:
 
 async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: DynamoEdge, stop: asyncio.Event) -> int:
     config, tracing = loaded.config, knowledge.tracing
-    knowledge.directory.serve_as(config.model.name or edge.card.model)
+    knowledge.directory.serve_as(config.model.name or edge.card.model, edge.role)
     stages: Edge = traced(edge, TracedEdge, tracing)
     advisor = Advisor(
         edge=stages,
@@ -142,6 +142,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         config_hash=loaded.hash,
         router=router,
         instance_id=edge.instance_id,
+        role=edge.role,
     )
     desk = AdviceDesk(
         service,

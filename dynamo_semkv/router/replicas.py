@@ -18,7 +18,7 @@ from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, check_stable_routing_id, stable_worker_id
 from dynamo_semkv.contracts.namespace import CacheNamespace, differing_field
-from dynamo_semkv.router.runtime_types import ReplicaCard
+from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class Standing(str, Enum):
     """Announced for another model than the one that is asked about."""
     NAMESPACE_DIFFERS = "namespace_differs"
     """The replicas of the model do not agree on one namespace."""
+    ROLE_DIFFERS = "role_differs"
+    """A decode worker beside aggregated ones, say: it does not compute the prompts that this router places."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class ReplicaDirectory:
         self._on_removed = on_removed
         self._on_present = on_present
         self._public_model: str | None = None
+        self._role = WorkerRole.UNKNOWN
         self._live: dict[ReplicaKey, _Known] = {}
         self._by_wire: dict[tuple[int, int], ReplicaKey] = {}
         self._announced: OrderedDict[StableReplica, ReplicaAnnouncement] = OrderedDict()
@@ -86,10 +89,16 @@ class ReplicaDirectory:
         self.counts: Counter[str] = Counter()
         """`removed`, `unresolved`, `announcement_dropped` and one per Standing that kept a replica from advice."""
 
-    def serve_as(self, public_model: str) -> None:
-        """The name under which this router offers the model; requests carry it, whatever the engines call it."""
+    def serve_as(self, public_model: str, role: WorkerRole = WorkerRole.UNKNOWN) -> None:
+        """The name under which this router offers the model (requests carry it, whatever the engines call it), and which workers it is in
+        front of. UNKNOWN: any."""
         self._public_model = public_model
+        self._role = role
         self._views.clear()
+
+    def fits(self, card: ReplicaCard) -> bool:
+        """Whether a worker does what this router is in front of. One that does not say is taken at Dynamo's word: it is at our endpoint."""
+        return WorkerRole.UNKNOWN in (self._role, card.role) or card.role is self._role
 
     def update_live(self, live: Mapping[ReplicaKey, ReplicaCard]) -> None:
         """Replaces the set of live replicas by what discovery and the model cards list now."""
@@ -203,6 +212,8 @@ class ReplicaDirectory:
 
     def _standing(self, replica: ReplicaKey, model: str | None) -> Standing:
         card = self._live[replica].card
+        if not self.fits(card):
+            return Standing.ROLE_DIFFERS
         if card.stable_routing_id is None:
             return Standing.NO_STABLE_ID
         announcement = self._announcement(replica)

@@ -33,7 +33,7 @@ from dynamo.llm import (
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.router.runtime_cards import CardTable
+from dynamo_semkv.router.runtime_cards import CardError, CardTable, role_before
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
@@ -46,6 +46,7 @@ from dynamo_semkv.router.runtime_types import (
     ReplicaCard,
     Request,
     RouteCallback,
+    WorkerRole,
 )
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class DynamoEdge:
             raise EdgeError(f"workers of {settings.worker_endpoint} have different KV block sizes: {sorted(sizes)}")
         self.card = next(iter(self._live.values()))
         self._cards.require_block_size(self.card.block_size)
+        self.role = self._role()
         self._kv = KvRouter(
             endpoint=self._workers,
             block_size=self.card.block_size,
@@ -153,6 +155,21 @@ class DynamoEdge:
             session_affinity_ttl_secs=settings.session_affinity_ttl_s,
             load_threshold_config=LoadThresholdConfig(**settings.load_thresholds) if settings.load_thresholds else None,
         )
+
+    def _role(self) -> WorkerRole:
+        """In front of prefill workers the frontend may not find their own cards under the name that we offer: it would then dispatch to
+        them, and to us, as if we were equals."""
+        try:
+            role = role_before(self._live.values())
+        except CardError as error:
+            raise EdgeError(f"workers of {self._settings.worker_endpoint}: {error}") from error
+        named = self._settings.model_name
+        if role is WorkerRole.PREFILL and self._settings.offer_model and named in (None, self.card.model):
+            raise EdgeError(
+                f"model.name: {named!r}, expected the name that the decode workers offer; the prefill workers of "
+                f"{self._settings.worker_endpoint} need another one (--served-model-name), theirs is {self.card.model!r}"
+            )
+        return role
 
     @property
     def instance_id(self) -> int:
@@ -302,13 +319,16 @@ class DynamoEdge:
         config.reasoning_parser = settings.reasoning_parser or card.reasoning_parser
         config.context_length = card.context_length
         self.model_name = settings.model_name or card.model
+        prefill = self.role is WorkerRole.PREFILL
         await register_model(
             ModelInput.Tokens,
-            ModelType.Chat | ModelType.Completions,
+            # A prefill tier offers clients nothing: the decode workers' card does, and the frontend sends each prompt here first.
+            ModelType.Prefill if prefill else ModelType.Chat | ModelType.Completions,
             self._public,
             settings.model_path or card.source_path,
             self.model_name,
-            worker_type=WorkerType.Aggregated,
+            worker_type=WorkerType.Prefill if prefill else WorkerType.Aggregated,
+            needs=[[WorkerType.Decode]] if prefill else None,
             kv_cache_block_size=card.block_size,
             # The routers behind our name are equal and hold no KV, whatever mode the frontend uses for other models.
             router_config=RouterConfig(RouterMode.RoundRobin),
@@ -316,7 +336,11 @@ class DynamoEdge:
             ignore_weights=True,
         )
         logger.info(
-            "model %s is served by %s (instance %d)", self.model_name, settings.router_endpoint, self.instance_id
+            "model %s is %s by %s (instance %d)",
+            self.model_name,
+            "prefilled" if prefill else "served",
+            settings.router_endpoint,
+            self.instance_id,
         )
 
     async def shutdown(self, grace_s: float = 5.0) -> None:

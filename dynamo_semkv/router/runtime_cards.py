@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.router.runtime_types import ReplicaCard
+from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def parse_card(text: str) -> ReplicaCard:
             f"data_parallel_start_rank {start!r}, data_parallel_size {size!r}: expected ranks in [0, {MAX_RANKS})"
         )
     data = runtime.get("runtime_data")
+    taints = runtime.get("taints")
     return ReplicaCard(
         model=str(body.get("display_name", "")),
         source_path=str(body.get("source_path", "")),
@@ -65,7 +66,32 @@ def parse_card(text: str) -> ReplicaCard:
         tool_call_parser=_text(runtime.get("tool_call_parser")),
         reasoning_parser=_text(runtime.get("reasoning_parser")),
         runtime_data=data if isinstance(data, dict) else {},
+        role=_role(body.get("worker_type")),
+        taints=frozenset(it for it in taints if isinstance(it, str)) if isinstance(taints, list) else frozenset(),
     )
+
+
+def _role(value: Any) -> WorkerRole:
+    try:
+        return WorkerRole(value.lower()) if isinstance(value, str) else WorkerRole.UNKNOWN
+    except ValueError:
+        return WorkerRole.UNKNOWN
+
+
+def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
+    """The role of a router in front of these workers: PREFILL or AGGREGATED, or UNKNOWN where no card says. Decode workers beside
+    aggregated ones are left to Dynamo. CardError where there is nothing that a router of ours could do, or no one thing."""
+    roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
+    ours = roles & {WorkerRole.AGGREGATED, WorkerRole.PREFILL}
+    if not roles:
+        return WorkerRole.UNKNOWN
+    if len(ours) != 1:
+        found = ", ".join(sorted(role.value for role in roles))
+        raise CardError(
+            f"worker_type: {found} workers at one endpoint, expected prefill workers or aggregated ones "
+            "(dynamo.worker_component says in front of which workers this router is)"
+        )
+    return next(iter(ours))
 
 
 class CardTable:

@@ -30,6 +30,9 @@ SERVED_KEY = "semkv"
 COMPLETE = frozenset({"stop", "length", "eos", "content_filter"})
 """Finish reasons after which a trailing error of the worker changes nothing for the client."""
 
+HANDED_OVER = "handed_over"
+"""How a prefill worker's stream ends that gave its KV to a decode worker and named no other reason."""
+
 
 class ChunkStream(Protocol):
     def __aiter__(self) -> AsyncIterator[Chunk]: ...
@@ -119,6 +122,8 @@ class RequestDispatch:
             return
         self.replica = take_replica(chunk)
         self._tell(chunk)
+        if chunk.get("disaggregated_params") is not None and chunk.get("finish_reason") is None:
+            self._terminal({**chunk, "finish_reason": HANDED_OVER})
         try:
             while True:
                 self.chunks += 1
@@ -177,7 +182,7 @@ class RequestDispatch:
         """The last chunk of one choice (a request with n > 1 has n of them)."""
         reason = chunk["finish_reason"]
         self.finish_reason = reason if isinstance(reason, str) else "error"
-        if self.finish_reason in COMPLETE:
+        if self.finish_reason in COMPLETE or self.finish_reason == HANDED_OVER:
             self._choices_open -= 1
         engine_data = chunk.get("engine_data")
         if isinstance(engine_data, dict):

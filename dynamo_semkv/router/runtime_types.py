@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from dynamo_semkv.contracts.identity import ReplicaKey
@@ -50,6 +51,18 @@ class RankLoad(NamedTuple):
     active_requests: int
 
 
+class WorkerRole(str, Enum):
+    """Which part of a request a worker does, as its model card says (`worker_type`). Closed; a word that is not here is UNKNOWN."""
+
+    AGGREGATED = "aggregated"
+    PREFILL = "prefill"
+    """Computes the prompt and hands its KV over; the one token that it generates is of no matter."""
+    DECODE = "decode"
+    ENCODE = "encode"
+    UNKNOWN = "unknown"
+    """The card does not say: nothing follows from it."""
+
+
 @dataclass(frozen=True)
 class ReplicaCard:
     """Facts of one replica from its worker's model card. `total_kv_blocks` is per rank."""
@@ -67,6 +80,9 @@ class ReplicaCard:
     tool_call_parser: str | None
     reasoning_parser: str | None
     runtime_data: Mapping[str, Any] = field(default_factory=dict)
+    role: WorkerRole = WorkerRole.UNKNOWN
+    taints: frozenset[str] = frozenset()
+    """What a request's `routing_constraints` ask for; Dynamo adds those of the topology (`dynamo.topology/...`) itself."""
 
 
 class Choice(NamedTuple):

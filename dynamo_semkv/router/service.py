@@ -27,11 +27,11 @@ from dynamo_semkv.contracts.keys import PromptKey
 from dynamo_semkv.contracts.route_events import ADVISED, RouteObserved, RouteOpened
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
-from dynamo_semkv.router.ingress import strip_client_hints, without_own_pin
+from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
 from dynamo_semkv.router.pipeline import Advice, opened_event
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
-from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request
+from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request, WorkerRole
 from dynamo_semkv.telemetry import logs
 
 _ENDS = {
@@ -108,6 +108,7 @@ class RouterService:
         config_hash: str,
         router: str,
         instance_id: int | None = None,
+        role: WorkerRole = WorkerRole.UNKNOWN,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -124,6 +125,7 @@ class RouterService:
         self._config_hash = config_hash
         self._router = router
         self._instance_id = instance_id
+        self._role = role
         self._monotonic = monotonic
         self._wall = wall
         self._attempts = attempts
@@ -145,7 +147,8 @@ class RouterService:
             return
         self.counts["requests"] += 1
         logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
-        request, stripped = strip_client_hints(without_own_pin(request, self._instance_id))
+        half = prefill_half(request) if self._role is WorkerRole.PREFILL else request
+        request, stripped = strip_client_hints(without_own_pin(half, self._instance_id))
         self.counts["hints_stripped"] += stripped
         config_hash = self._config_hash  # of the configuration that decides, whatever is reloaded meanwhile
         advice = None

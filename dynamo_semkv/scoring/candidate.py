@@ -29,6 +29,12 @@ class ReplicaView:
     overloaded: bool = False
     mode: Materialization = Materialization.EXACT
     """Of its connector, as it announced it."""
+    wrong_role: bool = False
+    """The worker does not do what this router places: it decodes, say, and the prompt is computed elsewhere."""
+    not_allowed: bool = False
+    """The request names the workers it may go to, and this is none of them."""
+    lacks_taint: bool = False
+    """The request requires a taint that the worker does not have."""
 
     def __post_init__(self) -> None:
         for name in ("device_tokens", "host_tokens", "disk_tokens", "active_decode_blocks", "total_blocks"):

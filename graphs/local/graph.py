@@ -63,8 +63,8 @@ def _tools() -> observability.Tools:
 class LocalGraph:
     """`with LocalGraph(settings) as graph: ...`; or `up()` and `down()`. Not thread-safe.
 
-    Parts are named `nats`, `worker-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9, `restart(name)` brings a part back with
-    the same ports, environment and stable id.
+    Parts are named `nats`, `worker-0`, ..., `decode-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9, `restart(name)`
+    brings a part back with the same ports, environment and stable id.
     """
 
     def __init__(self, settings: GraphSettings, run_dir: Path | None = None, model_dir: Path | None = None) -> None:
@@ -80,6 +80,7 @@ class LocalGraph:
         """`prometheus` and `grafana`, where they were asked for and are there."""
         self._ports: dict[str, int] = {}
         self.worker_names = tuple(f"worker-{i}" for i in range(settings.workers))
+        self.decode_names = tuple(f"decode-{i}" for i in range(settings.decode_workers))
         self.router_names = tuple(f"router-{i}" for i in range(settings.routers))
 
     # --- addresses ---------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class LocalGraph:
             source = ModelSource(self.settings.served_model)
             self.model_dir = write_model_directory(source, self._model_parent)
             self._write_config()
-            for name in (*self.worker_names, *self.router_names, "frontend"):
+            for name in (*self.worker_names, *self.decode_names, *self.router_names, "frontend"):
                 progress(name)
                 self.start(name)
             progress("waiting until the model is served")
@@ -204,12 +205,22 @@ class LocalGraph:
         settings = self.settings
         if name in self._beside:
             return self._beside[name]
-        if name in self.worker_names:
+        if name in self.worker_names or name in self.decode_names:
+            decodes = name in self.decode_names
             arguments = ["-m", "worker_connector.reference_engine", "--model", settings.model]
             arguments += ["--model-dir", str(self.model_dir), "--blocks-per-rank", str(settings.blocks_per_rank)]
             arguments += ["--data-parallel-size", str(settings.data_parallel_size), "--threads", str(settings.threads)]
             arguments += ["--max-num-tokens", str(settings.max_num_tokens)]
-            arguments += ["--connector", "on" if settings.connector else "off"]
+            arguments += ["--connector", "on" if settings.connector and not decodes else "off"]
+            if decodes:
+                arguments += ["--disaggregation-mode", "decode"]
+            elif self.decode_names:
+                arguments += [
+                    "--disaggregation-mode",
+                    "prefill",
+                    "--served-model-name",
+                    f"{settings.served_model}-prefill",
+                ]
             arguments += ["--offer-model"] if settings.direct else []
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,
@@ -228,7 +239,9 @@ class LocalGraph:
             )
         elif name == "frontend":
             arguments = ["-m", "dynamo.frontend", "--http-port", str(self._port("frontend.http"))]
-            arguments += ["--router-mode", "direct" if settings.direct else "round-robin"]
+            # Of a disaggregated graph: how decode workers are chosen. The routers' card says round-robin for itself.
+            mode = "kv" if self.decode_names else "round-robin"
+            arguments += ["--router-mode", "direct" if settings.direct else mode]
             arguments += ["--migration-limit", str(settings.migration_limit)]
             env = self.environment()
         else:

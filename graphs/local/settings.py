@@ -16,6 +16,8 @@ class GraphSettings:
     model: str = "smollm2"
     workers: int = 2
     data_parallel_size: int = 2
+    decode_workers: int = 0
+    """Disaggregated: the `workers` compute prompts only, and so many others, without a connector, decode."""
     routers: int = 1
     mode: str = "enforce"
     connector: bool = True
@@ -40,6 +42,10 @@ class GraphSettings:
         for name in ("workers", "data_parallel_size", "routers", "blocks_per_rank", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.decode_workers < 0:
+            raise ValueError(f"decode_workers is {self.decode_workers}; it must be at least 0")
+        if self.decode_workers and self.direct:
+            raise ValueError("direct is True; with decode_workers it must be False")
 
     @property
     def served_model(self) -> str:
@@ -55,6 +61,8 @@ class GraphSettings:
             "placement": {"mode": self.mode},
             "connector": {"materialization": "exact", "slab_bytes": 256 * 1024 * 1024},
         }
+        if self.decode_workers:
+            base["dynamo"] = {"worker_component": "prefill"}
         if self.direct:
             base["dynamo"] = {"offer_model": False}
         if self.otlp_endpoint is not None:

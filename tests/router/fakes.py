@@ -21,7 +21,16 @@ from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import Fallbacks
 from dynamo_semkv.router.replicas import ReplicaDirectory
-from dynamo_semkv.router.runtime_types import CallContext, Choice, Chunk, Overlap, RankLoad, RankOverlap, ReplicaCard
+from dynamo_semkv.router.runtime_types import (
+    CallContext,
+    Choice,
+    Chunk,
+    Overlap,
+    RankLoad,
+    RankOverlap,
+    ReplicaCard,
+    WorkerRole,
+)
 from dynamo_semkv.router.service import RouterService
 from dynamo_semkv.scoring.credit import Credit
 
@@ -295,6 +304,8 @@ class Rig:
         announce: bool = True,
         router: str = "r1",
         credit: Credit | None = None,
+        role: WorkerRole = WorkerRole.UNKNOWN,
+        instance_id: int | None = None,
     ) -> None:
         # Deadlines so long that a busy machine is not taken for a slow provider; tests of the deadlines set their own.
         patient = {"deadline_ms": 1000, "exact_deadline_ms": 1000}
@@ -303,6 +314,8 @@ class Rig:
         self.lookup = lookup if lookup is not None else FakeLookup()
         self.journal, self.hints, self.fallbacks = FakeJournal(), FakeHints(), Fallbacks()
         self.directory = ReplicaDirectory()
+        if role is not WorkerRole.UNKNOWN:
+            self.directory.serve_as("m", role)
         if announce:
             for stable in ("w-a", "w-b"):
                 for rank in (0, 1):
@@ -326,6 +339,8 @@ class Rig:
             config=self.config,
             config_hash=config_hash(self.config),
             router=router,
+            role=role,
+            instance_id=instance_id,
         )
 
     async def run(self, request: dict[str, Any] | None = None, *, request_id: str = "req-1") -> list[Chunk]:

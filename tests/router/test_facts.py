@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.router.facts import request_facts, token_list
+from dynamo_semkv.router.facts import UNCONSTRAINED, request_facts, token_list
 
 PLAIN: dict[str, Any] = {"model": "m", "token_ids": [1, 2, 3], "routing": None, "extra_args": None, "annotations": []}
 
@@ -41,8 +41,6 @@ def test_packed_token_ids_are_integers_and_not_bytes() -> None:
         {"routing": {"decode_worker_id": 7}},
         {"routing": {"prefill_worker_id": 7}},
         {"routing": {"dp_rank": 0}},
-        {"routing": {"allowed_worker_ids": [1]}},
-        {"routing": {"routing_constraints": {"required_taints": ["a"]}}},
         {"nvext": {"backend_instance_id": 5}},
         {"extra_args": {"nvext": {"decode_worker_id": 5}}},
         {"extra_args": {"nvext": {"dp_rank": 1}}},
@@ -70,6 +68,19 @@ def test_what_a_client_pinned_is_seen(changes: dict[str, Any]) -> None:
 )
 def test_what_names_no_worker_is_no_pin(changes: dict[str, Any]) -> None:
     assert not facts(**changes).client_pinned
+
+
+def test_constraints_of_all_places_hold_together() -> None:
+    asked = {"required_taints": ["a"]}
+    got = facts(
+        routing={"allowed_worker_ids": [1, 2], "routing_constraints": asked},
+        nvext={"allowed_worker_ids": [2, 3], "routing_constraints": {"required_taints": ["b"]}},
+    )
+    assert not got.client_pinned
+    assert (got.constraints.workers, got.constraints.required_taints) == ({2}, {"a", "b"})
+    assert [got.constraints.allow(worker) for worker in (1, 2, 3)] == [False, True, False]
+    assert facts().constraints is UNCONSTRAINED
+    assert UNCONSTRAINED.allow(7)
 
 
 def test_salt_of_routing_else_of_nvext() -> None:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from dynamo_semkv.router.ingress import HINT_KEYS, strip_client_hints, without_own_pin
+from dynamo_semkv.router.ingress import HINT_KEYS, prefill_half, strip_client_hints, without_own_pin
 
 REQUEST = {
     "model": "m",
@@ -74,3 +74,15 @@ def test_a_pin_to_this_router_is_none_and_any_other_stays() -> None:
     assert request["routing"] == {"backend_instance_id": 7, "dp_rank": 1, "cache_salt": "s"}
     assert without_own_pin(request, 8) is request
     assert without_own_pin({"routing": None}, 7) == {"routing": None}
+
+
+def test_the_prefill_half_of_a_request_names_no_decode_worker() -> None:
+    whole = {
+        "token_ids": [1],
+        "routing": {"decode_worker_id": 5, "dp_rank": 1, "prefill_dp_rank": 2, "cache_salt": "s"},
+    }
+    kept = dict(whole["routing"])  # type: ignore[call-overload]
+    assert prefill_half(whole) == {"token_ids": [1], "routing": {"prefill_dp_rank": 2, "cache_salt": "s"}}
+    assert whole["routing"] == kept
+    for untouched in ({"routing": {"dp_rank": 1}}, {"routing": None}, {"routing": {"decode_worker_id": None}}, {}):
+        assert prefill_half(untouched) is untouched

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.router.runtime_cards import CardError, CardTable, parse_card
+from dynamo_semkv.router.runtime_cards import CardError, CardTable, parse_card, role_before
+from dynamo_semkv.router.runtime_types import WorkerRole
 
 BIG = 2**64 - 1
 
@@ -43,6 +44,40 @@ def test_every_field() -> None:
     assert (parsed.max_num_seqs, parsed.max_num_batched_tokens) == (8, 8192)
     assert (parsed.tool_call_parser, parsed.reasoning_parser) == ("hermes", None)
     assert parsed.runtime_data == {"router_hint": True}
+
+
+@pytest.mark.parametrize(
+    ("says", "role"),
+    [("prefill", WorkerRole.PREFILL), ("Decode", WorkerRole.DECODE), ("aggregated", WorkerRole.AGGREGATED)]
+    + [(other, WorkerRole.UNKNOWN) for other in (None, "thinker", 3)],
+)
+def test_role_of_the_card(says: Any, role: WorkerRole) -> None:
+    assert parse_card(json.dumps({"kv_cache_block_size": 16, "worker_type": says})).role is role
+
+
+def test_taints_of_the_card() -> None:
+    assert parse_card(card(taints=["a", "dynamo.topology/zone=1"])).taints == {"a", "dynamo.topology/zone=1"}
+    assert parse_card(card()).taints == parse_card(card(taints="a")).taints == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ([], "unknown"),
+        (["nobody says"], "unknown"),
+        (["prefill", "prefill", "nobody says"], "prefill"),
+        (["aggregated", "decode"], "aggregated"),
+        (["decode"], None),
+        (["prefill", "aggregated"], None),
+    ],
+)
+def test_role_of_a_router_in_front_of_these_workers(roles: list[str], expected: str | None) -> None:
+    cards = [parse_card(json.dumps({"kv_cache_block_size": 16, "worker_type": role})) for role in roles]
+    if expected is None:
+        with pytest.raises(CardError, match=f"worker_type: .*{roles[0]}.*dynamo.worker_component"):
+            role_before(cards)
+    else:
+        assert role_before(cards).value == expected
 
 
 def test_a_worker_owns_its_own_ranks_only() -> None:

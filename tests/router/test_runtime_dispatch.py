@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.router.runtime_dispatch import RequestDispatch, has_client_pin, pinned_request, take_replica
+from dynamo_semkv.router.runtime_dispatch import (
+    HANDED_OVER,
+    RequestDispatch,
+    has_client_pin,
+    pinned_request,
+    take_replica,
+)
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import Chunk, Request
 
@@ -258,3 +264,22 @@ async def test_engine_data_that_is_no_object_is_left_as_the_worker_sent_it() -> 
     dispatch = Router(chunks).dispatch()
     assert (await collect(dispatch))[-1]["engine_data"] == [1, 2]
     assert dispatch.engine_data is None
+
+
+@pytest.mark.parametrize("ends_with", [None, "length"])
+async def test_a_prefill_that_handed_its_kv_over_is_complete_and_passes_as_it_is(ends_with: str | None) -> None:
+    params = {"opaque": "the engine's"}
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}
+    only: Chunk = {"token_ids": [1], "disaggregated_params": params, "completion_usage": usage}
+    only["routing_data"] = served_by(OTHER)
+    more: list[Chunk] = [{"token_ids": [], "finish_reason": ends_with}] if ends_with else []
+    router = Router([only, *more])
+    dispatch = router.dispatch()
+    seen = [chunk async for chunk in dispatch]
+    assert seen[0]["disaggregated_params"] == params
+    assert (dispatch.finish_reason, dispatch.usage, dispatch.replica) == (ends_with or HANDED_OVER, usage, OTHER)
+
+
+async def test_what_fails_behind_the_hand_over_changes_nothing_for_the_client() -> None:
+    router = Router([{"token_ids": [1], "disaggregated_params": "x"}, Exception("Unavailable: stream ended")])
+    assert len([chunk async for chunk in router.dispatch()]) == 1

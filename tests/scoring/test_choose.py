@@ -96,6 +96,10 @@ def test_production_stack_1055_no_replica_is_a_clean_refusal() -> None:
     ("view", "reason"),
     [
         (ReplicaView(A, overloaded=True), FilteredBy.OVERLOADED),
+        (ReplicaView(A, wrong_role=True), FilteredBy.WRONG_ROLE),
+        (ReplicaView(A, not_allowed=True), FilteredBy.NOT_ALLOWED),
+        (ReplicaView(A, lacks_taint=True), FilteredBy.LACKS_TAINT),
+        (ReplicaView(A, overloaded=True, lacks_taint=True), FilteredBy.LACKS_TAINT),
         (ReplicaView(A, active_decode_blocks=10, total_blocks=10), FilteredBy.NO_ROOM),
     ],
 )

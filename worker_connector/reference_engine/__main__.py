@@ -12,9 +12,16 @@ import uvloop
 
 from dynamo_semkv.telemetry import logs
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.dynamo_handoff import Role
 from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
 
+ENDPOINTS = {
+    Role.AGGREGATED: "dynamo.backend.generate",
+    Role.PREFILL: "dynamo.prefill.generate",
+    Role.DECODE: "dynamo.backend.generate",
+}
+"""Where Dynamo's own workers of each role are."""
 MODELS = {"tiny": TINY_NAME, "smollm2": SMOLLM2_NAME}
 CONNECTOR = ("worker_connector.connector", "SemkvConnectorScheduler", "SemkvConnectorWorker")
 """As TensorRT-LLM's `kv_connector_config` names it: module, scheduler class, worker class."""
@@ -39,10 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Dynamo is a matter of this command only; the engine is used without it.
     from worker_connector.reference_engine.dynamo_worker import WorkerSettings, serve
 
+    role = Role(arguments.disaggregation_mode)
     settings = WorkerSettings(
         engine=engine,
         model_dir=model_dir,
-        endpoint=arguments.endpoint,
+        endpoint=arguments.endpoint or ENDPOINTS[role],
+        role=role,
+        served_name=arguments.served_model_name,
         connector=ConnectorSpec.resolve(*CONNECTOR) if arguments.connector == "on" else None,
         native_hints=arguments.native_hints,
         offer_model=arguments.offer_model,
@@ -64,7 +74,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-dir", type=Path, help="directory with tokenizer and chat template; default: in the user's cache"
     )
-    parser.add_argument("--endpoint", default="dynamo.backend.generate", help="namespace.component.endpoint")
+    parser.add_argument(
+        "--endpoint", help="namespace.component.endpoint; default: dynamo.backend.generate, or dynamo.prefill.generate"
+    )
+    parser.add_argument(
+        "--disaggregation-mode",
+        choices=[role.value for role in Role],
+        default=Role.AGGREGATED.value,
+        help="prefill: compute prompts and hand over to a decode worker (no KV moves: that one computes the prompt again)",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        help="name on the model card; prefill workers behind a router need one that no client uses",
+    )
     parser.add_argument("--data-parallel-size", type=int, default=2)
     parser.add_argument("--blocks-per-rank", type=int, default=256, help="device pages of each rank")
     parser.add_argument("--tokens-per-block", type=int, default=32)

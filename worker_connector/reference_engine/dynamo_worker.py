@@ -36,8 +36,16 @@ from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.connector_metrics import registry
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.dynamo_handoff import (
+    Role,
+    context_only,
+    continued,
+    from_first_token,
+    handed_over,
+    handoff_of,
+)
 from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, HostResidency, heartbeat
-from worker_connector.reference_engine.dynamo_request import BadRequest, merged_hints, route_of, submission
+from worker_connector.reference_engine.dynamo_request import BadRequest, Submission, merged_hints, route_of, submission
 from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks, push
 from worker_connector.reference_engine.engine import Engine
 
@@ -58,6 +66,9 @@ class WorkerSettings:
     engine: EngineConfig
     model_dir: Path
     endpoint: str = "dynamo.backend.generate"
+    role: Role = Role.AGGREGATED
+    served_name: str | None = None
+    """The name on the model card; None: the model's own."""
     connector: ConnectorSpec | None = None
     native_hints: bool = False
     offer_model: bool = False
@@ -194,14 +205,24 @@ class DynamoWorker:
         card.max_num_batched_tokens = config.max_num_tokens
         card.context_length = self._token_limit
         card.enable_local_indexer = True
+        role = self._settings.role
+        worker_type, needs = {
+            Role.AGGREGATED: (WorkerType.Aggregated, None),
+            Role.PREFILL: (WorkerType.Prefill, [[WorkerType.Decode]]),
+            Role.DECODE: (WorkerType.Decode, [[WorkerType.Prefill]]),
+        }[role]
+        # Behind a router of ours no public endpoint: clients reach this engine through the router only. Of disaggregated workers
+        # those that decode offer the model.
+        offered = self._settings.offer_model or role is Role.DECODE
+        hidden = ModelType.Prefill if role is Role.PREFILL else ModelType.Empty
         await register_model(
             ModelInput.Tokens,
-            # Behind a router of ours no public endpoint: clients reach this engine through the router only.
-            ModelType.Chat | ModelType.Completions if self._settings.offer_model else ModelType.Empty,
+            ModelType.Chat | ModelType.Completions if offered and role is not Role.PREFILL else hidden,
             endpoint,
             str(self._settings.model_dir),
-            self.engine.model.name,
-            worker_type=WorkerType.Aggregated,
+            self._settings.served_name or self.engine.model.name,
+            worker_type=worker_type,
+            needs=needs,
             kv_cache_block_size=config.tokens_per_block,
             runtime_config=card,
         )
@@ -304,7 +325,7 @@ class DynamoWorker:
                 token_limit=self._token_limit,
                 data_parallel_size=self._settings.engine.data_parallel_size,
             )
-            async for item in chunks(self.engine, asked, context, self._hints(request)):
+            async for item in self._run(request, asked, context):
                 yield item
         except BadRequest as error:
             raise InvalidArgument(str(error)) from None
@@ -315,6 +336,19 @@ class DynamoWorker:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
+
+    def _run(self, request: Mapping[str, Any], asked: Submission, context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The engine's chunks, as this worker's role makes them."""
+        hints = self._hints(request)
+        if self._settings.role is Role.PREFILL:
+            return handed_over(
+                chunks(self.engine, context_only(asked), context, hints), prompt_tokens=len(asked.token_ids)
+            )
+        handoff = handoff_of(request, len(asked.token_ids)) if self._settings.role is Role.DECODE else None
+        if handoff is None:
+            return chunks(self.engine, asked, context, hints)
+        rest = continued(asked, handoff)
+        return from_first_token(chunks(self.engine, rest, context, hints) if rest is not None else None, asked, handoff)
 
     def _hints(self, request: Mapping[str, Any]) -> KvHintsEnvelope | None:
         if not self._settings.native_hints:

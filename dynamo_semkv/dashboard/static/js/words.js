@@ -139,6 +139,7 @@ export const STANDINGS = {
   block_size_mismatch: ["Block size differs", "bad"],
   model_differs: ["Other model", "warn"],
   namespace_differs: ["Namespace differs", "bad"],
+  role_differs: ["Other role", "warn"],
 };
 
 export const word = (words, key) => {
