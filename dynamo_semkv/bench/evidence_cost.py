@@ -12,22 +12,25 @@ import gc
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import numpy as np
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.codec import MSGPACK, decode_donor_event, encode_donor_event
+from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.evidence.worker import SWITCH_SECONDS
 from dynamo_semkv.testing import EventTape
 
 NAMESPACE = CacheNamespace(model="bench", tokens_per_block=32, tenant="")
@@ -58,6 +61,13 @@ class Cost:
     miss_p99: float
     false_matches: int
     evict_p50: float
+    beside_p50: float
+    beside_p99: float
+    """A hit by the clock, in a thread beside one that registers into the full store as fast as it can."""
+    beside_max: float
+    stall_p99: float
+    stall_max: float
+    """A registration by the clock, beside those lookups: what the event loop stands still for."""
     bytes_per_donor: float
     """Growth of this process's resident memory."""
     posting_bytes_per_donor: float
@@ -74,20 +84,21 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         [provider], clock=time.monotonic, max_donors=donors, max_donors_per_namespace=donors, max_bytes=2**62
     )
     extra = max(1, donors // 10)
+    contended = min(extra, 2_000)
     registers: list[float] = []
     own: list[float] = []
     grown = 0
     gc.collect()
     gc.freeze()  # as the router does once it has started
     before = _resident_bytes()
-    for n, raw in enumerate(_registrations(donors + extra, tokens)):
+    events = _registrations(donors + extra + contended, tokens)
+    for n, raw in enumerate(islice(events, donors + extra + 1)):
         own_began, began = time.thread_time(), time.perf_counter()
         _apply(catalog, raw)
         registers.append(time.perf_counter() - began)
         own.append(time.thread_time() - own_began)
         if n == donors:  # the first event is the reset
             grown = _resident_bytes() - before
-    gc.unfreeze()
     rng = np.random.default_rng(1)
     queries = [_query(document(2**40 + n, tokens)) for n in range(lookups)]
     misses = [_seconds(partial(provider.lookup, query)) for query in queries]
@@ -99,9 +110,12 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
     for n, query in zip(chosen, asked, strict=True):
         found = provider.lookup(query)
         right += bool(found) and found[0].donor_id == str(n)
+    beside, stalls = _beside(provider, catalog, asked[:50], [decode_donor_event(raw, MSGPACK) for raw in events])
+    gc.unfreeze()
     tape = EventTape()
-    tape.skip(donors + extra + 1)
-    evictions = [encode_donor_event(tape.evict(str(extra + n)), MSGPACK) for n in range(min(donors, lookups))]
+    tape.skip(donors + extra + contended + 1)
+    last = donors + extra + contended - 1
+    evictions = [encode_donor_event(tape.evict(str(last - n)), MSGPACK) for n in range(min(donors, lookups))]
     evicts = [_seconds(partial(_apply, catalog, raw)) for raw in evictions]
     return Cost(
         donors=donors,
@@ -118,9 +132,43 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         miss_p99=_micros(misses, 0.99),
         false_matches=false,
         evict_p50=_micros(evicts, 0.5),
+        beside_p50=_micros(beside, 0.5),
+        beside_p99=_micros(beside, 0.99),
+        beside_max=_micros(beside, 1.0),
+        stall_p99=_micros(stalls, 0.99),
+        stall_max=_micros(stalls, 1.0),
         bytes_per_donor=grown / donors,
         posting_bytes_per_donor=provider.snapshot()["posting_bytes"] / donors,
     )
+
+
+def _beside(
+    provider: FingerprintProvider, catalog: DonorCatalog, queries: Sequence[LookupQuery], events: Sequence[DonorEvent]
+) -> tuple[list[float], list[float]]:
+    """Seconds of each lookup and of each registration while both go on, in two threads as in a router. The first lookup is begun before
+    the first registration, so there is always one."""
+    found: list[float] = []
+    begun, done = threading.Event(), threading.Event()
+
+    def look_up() -> None:
+        for query in cycle(queries):
+            begun.set()
+            found.append(_seconds(partial(provider.lookup, query)))
+            if done.wait(0.0005):
+                return
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    thread = threading.Thread(target=look_up, name="semkv-bench-lookups")
+    try:
+        thread.start()
+        begun.wait()
+        stalls = [_seconds(partial(catalog.apply, event)) for event in events]
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    return found, stalls
 
 
 def _registrations(donors: int, tokens: int) -> Iterator[bytes]:
@@ -185,7 +233,10 @@ def show(cost: Cost) -> str:
         f"{cost.register_max / 1000:.1f} ms; of its own {cost.registers_per_second:.0f}/s, at capacity "
         f"{cost.at_capacity_per_second:.0f}/s, longest {cost.longest_own / 1000:.1f} ms | hit p50 {cost.hit_p50:.0f} us, p99 "
         f"{cost.hit_p99:.0f} us, right {cost.right:.3f} | miss p50 {cost.miss_p50:.0f} us, p99 {cost.miss_p99:.0f} us, "
-        f"false {cost.false_matches} | evict p50 {cost.evict_p50:.0f} us | {cost.bytes_per_donor:.0f} bytes a donor "
+        f"false {cost.false_matches} | evict p50 {cost.evict_p50:.0f} us | "
+        f"hit beside registrations p50 {cost.beside_p50 / 1000:.2f} ms, p99 {cost.beside_p99 / 1000:.1f} ms, max "
+        f"{cost.beside_max / 1000:.1f} ms; registration beside hits p99 {cost.stall_p99 / 1000:.1f} ms, max "
+        f"{cost.stall_max / 1000:.1f} ms | {cost.bytes_per_donor:.0f} bytes a donor "
         f"(postings {cost.posting_bytes_per_donor:.0f})"
     )
 

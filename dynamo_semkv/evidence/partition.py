@@ -21,10 +21,10 @@ POSTINGS_PER_DONOR = 128
 samples are closer together, those that it would have at the widest spacing: what a prompt of any length asks for."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
-AT_ONCE = 4
-"""Donors that are posted together."""
-_SLOWLY = 64
-"""Rows that are moved one by one to a large table: nearly every posting is then the first on its page, which the kernel has to make."""
+AT_ONCE = 8
+"""Donors that are posted together: what NumPy costs a call is paid once, and the longest step is still a millisecond or two."""
+BYTES_PER_STEP = 32 * 1_024
+"""Of a table that comes or goes, an add."""
 VISITED_PER_STEP = 64
 GROWTH = 1.5
 """At least, and less than twice that: then the old table goes when the new one gets full."""
@@ -54,19 +54,21 @@ def posted(sketch: DonorSketch) -> U32Array:
 
 
 def posted_by(donors: Sequence[tuple[int, DonorSketch]]) -> tuple[U32Array, U32Array]:
-    """Fingerprints to post and the row of each, for several (row, sketch) at once: what NumPy costs a call is paid once."""
+    """Fingerprints to post, ascending, and the row of each, for several (row, sketch) at once."""
     parts = [sketch.fingerprints for _, sketch in donors]
     counts = [len(part) for part in parts]
     masks = np.repeat(np.array([unposted_bits(thinning(sketch)) for _, sketch in donors], np.uint32), counts)
     rows = np.repeat(np.array([row for row, _ in donors], np.uint64), counts)
     fingerprints = np.concatenate(parts)
-    keep = fingerprints & masks == 0
-    keys = rows[keep] << np.uint64(32) | fingerprints[keep]
+    keep = (fingerprints & masks == 0).nonzero()[0]
+    keys = fingerprints[keep].astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= rows[keep]
     keys.sort()
     first = np.ones(len(keys), np.bool_)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
-    keys = keys[first]
-    return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
+    halves = keys[first].astype("<u8", copy=False).view("<u4")
+    return np.ascontiguousarray(halves[1::2]), np.ascontiguousarray(halves[::2])
 
 
 class Partition:
@@ -89,8 +91,14 @@ class Partition:
         self._by_thinning: Counter[int] = Counter()
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
+        self._owed = 0
+        """Adds since the last upkeep."""
         self._table = Postings(_FIRST_CAPACITY, ways)
         self._next: Postings | None = None
+        self._coming: Postings | None = None
+        """Will be the next one as soon as all its memory is there."""
+        self._going: Postings | None = None
+        """Was the current one; its memory is given back."""
         self._cursor = 0
 
     def __len__(self) -> int:
@@ -98,7 +106,7 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
-        return self._table.nbytes + (self._next.nbytes if self._next is not None else 0)
+        return sum(table.nbytes for table in (self._table, self._next, self._coming) if table is not None)
 
     @property
     def full(self) -> bool:
@@ -116,8 +124,13 @@ class Partition:
         self._thinned[row] = k
         self._by_thinning[k] += 1
         self._arriving[row] = sketch
-        if len(self._arriving) >= AT_ONCE:
+        self._owed += 1
+        if self._owed >= AT_ONCE:
+            self._clean(CLEANED_PER_STEP * self._owed)
             self._settle()
+            self._make_ready(BYTES_PER_STEP * self._owed)
+            self._move(MOVED_PER_STEP * self._owed)
+            self._owed = 0
         return row
 
     def replace(self, row: int, donor: CatalogDonor) -> None:
@@ -176,21 +189,26 @@ class Partition:
         return self._rows - 1
 
     def _settle(self) -> None:
-        """Posts who was added since the last time, and does its share of cleaning up and moving."""
+        """Posts who was added since the last time: all that a search has to wait for."""
         if not self._arriving:
             return
         arriving = list(self._arriving.items())
         self._arriving.clear()
-        self._clean(CLEANED_PER_STEP * len(arriving))
         fingerprints, rows = posted_by(arriving)
-        if self._next is None and self._table.used + len(fingerprints) > self._table.capacity:
-            self._next = Postings(self._next_capacity(), self._ways)
-            self._cursor = 0
-            self._moved[:] = False
+        if self._next is None and self._coming is None and self._table.used + len(rows) > self._table.capacity:
+            self._coming = Postings(self._next_capacity(), self._ways)
+            self._make_ready(0)
         self._moved[[row for row, _ in arriving]] = self._next is not None
         (self._next or self._table).insert(fingerprints, rows)
-        slowly = self._cursor < _SLOWLY and self._rows >= 64 * _SLOWLY
-        self._move(1 if slowly else MOVED_PER_STEP * len(arriving))
+
+    def _make_ready(self, size: int) -> None:
+        """The next table, as soon as its memory is there: until then the current one gets a few per cent fuller than it should."""
+        if self._going is not None and self._going.release(size):
+            self._going = None
+        if self._coming is not None and self._coming.warm(size):
+            self._next, self._coming = self._coming, None
+            self._cursor = 0
+            self._moved[:] = False
 
     def _clean(self, rows: int) -> None:
         here: list[tuple[int, DonorSketch]] = []
@@ -229,6 +247,6 @@ class Partition:
             self._next.insert(*posted_by(moving))
             self._moved[[row for row, _ in moving]] = True
         if self._cursor >= self._rows:
-            self._table, self._next = self._next, None
+            self._going, self._table, self._next = self._table, self._next, None
             self._leaving = deque((row, sketch if self._moved[row] else None) for row, sketch in self._leaving)
             self._moved[:] = False

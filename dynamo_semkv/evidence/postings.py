@@ -26,6 +26,7 @@ MAX_ROWS = 1 << ROW_BITS
 FILL = 0.7
 """Share of the slots that a table is meant to use: about one posting in a hundred falls out of a set that is full by chance."""
 _LARGE = 1 << 20
+_PAGE = 4_096
 _TAGS = (1 << (32 - ROW_BITS)) - 1
 _ROW_SHIFT = np.uint32(ROW_BITS)
 _ROW_MASK = np.uint32(MAX_ROWS - 1)
@@ -42,19 +43,18 @@ class Hits(NamedTuple):
     carriers: npt.NDArray[np.int64]
 
 
-def _zeros(sets: int, ways: int) -> U32Array:
-    """A zeroed table that the kernel backs page by page as it is filled. With huge pages the first few postings, which fall all over it,
-    would make the kernel clear the whole table at once: a stall of 100 ms at 100,000 donors."""
-    size = 4 * sets * ways
+def _pages(size: int) -> mmap.mmap | None:
+    """Zeroed memory that the kernel backs page by page as it is touched; None for a small table, or where that cannot be had. With huge
+    pages the first few postings, which fall all over it, would make the kernel clear all of it at once: 100 ms at 100,000 donors."""
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
-        return np.zeros((sets, ways), np.uint32)
+        return None
     pages = mmap.mmap(-1, size)
     try:
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     except OSError as error:
         # A kernel without huge pages refuses the advice, and does not need it.
         logger.debug("madvise: %s", error)
-    return np.frombuffer(pages, np.uint32).reshape(sets, ways)
+    return pages
 
 
 class Postings:
@@ -65,25 +65,45 @@ class Postings:
         self.sets = max(8, int(capacity / (FILL * ways)) + 1)
         self.capacity = int(self.sets * ways * FILL)
         self.used = 0
-        self._slots = _zeros(self.sets, ways)
-        self._flat = self._slots.reshape(-1)
-        self._population = np.zeros(self.sets, np.int32)
+        size = self.sets * (4 * ways + 4 + 1)
+        self._pages = _pages(size)
+        self._bytes = np.zeros(size, np.uint8) if self._pages is None else np.frombuffer(self._pages, np.uint8)
+        self._flat: U32Array = self._bytes[: 4 * ways * self.sets].view(np.uint32)
+        self._slots = self._flat.reshape(self.sets, ways)
+        self._population = self._bytes[4 * ways * self.sets : -self.sets].view(np.int32)
         """Postings of a set, those that fell out included."""
-        self._turn = np.zeros(self.sets, np.uint8)
+        self._turn = self._bytes[-self.sets :]
         """Of a full set the slot that goes next: nearly the oldest."""
+        self._warm = 0
+        self._released = 0
 
     @property
     def nbytes(self) -> int:
-        return self._slots.nbytes + self._population.nbytes + self._turn.nbytes
+        return len(self._bytes)
+
+    def warm(self, size: int) -> bool:
+        """Makes the kernel back the next `size` bytes, before the first posting. True: all are. Otherwise nearly every posting of a new
+        table is the first on its page, which takes ten times as long."""
+        if self._pages is None:
+            return True
+        self._bytes[self._warm : self._warm + size : _PAGE] = 0
+        self._warm += size // _PAGE * _PAGE
+        return self._warm >= len(self._bytes)
+
+    def release(self, size: int) -> bool:
+        """Gives the next `size` bytes of a table that nobody asks any more back to the system. True: all are. To free it at once stalls."""
+        if self._pages is None or self._released >= len(self._bytes):
+            return True
+        size = min(size // _PAGE * _PAGE, len(self._bytes) - self._released)
+        self._pages.madvise(mmap.MADV_DONTNEED, self._released, size)
+        self._released += size
+        return self._released >= len(self._bytes)
 
     def insert(self, fingerprints: U32Array, rows: U32Array | int) -> None:
-        """Fingerprints of shape [n], ascending where `rows` is one row; no (fingerprint, row) pair twice."""
+        """Fingerprints of shape [n], ascending; no (fingerprint, row) pair twice."""
         if len(fingerprints) == 0:
             return
         sets, values = self._sets(fingerprints), self._values(fingerprints, rows)
-        if not isinstance(rows, int):
-            order = sets.argsort(kind="stable")
-            sets, values = sets[order], values[order]
         self.used += len(fingerprints)
         # One arrival a set and round; once a table has grown, hardly a set has a second one.
         while True:

@@ -16,6 +16,9 @@ from dynamo_semkv.evidence.provider import EvidenceProvider, LookupQuery
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
+SWITCH_SECONDS = 0.0005
+"""For `sys.setswitchinterval`: how long the event loop may work before a lookup's thread gets its turn, and the other way round. Python's
+own 5 ms are the whole deadline: beside a replay of donor events every lookup would be late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ from dynamo_semkv.config.load import Loaded, read_salt_key
 from dynamo_semkv.config.schema import Config, DashboardConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.dashboard.server import DashboardServer
+from dynamo_semkv.evidence.worker import SWITCH_SECONDS
 from dynamo_semkv.observe.measured import MeasuredJournal, MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
 from dynamo_semkv.router.advisor import Advisor
@@ -53,6 +55,7 @@ COUNT_SECONDS = 2.0
 
 def run(loaded: Loaded) -> int:
     """Serves until SIGTERM or SIGINT. Exit status: 0, or 1 when there was nothing to serve in front of."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     main = serve(loaded)
     try:
         import uvloop

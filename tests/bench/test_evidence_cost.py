@@ -16,6 +16,8 @@ def test_a_small_run_measures_everything_on_right_answers() -> None:
     assert 0.0 < cost.miss_p50 <= cost.miss_p99
     assert cost.registers_per_second > 0.0
     assert cost.posting_bytes_per_donor > 0.0
+    assert 0.0 < cost.beside_p50 <= cost.beside_p99 <= cost.beside_max
+    assert 0.0 < cost.stall_p99 <= cost.stall_max
 
 
 def test_the_command_prints_a_line_a_size(capsys: pytest.CaptureFixture[str]) -> None:

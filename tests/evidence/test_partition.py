@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dynamo_semkv.contracts.sketch import SampledText, U32Array, sketch_key
+from dynamo_semkv.evidence import partition as partitions
+from dynamo_semkv.evidence import postings
 from dynamo_semkv.evidence.partition import AT_ONCE, MOVED_PER_STEP, POSTINGS_PER_DONOR, Partition, posted
 from dynamo_semkv.evidence.postings import Hits, Postings
 from tests.evidence.documents import document, namespace, sketch_of
@@ -115,20 +118,43 @@ def test_of_a_short_donor_those_are_posted_that_a_long_prompt_would_ask_for() ->
     assert len(posted(short)) < short.sample_count / 3
 
 
-def test_growth_happens_in_small_steps_and_loses_nobody() -> None:
-    """While tables are exchanged every donor stays findable and no call moves more than a few rows."""
+def test_a_large_table_is_there_before_it_is_used_and_goes_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postings, "_LARGE", 4_096)
+    table = Postings(capacity=4_000, ways=16)
+    assert table.nbytes > 5 * 4_096
+    steps = 1
+    while not table.warm(4_096):
+        steps += 1
+    assert steps == -(-table.nbytes // 4_096)
+    values = scattered(1, 50)
+    table.insert(values, np.full(len(values), 3, np.uint32))
+    assert all(rows_of(table.find(values), n) == {3} for n in range(len(values)))
+    released = 1
+    while not table.release(4_096):
+        released += 1
+    assert released == steps
+    assert table.release(4_096), "again changes nothing"
+
+
+@pytest.mark.parametrize("large", [1 << 20, 4_096])
+def test_growth_happens_in_small_steps_and_loses_nobody(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While tables are exchanged every donor stays findable and no call moves more than a few rows. Large tables are waited for."""
+    monkeypatch.setattr(postings, "_LARGE", large)
+    monkeypatch.setattr(partitions, "BYTES_PER_STEP", 512)
     partition = Partition(ways=16)
     donors = [donor(f"d{n}", document(n, 800), NS) for n in range(400)]
-    moving = 0
+    moving = coming = 0
     for n, one in enumerate(donors):
         assert one.sketch is not None
         before = int(partition._moved.sum())
         partition.add(one, one.sketch)
         moving += partition._next is not None
         assert int(partition._moved.sum()) - before <= (MOVED_PER_STEP + 1) * AT_ONCE
+        coming += partition._coming is not None
         if n % 40 == 0:
             assert all(findable(partition, earlier.donor_id, earlier.sketch) for earlier in donors[: n + 1 : 7])
     assert moving > 20, "the test went through exchanges of tables"
+    assert (coming > 20) == (large == 4_096), "and waited for large ones"
     assert all(findable(partition, one.donor_id, one.sketch) for one in donors)
 
 
