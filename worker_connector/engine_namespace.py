@@ -195,7 +195,7 @@ def _heads(model: object) -> str | None:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)
         return f"{config['num_attention_heads']}/{config.get('num_key_value_heads', config['num_attention_heads'])}"
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
 
 

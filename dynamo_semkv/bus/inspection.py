@@ -93,7 +93,7 @@ async def _ask(client: Client, stream: str, found: BusInspection, inbox_prefix: 
         found.streams[stream] = StreamSeen(
             int(state["messages"]), config["max_age"] / 1e9, int(config["max_bytes"]), int(config["num_replicas"])
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         found.jetstream_error = f"an answer that is none of JetStream's ({type(error).__name__})"
         return
     if found.clock_offset_seconds is None and isinstance(said.get("ts"), str):

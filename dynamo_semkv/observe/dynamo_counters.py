@@ -11,6 +11,7 @@ report in their streams. They know nothing of donors, hints or outcomes.
 from __future__ import annotations
 
 import logging
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ def parse(text: str) -> DynamoTokens | None:
                 sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
             except (IndexError, ValueError):
                 continue  # not a sample as Prometheus writes one
-    if INPUT not in sums:
+    if INPUT not in sums or not all(map(math.isfinite, sums.values())):
         return None
     return DynamoTokens(*(int(sums.get(name, 0.0)) for name in SERIES))
 

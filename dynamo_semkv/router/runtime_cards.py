@@ -35,7 +35,7 @@ def parse_card(text: str) -> ReplicaCard:
     """One worker's card. CardError for one without block size, or with ranks outside [0, 1024)."""
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CardError(f"model card: not JSON ({error})") from None
     if not isinstance(body, dict):
         raise CardError(f"model card: expected an object, got {type(body).__name__}")
@@ -43,12 +43,12 @@ def parse_card(text: str) -> ReplicaCard:
     runtime = runtime if isinstance(runtime, dict) else {}
     block_size = _positive(body.get("kv_cache_block_size"))
     if block_size is None:
-        raise CardError(f"kv_cache_block_size: {body.get('kv_cache_block_size')!r}, expected a positive integer")
+        raise CardError(f"kv_cache_block_size: {body.get('kv_cache_block_size')!r:.100}, expected a positive integer")
     start = runtime.get("data_parallel_start_rank", 0)
     size = _positive(runtime.get("data_parallel_size", 1))
-    if not isinstance(start, int) or start < 0 or size is None or start + size > MAX_RANKS:
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0 or size is None or start + size > MAX_RANKS:
         raise CardError(
-            f"data_parallel_start_rank {start!r}, data_parallel_size {size!r}: expected ranks in [0, {MAX_RANKS})"
+            f"data_parallel_start_rank {start!r:.100}, data_parallel_size {size!r:.100}: expected ranks in [0, {MAX_RANKS})"
         )
     data = runtime.get("runtime_data")
     taints = runtime.get("taints")
