@@ -5,6 +5,7 @@
 #   SCHEDULES=100000    how many random schedules of engine and connector; SEED=1: from which seed on (random, and printed, if not given)
 #   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal; --observability: with Prometheus
 #   MINUTES=30 SEED=7   for soak
+#   BENCH_ARGS="..."    arguments for bench: --quick, --sections scenarios, --trace FILE
 #   OBSERVE_ARGS="..."  arguments for observe: --model tiny, --routers 2
 
 PYTHON ?= python3
@@ -12,13 +13,14 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 SCHEDULES ?= 20000
 MINUTES ?= 30
+BENCH_ARGS ?=
 SEED ?=
 OBSERVE_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test schedules soak demo observe docs lint format typecheck clean
+.PHONY: help setup test schedules bench soak demo observe docs lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,6 +39,9 @@ demo: setup ## the whole graph on this machine, a workload, one table
 
 observe: setup ## the graph with Prometheus (apt install prometheus) and, where it is installed, Grafana, until Ctrl-C
 	$(VENV_PYTHON) -m graphs.local up --observability $(OBSERVE_ARGS)
+
+bench: setup ## the report: every goal, side by side with Dynamo's own routers, into docs/benchmarks.md (25 minutes on a quiet machine)
+	$(VENV_PYTHON) -m dynamo_semkv bench report $(BENCH_ARGS)
 
 soak: setup ## a graph under random kills for MINUTES (default 30); SEED=n repeats a run
 	$(VENV_PYTHON) -m tests.graphs.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

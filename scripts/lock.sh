@@ -4,6 +4,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 exec uv pip compile pyproject.toml requirements/lock.in \
-  --extra router --extra connector --extra local --extra embeddings --group dev \
+  --extra router --extra connector --extra local --extra embeddings --extra report --group dev \
   --universal --python-version 3.10 --overrides requirements/overrides.txt \
   --no-emit-index-url --no-header --quiet --output-file requirements/lock.txt "$@"

@@ -17,6 +17,11 @@ PROGRAMS = {
         "are the right donors found? beside SemBlend, MiniLM, MinHash, Dynamo's index",
     ),
     "evidence-cost": ("dynamo_semkv.bench.evidence_cost", "what adding, finding and removing donors costs"),
+    "report": (
+        "dynamo_semkv.bench.report",
+        "the RFC's scenarios beside Dynamo's own routers, every goal: docs/benchmarks.md",
+    ),
+    "compare": ("dynamo_semkv.bench.report.compare", "two runs of the report, figure by figure"),
     "replay": ("dynamo_semkv.bench.replay", "a trace through simulated replicas, under several placements"),
 }
 """Module and what it measures."""

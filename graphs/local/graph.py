@@ -81,7 +81,7 @@ class LocalGraph:
         self._ports: dict[str, int] = {}
         self.worker_names = tuple(f"worker-{i}" for i in range(settings.workers))
         self.decode_names = tuple(f"decode-{i}" for i in range(settings.decode_workers))
-        self.router_names = tuple(f"router-{i}" for i in range(settings.routers))
+        self.router_names = tuple(f"router-{i}" for i in range(0 if settings.router_mode else settings.routers))
 
     # --- addresses ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class LocalGraph:
                     "--served-model-name",
                     f"{settings.served_model}-prefill",
                 ]
-            arguments += ["--offer-model"] if settings.direct else []
+            arguments += ["--offer-model"] if settings.offers_model else []
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,
                 DYN_SYSTEM_PORT=str(self._port(f"{name}.status")),
@@ -239,9 +239,7 @@ class LocalGraph:
             )
         elif name == "frontend":
             arguments = ["-m", "dynamo.frontend", "--http-port", str(self._port("frontend.http"))]
-            # Of a disaggregated graph: how decode workers are chosen. The routers' card says round-robin for itself.
-            mode = "kv" if self.decode_names else "round-robin"
-            arguments += ["--router-mode", "direct" if settings.direct else mode]
+            arguments += ["--router-mode", settings.frontend_mode]
             arguments += ["--migration-limit", str(settings.migration_limit)]
             env = self.environment()
         else:
@@ -305,7 +303,9 @@ class LocalGraph:
         if "chat endpoints enabled" not in self.log_text("frontend"):
             return False
         health = self._get(f"{self.frontend_url}/health")
-        component, parts = ("backend", self.worker_names) if self.settings.direct else ("semkv", self.router_names)
+        component, parts = (
+            ("backend", self.worker_names) if self.settings.offers_model else ("semkv", self.router_names)
+        )
         served = [i for i in health.get("instances", ()) if i["component"] == component and i["endpoint"] == "generate"]
         return len(served) == len(parts)
 

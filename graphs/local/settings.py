@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+ROUTER_MODES = ("kv", "round-robin")
 MODELS = {"tiny": "tiny", "smollm2": "SmolLM2-135M-Instruct"}
 """Name on the command line -> the engine's name of the model."""
 
@@ -29,6 +30,9 @@ class GraphSettings:
     migration_limit: int = 3
     direct: bool = False
     """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only (`advise`)."""
+    router_mode: str | None = None
+    """`kv` or `round-robin`: Dynamo's frontend routes to the workers itself and there is no router of ours, as who has not installed us
+    runs it."""
     otlp_endpoint: str | None = None
     """Where routers and connectors send spans. With it Dynamo hands its trace context on, and logs are JSON lines."""
     observability: bool = False
@@ -46,6 +50,27 @@ class GraphSettings:
             raise ValueError(f"decode_workers is {self.decode_workers}; it must be at least 0")
         if self.decode_workers and self.direct:
             raise ValueError("direct is True; with decode_workers it must be False")
+        if self.router_mode is not None and self.router_mode not in ROUTER_MODES:
+            raise ValueError(
+                f"router_mode is {self.router_mode!r}; it must be one of {', '.join(ROUTER_MODES)}, or None"
+            )
+        if self.router_mode is not None and self.direct:
+            raise ValueError("direct is True; with router_mode there is no router of ours to give advice")
+        if self.router_mode is not None and self.decode_workers:
+            raise ValueError(f"decode_workers is {self.decode_workers}; with router_mode it must be 0")
+
+    @property
+    def offers_model(self) -> bool:
+        """Workers offer the model to clients, since nobody stands in front of them who does."""
+        return self.direct or self.router_mode is not None
+
+    @property
+    def frontend_mode(self) -> str:
+        """Dynamo's own `--router-mode`. Of a disaggregated graph: how decode workers are chosen; the routers' card says round-robin for
+        itself."""
+        if self.direct:
+            return "direct"
+        return self.router_mode or ("kv" if self.decode_workers else "round-robin")
 
     @property
     def served_model(self) -> str:

@@ -46,5 +46,5 @@ TINY = LlamaConfig(
     num_kv_heads=4,
     head_dim=32,
     intermediate_size=512,
-    max_position_embeddings=16_384,
+    max_position_embeddings=40_960,
 )

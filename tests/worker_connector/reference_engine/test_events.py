@@ -20,7 +20,7 @@ def test_shapes() -> None:
     assert created == {
         "event_id": 0,
         "data": {"type": "created", "num_blocks_per_cache_level": [64]},
-        "window_size": 16_384,
+        "window_size": 40_960,
         "attention_dp_rank": 0,
     }
     data = stored["data"]

@@ -1,0 +1,130 @@
+"""`dynamo_semkv bench report`: runs the sections, writes the page, its plots and the raw figures.
+
+A run can be cut and put together: `--sections scaling --json-in EARLIER.json` measures one section and takes the others from a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dynamo_semkv.bench.report import document, machine, plots
+from dynamo_semkv.bench.report.raw import SCHEMA, NotARun, figures_of, read, small
+from dynamo_semkv.bench.report.sections import NAMES, Options, Sections
+
+COMMAND = "dynamo_semkv bench report"
+DONORS = (1_000, 10_000, 100_000)
+MILLION = 1_000_000
+PAGE, PICTURES, LATEST = "benchmarks.md", "benchmarks", "latest.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """2 for a `--json-in` that is no run; 1 when a section that was asked for could not be measured (the page says why); else 0."""
+    arguments = _parser().parse_args(argv)
+    try:
+        run = _earlier(arguments.json_in)
+    except (NotARun, OSError) as error:
+        print(f"bench report: {error}", file=sys.stderr)
+        return 2
+    run |= _about(arguments)
+    file: Path = arguments.raw / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sections = Sections(_options(arguments))
+    for name in arguments.sections:
+        run["sections"][name] = sections.run(name)
+        file.write_text(json.dumps(run))  # after each: a run that is cut is not lost
+    file.write_text(json.dumps(run))
+    _write(run, arguments.docs)
+    print(f"{arguments.docs / PAGE}, raw figures in {file}")
+    return 1 if any("missing" in run["sections"][name] for name in arguments.sections if name != "router") else 0
+
+
+def _earlier(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {"sections": {}}
+    run = read(path)
+    if "sections" not in run:
+        raise NotARun(f"{path}: has figures only; take a raw run from .run/bench")
+    return run
+
+
+def _about(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "command": f"{COMMAND} --quick" if arguments.quick else COMMAND,
+        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "quick": arguments.quick,
+        "repeats": arguments.repeats,
+        "seed": arguments.seed,
+        "machine": machine.describe(),
+    }
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    return Options(
+        quick=arguments.quick,
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        trace=arguments.trace,
+        donors=(*DONORS, MILLION) if arguments.million else DONORS,
+        groups=tuple(arguments.group or ()),
+        contenders=tuple(arguments.contenders or ()),
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+
+
+def _write(run: dict[str, Any], docs: Path) -> None:
+    figures = figures_of(run)
+    folder = docs / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    if plots.available():
+        pictures = {name: f"{PICTURES}/{file}" for name, file in plots.draw(run["sections"], figures, folder).items()}
+    else:
+        print("no plots: matplotlib is not installed (pip install dynamo-semkv[report])", file=sys.stderr)
+    (docs / PAGE).write_text(document.page(run, figures, pictures), encoding="utf-8")
+    (folder / LATEST).write_text(json.dumps(small(run, figures), indent=1) + "\n", encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=COMMAND, description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--sections", type=_names, default=list(NAMES), metavar=",".join(NAMES), help="default: all")
+    parser.add_argument(
+        "--json-in", type=Path, help="an earlier raw run; its sections stay where they are not measured again"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="does the harness work? Small sizes; no figure means anything"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="of everything that is measured by the clock (3)")
+    parser.add_argument("--seed", type=int, default=7, help="of workloads and of the order of contenders (7)")
+    parser.add_argument("--trace", type=Path, help="a trace in Mooncake's form: arrival times, and the replay")
+    parser.add_argument(
+        "--million", action="store_true", help="also a million donors: about 4 GB and a quarter of an hour"
+    )
+    parser.add_argument("--group", nargs="*", help="of the scenarios: rfc, long, disk, language, exactness (all)")
+    parser.add_argument(
+        "--contenders", nargs="*", help="semkv, kv, round_robin, semblend, cold (all that are installed)"
+    )
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help=f"where {PAGE} and {PICTURES}/ go (docs)")
+    parser.add_argument("--raw", type=Path, default=Path(".run/bench"), help="where the raw run goes (.run/bench)")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    """Each once, in the order in which they run; empty text: none, only the page is made again."""
+    asked = [name for name in text.split(",") if name]
+    unknown = [name for name in asked if name not in NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"section {unknown[0]!r} is none of {', '.join(NAMES)}")
+    return [name for name in NAMES if name in asked]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

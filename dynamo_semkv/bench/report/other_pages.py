@@ -1,0 +1,160 @@
+"""The parts of the page that other benches measured: connector, evidence side by side, replay, router. Pure: sections in, Markdown out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dynamo_semkv.bench.report.markdown import number, spread, table
+from dynamo_semkv.bench.report.statistics import Figure, Figures
+
+
+def connector(figures: Figures) -> str:
+    """`figures`: of all sections."""
+    rows = []
+    for path in _paths(figures, "connector/lookup/", "/p50"):
+        tokens, resident, how = path.split("/")[2:5]
+        mine = [figures.get(f"{path}/{name}") for name in ("p50", "p99", "own_p50", "own_p99")]
+        rows.append(
+            [f"{int(tokens):,} tokens, {resident} prompts resident, as {how}", *(spread(f, 1e3, 2) for f in mine)]
+        )
+    parts = (
+        ["`get_num_new_matched_tokens`, ms:", table(["question", "p50", "p99", "own p50", "own p99"], rows)]
+        if rows
+        else []
+    )
+    rows = []
+    for path in _paths(figures, "connector/copy/", "/load_ratio"):
+        device, size, pattern = path.split("/")[2:5]
+        mine = [figures.get(f"{path}/{name}") for name in ("plain_gb_per_s", "load_ratio", "save_ratio")]
+        rows.append([f"{device}, blocks of {int(size) // 1024} KiB, {pattern}", *(spread(f) for f in mine)])
+    if rows:
+        parts += [
+            "Copies between slab and pages, as a share of a plain copy:",
+            table(["copy", "plain, GB/s", "load", "save"], rows),
+        ]
+    rows = []
+    for path in _paths(figures, "connector/throughput/", "/ratio"):
+        model, phase = path.split("/")[2:4]
+        mine = [figures.get(f"{path}/{name}") for name in ("ratio", "cpu_ratio")]
+        rows.append([f"{model}, {phase}", *(spread(f, 1.0, 3) for f in mine)])
+    if rows:
+        parts += [
+            "An engine that saves, over one without a connector:",
+            table(["engine", "throughput", "by processor time"], rows),
+        ]
+    return "\n\n".join(parts) or "Not measured in this run."
+
+
+def _paths(figures: Figures, start: str, end: str) -> list[str]:
+    return [path.removesuffix(end) for path in figures if path.startswith(start) and path.endswith(end)]
+
+
+def evidence(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "Not measured in this run."
+    parts = []
+    for report in found["reports"]:
+        rows = [
+            [
+                score["scenario"],
+                _share(score["true_share"]),
+                _share(score["recall_at_1"]),
+                _share(score["matched"]),
+                _share(score["token_error_p95"]),
+                _share(score["edited"]),
+                f"{score['wrong_segments']} of {score['segments']}",
+            ]
+            for score in report["scores"]
+        ]
+        parts.append(
+            f"**{report['tokens']:,} tokens a document**, {report['donors']:,} donors; lookup p50 {report['lookup_p50'] * 1e3:.2f} ms, p99 "
+            f"{report['lookup_p99'] * 1e3:.2f} ms; {report['cross_tenant']} matches across tenants; negatives share at most "
+            f"{report['worst_hidden_overlap']:.1%} of their word 8-grams with donors"
+        )
+        head = [
+            "scenario",
+            "truly shared",
+            "recall@1",
+            "any match",
+            "token error p95",
+            "flagged edited",
+            "wrong segments",
+        ]
+        parts.append(table(head, rows))
+    for title, standings in _standings(found):
+        parts.append(title)
+        head = ["right donor first, as decided", *(standing["method"] for standing in standings)]
+        rows = [
+            [line["scenario"], *(f"{standing['lines'][n]['decided']:.2f}" for standing in standings)]
+            for n, line in enumerate(standings[0]["lines"])
+        ]
+        rows.append(["negatives accepted", *(f"{s['false_positives']:.1%} of {s['negatives']}" for s in standings)])
+        rows.append(
+            ["lookup p50 / p99, ms", *(f"{s['find_p50'] * 1e3:.2f} / {s['find_p99'] * 1e3:.2f}" for s in standings)]
+        )
+        rows.append(["adds/s", *(number(s["adds_per_second"], 1) for s in standings)])
+        parts.append(table(head, rows))
+    return "\n\n".join(parts)
+
+
+def _standings(found: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    made = [(f"Side by side, {one['tokens']:,} tokens, one thread:", one["standings"]) for one in found["side_by_side"]]
+    if found.get("paraphrase"):
+        made.append(("True paraphrase, the same verses in two translations:", found["paraphrase"]["standings"]))
+    return [(title, standings) for title, standings in made if standings]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def replay(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "Not measured in this run."
+    parts = [
+        f"{found['requests']:,} requests, trace: {found['trace']}; `bench replay {found['fleet']}`; a simulation, so the same every time."
+    ]
+    for index, title in (
+        ("index_sees_host", "Dynamo's index sees the host tier"),
+        ("salted", "it does not (`--salted`)"),
+    ):
+        rows = [
+            [
+                f"{engine}, {row['policy']}",
+                _share(row["confirmed_share"]),
+                _share(row["device_share"]),
+                number(row["mean_prefill_tokens"], 0),
+                number(row["mean_ttft"], 3),
+                number(row["p99_ttft"], 2),
+                f"{row['regret']:+.1%}",
+                number(row["load_spread"], 2),
+            ]
+            for engine, same in found[index].items()
+            for row in same
+        ]
+        head = [
+            "engine, policy",
+            "confirmed from host",
+            "device",
+            "prefill tokens",
+            "mean TTFT, s",
+            "p99",
+            "against the oracle",
+            "load spread",
+        ]
+        parts += [f"{title}:", table(head, rows)]
+    return "\n\n".join(parts)
+
+
+def router(figures: Figures, missing: str | None) -> str:
+    """Every figure that the router's bench gave, by its own name."""
+    mine = {path.removeprefix("router/"): figure for path, figure in figures.items() if path.startswith("router/")}
+    if not mine:
+        return f"Not measured in this run{f': {missing}' if missing else ''}."
+    return table(["figure", "value"], [[path, _plain(figure)] for path, figure in mine.items()])
+
+
+def _plain(figure: Figure) -> str:
+    small = abs(figure.median) < 0.1
+    return spread(figure, 1.0, 6 if small else 3)

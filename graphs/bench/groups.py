@@ -1,0 +1,178 @@
+"""Which scenarios run on which kind of engine. The contenders of a group are up at the same time and take turns, scenario by scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dynamo_semkv.bench.paraphrase import pairs, translations, verses
+from dynamo_semkv.bench.report import workload
+from dynamo_semkv.bench.report.library import Library
+from dynamo_semkv.bench.report.workload import Sizes, Timed
+
+MIB = 2**20
+ALL = ("semkv", "kv", "round_robin", "semblend", "cold")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One scenario, and who gets it."""
+
+    scenario: Timed
+    contenders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    title: str
+    model: str
+    blocks_per_rank: int
+    sizes: Sizes
+    contenders: tuple[str, ...]
+    plan: Callable[[Library, Sizes, int, Sequence[float]], list[Planned]]
+    """(text, sizes with the measured gap, seed, intervals of the trace) -> the scenarios of one repeat."""
+    characters: int
+    """Text that one repeat uses, at most."""
+    workers: int = 2
+    threads: int = 1
+    max_num_tokens: int = 512
+    slab_bytes: int = 128 * MIB
+    disk_bytes: int = 0
+
+
+def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+    """The RFC's scenarios but for the lengths and the disk."""
+    both = ("semkv", "kv")
+    routed = ("semkv", "kv", "round_robin")
+    single = [
+        workload.exact_repeat(library, sizes),
+        workload.partial_overlap(library, sizes),
+        workload.other_instruction(library, sizes),
+        workload.reordered(library, sizes, seed),
+        workload.agent(library, sizes),
+    ]
+    if (paraphrased := _paraphrased(sizes, seed)) is not None:
+        single.append(paraphrased)
+    single += [workload.tenants(library, sizes), workload.negatives(library, sizes)]
+    found = [Planned(scenario, ALL) for scenario in single]
+    found.append(Planned(workload.working_set(library, sizes, "uniform"), ALL))
+    found += [
+        Planned(workload.working_set(library, sizes, pattern, intervals), both) for pattern in ("bursty", "mooncake")
+    ]
+    found.append(Planned(workload.high_load(library, sizes), routed))
+    return found
+
+
+def _paraphrased(sizes: Sizes, seed: int) -> Timed | None:
+    """None where the package with the two translations is not installed."""
+    try:
+        later, earlier = (verses(path) for path in translations())
+    except ImportError:
+        return None
+    found = []
+    for number, pair in enumerate(pairs(sizes.characters // 3, later, earlier)):
+        if number >= 2 * seed:
+            found.append((pair.donor, pair.prompt))
+        if len(found) == 2:
+            return workload.paraphrased_qa(found, sizes)
+    return None
+
+
+def _lengths(lengths: Sequence[int], name: str) -> Callable[[Library, Sizes, int, Sequence[float]], list[Planned]]:
+    def plan(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+        return [Planned(one, ALL) for one in workload.by_length(library, lengths, name)]
+
+    return plan
+
+
+def _disk(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+    title = "disk: working set larger than device pools and host slabs"
+    return [Planned(workload.working_set(library, sizes, "uniform", name="disk", title=title), ALL)]
+
+
+def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+    """Real language: what comes out matters here."""
+    found = [Planned(one, ALL) for one in workload.by_length(library, [sizes.characters], "language")]
+    return [*found, Planned(replace(workload.negatives(library, sizes), name="language_negative"), ALL)]
+
+
+def groups() -> dict[str, Group]:
+    """Of the full report. Device pools of `rfc`: 2 x 96 blocks of 32 tokens; its working set is twice that."""
+    return {
+        "rfc": Group(
+            name="rfc",
+            title="the RFC's scenarios, `tiny`, prompts of 1.5k tokens",
+            model="tiny",
+            blocks_per_rank=96,
+            sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3),
+            contenders=ALL,
+            plan=_everything,
+            characters=1_500 * 42 + 24 * 500,
+        ),
+        "long": Group(
+            name="long",
+            title="8k, 16k and 32k tokens, `tiny`",
+            model="tiny",
+            blocks_per_rank=1_100,
+            sizes=Sizes(characters=32_768, gap=0.0),
+            contenders=("semkv", "kv"),
+            plan=_lengths([8_192, 16_384, 32_768], "long"),
+            characters=60 * 1024,
+            threads=2,
+            max_num_tokens=2_048,
+            slab_bytes=256 * MIB,
+        ),
+        "disk": Group(
+            name="disk",
+            title="disk tier, `tiny`, prompts of 1k tokens",
+            model="tiny",
+            blocks_per_rank=48,
+            sizes=Sizes(characters=1_000, gap=0.0, documents=14, passes=3),
+            contenders=("semkv", "kv"),
+            plan=_disk,
+            characters=1_000 * 14,
+            slab_bytes=9 * MIB,
+            disk_bytes=512 * MIB,
+        ),
+        "language": Group(
+            name="language",
+            title="2k tokens, SmolLM2-135M",
+            model="smollm2",
+            blocks_per_rank=160,
+            sizes=Sizes(characters=8_000, gap=0.0, negatives=1),
+            contenders=("semkv", "kv", "cold"),
+            plan=_small,
+            characters=8_000 * 2,
+            threads=2,
+            slab_bytes=512 * MIB,
+        ),
+    }
+
+
+def quick() -> dict[str, Group]:
+    """One small group with every kind of contender but the slow one: does the harness work?"""
+    full = groups()["rfc"]
+    sizes = Sizes(characters=480, gap=0.0, repeats=2, documents=4, passes=2, negatives=2, batch=4)
+
+    def plan(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+        few = ("semkv", "kv", "cold")
+        return [
+            Planned(workload.exact_repeat(library, sizes), few),
+            Planned(workload.negatives(library, sizes), few),
+            Planned(workload.working_set(library, sizes, "mooncake", intervals), few),
+            *(Planned(one, few) for one in workload.by_length(library, [512], "long")),
+        ]
+
+    return {
+        "quick": replace(
+            full,
+            name="quick",
+            title="a short check of the harness; no figure of it means anything",
+            blocks_per_rank=24,
+            sizes=sizes,
+            contenders=("semkv", "kv", "cold"),
+            plan=plan,
+            characters=20 * 500,
+        )
+    }

@@ -1,0 +1,298 @@
+"""One group: all contenders up, scenarios one after the other, contenders in turn within each, as often as is asked.
+
+What is recorded of a request is plain data (`Record`); what the router knows of it is read at the end, when every route has closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from dynamo_semkv.bench.client import Answer, ChatClient
+from dynamo_semkv.bench.corpus import installed
+from dynamo_semkv.bench.report import quality
+from dynamo_semkv.bench.report.library import Library
+from dynamo_semkv.bench.report.workload import Pass, Timed, shuffled
+from dynamo_semkv.bench.scenarios import ChatRequest
+from graphs.bench.contenders import COLD, KV, OURS, settings
+from graphs.bench.groups import Group, Planned
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import MODELS
+from worker_connector.reference_engine.model_directory import write_model_directory
+from worker_connector.reference_engine.models import ModelSource, load_model
+
+GAP = 1.25
+"""Arrivals are on average so many cold prefills apart: two engines are busy for less than half of the time, and bursts queue."""
+SHORTEST_GAP = 0.05
+ROUTES_SECONDS = 45.0
+"""Longer than a route waits for its report."""
+SETTLE_SECONDS = 10.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request of one contender. Times in seconds as the client saw them; `likeness` against the cold answer."""
+
+    scenario: str
+    contender: str
+    repeat: int
+    turn: int
+    """Which pass of the scenario."""
+    phase: str
+    number: int
+    ok: bool
+    ttft: float | None
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    """The engine's own count: on the device or loaded, and then computed from there."""
+    pass_seconds: float
+    """From the first request of its pass to the last answer."""
+    likeness: dict[str, float] | None = None
+    route: dict[str, Any] | None = None
+    """What our router knows of it."""
+    error: str | None = None
+
+
+@dataclass
+class _Sent:
+    record: Record
+    request: ChatRequest
+    answer: Answer
+
+
+def measure(
+    group: Group, *, repeats: int, seed: int, intervals: Sequence[float], folder: Path, say: Say
+) -> dict[str, Any]:
+    """-> {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...]}. GraphError where a graph does not come up."""
+    model_dir = write_model_directory(ModelSource(_served(group)), folder / "models")
+    library = Library(group.characters * repeats + 6 * group.sizes.characters, installed())
+    with ExitStack() as stack:
+        graphs: dict[str, LocalGraph] = {}
+        for name in group.contenders:
+            (run_dir := folder / f"{group.name}-{name}").mkdir(parents=True, exist_ok=True)
+            made = settings(name, group, model_dir, run_dir / "disk")
+            say(f"{group.name}: starting {name}")
+            graphs[name] = stack.enter_context(LocalGraph(made, run_dir=run_dir, model_dir=folder / "models"))
+        gap = _calibrate(graphs, library, group)
+        say(f"{group.name}: a cold prompt every {gap:.2f} s")
+        sent: list[_Sent] = []
+        scenarios: dict[str, dict[str, Any]] = {}
+        for repeat in range(repeats):
+            for number, planned in enumerate(
+                group.plan(library, replace(group.sizes, gap=gap), seed + repeat, intervals)
+            ):
+                scenario = planned.scenario
+                scenarios[scenario.name] = _described(planned)
+                began = time.monotonic()
+                able = [name for name in planned.contenders if name in graphs]
+                for name in shuffled(able, (seed + repeat) * 1_000 + number):
+                    sent += _run(graphs[name], name, scenario, repeat)
+                say(f"{group.name} {repeat + 1}/{repeats} {scenario.name}: {time.monotonic() - began:.0f} s")
+        routes = _routes(graphs, sent)
+        trouble = [f"{name}: {line}" for name, graph in graphs.items() for line in graph.trouble()]
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return {
+        "title": group.title,
+        "model": _served(group),
+        "workers": group.workers,
+        "device_tokens": group.blocks_per_rank * 32 * group.workers,
+        "gap": gap,
+        "engine": _engine(group),
+        "scenarios": scenarios,
+        "records": [asdict(record) for record in _finished(sent, routes, tokenizer)],
+        "trouble": trouble,
+    }
+
+
+def _served(group: Group) -> str:
+    return MODELS[group.model]
+
+
+def _engine(group: Group) -> dict[str, float]:
+    """What the physical limits of a prefill are made of. Attention: for a prompt of n tokens, so many times n**2 on top."""
+    config = load_model(ModelSource(_served(group))).config
+    width, kv = config.num_heads * config.head_dim, config.kv_elements_per_token
+    weights = config.hidden_size * (2 * width + 2 * kv + 3 * config.intermediate_size) * config.num_layers
+    return {
+        "flops_per_token": 2.0 * weights,
+        "attention_flops_per_square_token": 2.0 * config.num_layers * width,
+        "kv_bytes_per_token": 2.0 * 4 * kv * config.num_layers,
+    }
+
+
+def _described(planned: Planned) -> dict[str, Any]:
+    scenario = planned.scenario
+    return {"title": scenario.title, "kind": scenario.kind, "requests": scenario.requests}
+
+
+def _calibrate(graphs: dict[str, LocalGraph], library: Library, group: Group) -> float:
+    """Warms every graph up with a prompt of its own, then takes what a cold prompt needs on the last one."""
+    seconds = [0.0]
+    for graph in graphs.values():
+        client = ChatClient(graph.frontend_url, graph.settings.served_model)
+        for _ in range(2):
+            text = library.take(min(group.sizes.characters, 4_000)).text
+            answer = asyncio.run(client.send(ChatRequest(({"role": "user", "content": text},), "warm-up", 4)))
+            if answer.ttft_seconds is None:
+                raise RuntimeError(f"{group.name}: the warm-up failed: {answer.error}")
+            seconds.append(answer.ttft_seconds)
+    return max(SHORTEST_GAP, GAP * median(seconds[2::2]))
+
+
+def _run(graph: LocalGraph, contender: str, scenario: Timed, repeat: int) -> list[_Sent]:
+    found: list[_Sent] = []
+    client = ChatClient(graph.frontend_url, graph.settings.served_model)
+    passes = _distinct(scenario, repeat) if contender == COLD else scenario.passes
+    for turn, one in enumerate(passes):
+        if one.empties_device:
+            empty_devices(graph)
+        took, answers = asyncio.run(_send(client, one))
+        for number, (request, answer) in enumerate(zip(one.requests, answers, strict=True)):
+            record = Record(
+                scenario=scenario.name,
+                contender=contender,
+                repeat=repeat,
+                turn=turn,
+                phase=one.phase(number),
+                number=number,
+                ok=answer.ok,
+                ttft=answer.ttft_seconds,
+                seconds=answer.seconds,
+                prompt_tokens=answer.prompt_tokens or 0,
+                cached_tokens=answer.cached_tokens or 0,
+                pass_seconds=took,
+                error=answer.error,
+            )
+            found.append(_Sent(record, request, answer))
+    return found
+
+
+def _distinct(scenario: Timed, repeat: int) -> list[Pass]:
+    """Each different prompt once, under a salt of its own: what it costs and says when nothing can be reused."""
+    seen: dict[str, tuple[ChatRequest, float]] = {}
+    for one in scenario.passes:
+        for request, offset in zip(one.requests, one.offsets, strict=True):
+            seen.setdefault(_key(request), (request, offset))
+    number = [f"cold-{scenario.name}-{repeat}-{n}" for n in range(len(seen))]
+    requests = [replace(r, cache_salt=salt) for (r, _), salt in zip(seen.values(), number, strict=True)]
+    offsets = sorted(offset for _, offset in seen.values())
+    return [Pass(tuple(requests), tuple(offsets), phases=("first",) * len(requests))]
+
+
+def _key(request: ChatRequest) -> str:
+    """Of the prompt; the tenant does not change an answer."""
+    return json.dumps(request.messages)
+
+
+async def _send(client: ChatClient, one: Pass) -> tuple[float, list[Answer]]:
+    began = time.perf_counter()
+
+    async def at(offset: float, request: ChatRequest) -> Answer:
+        await asyncio.sleep(max(0.0, began + offset - time.perf_counter()))
+        return await client.send(request)
+
+    answers = await asyncio.gather(*(at(o, r) for o, r in zip(one.offsets, one.requests, strict=True)))
+    return time.perf_counter() - began, list(answers)
+
+
+def empty_devices(graph: LocalGraph) -> None:
+    """Engines forget every device block that no request holds; host memory keeps what it has. Waits, within bounds, until open saves
+    have ended before and all is gone after, and a moment for the events that tell Dynamo."""
+    _wait(lambda: all(not (rank["connector"] or {}).get("open_saves") for rank in _ranks(graph)))
+    for worker in graph.worker_names:
+        url = f"{graph.status_url(worker)}/engine/reset_prefix_cache"
+        request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+    _wait(lambda: not any(rank["engine"]["cached_blocks"] for rank in _ranks(graph)))
+    time.sleep(0.5)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _ranks(graph: LocalGraph) -> list[dict[str, Any]]:
+    return [rank for worker in graph.worker_names for rank in _get(f"{graph.status_url(worker)}/engine/semkv")["ranks"]]
+
+
+def _get(url: str) -> dict[str, Any]:
+    """`{"routes": [], "ranks": []}` where nothing is (yet)."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            parsed: dict[str, Any] = json.load(response)
+            return parsed
+    except (urllib.error.URLError, OSError, ValueError):
+        return {"routes": [], "ranks": []}
+
+
+def _routes(graphs: dict[str, LocalGraph], sent: Sequence[_Sent]) -> dict[str, dict[str, Any]]:
+    """By request id; without those that the router still does not know when the time is up."""
+    found: dict[str, dict[str, Any]] = {}
+    deadline = time.monotonic() + ROUTES_SECONDS
+    for one in sent:
+        name, request_id = one.record.contender, one.answer.request_id
+        if name not in OURS or not one.answer.ok or request_id is None:
+            continue
+        while True:
+            routes = _get(f"{graphs[name].page_url()}/api/requests/{request_id}").get("routes", [])
+            if routes or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        if routes:
+            found[request_id] = route_facts(routes[-1])
+    return found
+
+
+def route_facts(route: dict[str, Any]) -> dict[str, Any]:
+    """Of one item of the page's `/api/requests/{id}`: what the report needs. Tokens, seconds."""
+    opened, report = route["opened"], route["report"] or {}
+    return {
+        "decision": route["decision"],
+        "outcome": route["outcome"],
+        "reason": route["reason"],
+        "ttft_class": route["ttft_class"],
+        "router_ttft": route["ttft_seconds"],
+        "lookup": opened["lookup"],
+        "lookup_seconds": opened["lookup_seconds"],
+        "evidence": route["tokens"]["evidence"],
+        "placed": route["tokens"]["placed"],
+        "hinted": route["tokens"]["hinted"],
+        "confirmed": report.get("confirmed", 0),
+        "local": report.get("local_tokens", 0),
+        "tier": report.get("tier"),
+        "load_seconds": report.get("load_seconds"),
+        "cross_check": route["cross_check"],
+    }
+
+
+def _finished(sent: Sequence[_Sent], routes: dict[str, dict[str, Any]], tokenizer: Tokenizer) -> list[Record]:
+    """With the route of each, and its answer against the cold one: of the contender `cold`, else the first that computed everything."""
+    cold: dict[str, list[int]] = {}
+    for contender in (COLD, KV):
+        for one in sent:
+            if one.record.contender == contender and one.answer.ok and not one.record.cached_tokens:
+                cold.setdefault(_key(one.request), tokenizer.encode(one.answer.text).ids)
+    found = []
+    for one in sent:
+        reference = cold.get(_key(one.request))
+        like = None
+        if one.answer.ok and reference is not None and one.record.contender != COLD:
+            like = asdict(quality.likeness(reference, tokenizer.encode(one.answer.text).ids))
+        found.append(replace(one.record, likeness=like, route=routes.get(one.answer.request_id or "")))
+    return found

@@ -1,0 +1,148 @@
+"""A small run as `graphs.bench` writes it, with made-up times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def record(scenario: str, contender: str, repeat: int, number: int, ttft: float, **changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "scenario": scenario,
+        "contender": contender,
+        "repeat": repeat,
+        "turn": 0,
+        "phase": "first" if number == 0 else "again",
+        "number": number,
+        "ok": True,
+        "ttft": ttft,
+        "seconds": ttft + 0.1,
+        "prompt_tokens": 100,
+        "cached_tokens": 0,
+        "pass_seconds": 2.0,
+        "likeness": {"token_match": 1.0, "rouge_l": 1.0, "f1": 1.0},
+        "route": None,
+        "error": None,
+    }
+    return base | changes
+
+
+def route(outcome: str, **changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "decision": "placed",
+        "outcome": outcome,
+        "reason": "ok",
+        "ttft_class": "loaded" if outcome == "materialized_exact" else "cold",
+        "router_ttft": 0.1,
+        "lookup": "hit",
+        "lookup_seconds": 0.001,
+        "evidence": 96,
+        "placed": 96,
+        "hinted": 96,
+        "confirmed": 96 if outcome == "materialized_exact" else 0,
+        "local": 0,
+        "tier": "host_pinned" if outcome == "materialized_exact" else None,
+        "load_seconds": 0.002 if outcome == "materialized_exact" else None,
+        "cross_check": "equal",
+    }
+    return base | changes
+
+
+def group() -> dict[str, Any]:
+    """Two repeats; in the second one everything takes twice as long."""
+    records = []
+    for repeat, slow in enumerate((1.0, 2.0)):
+        missed = route("no_donor", lookup="miss", placed=0, hinted=0, evidence=0)
+        records += [
+            record("set", "semkv", repeat, 0, 0.4 * slow, route=missed),
+            record("set", "semkv", repeat, 1, 0.1 * slow, cached_tokens=96, route=route("materialized_exact")),
+            record("set", "kv", repeat, 0, 0.4 * slow),
+            record("set", "kv", repeat, 1, 0.4 * slow),
+            record("set", "cold", repeat, 0, 0.4 * slow, likeness=None),
+            record("none", "semkv", repeat, 0, 0.42 * slow, route=route("declined", reason="not_identical")),
+            record("none", "kv", repeat, 0, 0.40 * slow),
+        ]
+    return {
+        "title": "made up",
+        "model": "tiny",
+        "workers": 2,
+        "device_tokens": 64,
+        "gap": 0.5,
+        "engine": {"flops_per_token": 1e6, "attention_flops_per_square_token": 1e3, "kv_bytes_per_token": 3072.0},
+        "scenarios": {
+            "set": {"title": "a set", "kind": "reuse", "requests": 2},
+            "none": {"title": "nothing", "kind": "negative", "requests": 1},
+        },
+        "records": records,
+        "trouble": [],
+    }
+
+
+def run(**sections: Any) -> dict[str, Any]:
+    """A raw run of the sections given, each as `found`."""
+    return {
+        "schema": 1,
+        "command": "dynamo_semkv bench report",
+        "at": "2026-01-01 00:00 UTC",
+        "quick": False,
+        "repeats": 2,
+        "seed": 7,
+        "machine": {
+            "cpu": "made up",
+            "cores": 2,
+            "memory_gib": 4.0,
+            "system": "Linux",
+            "python": "3.11",
+            "dynamo_semkv": "0",
+            "commit": None,
+            "packages": {},
+            "load_before": 0.0,
+        },
+        "sections": {name: {"found": found, "seconds": 60.0} for name, found in sections.items()},
+    }
+
+
+def scenarios() -> dict[str, Any]:
+    return {"groups": {"rfc": group()}, "left_out": {"semblend": "not installed: torch"}, "exactness": [exactness()]}
+
+
+def exactness(difference: float = 0.0) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": "aligned",
+        "tokens": 532,
+        "loaded_tokens": 512,
+        "warm_tokens": 512,
+        "same_tokens": True,
+        "max_difference_warm_cold": 0.0,
+        "max_difference_loaded_cold": 0.0,
+        "max_difference_loaded_warm": difference,
+        "perplexity_cold": 31.0,
+        "perplexity_warm": 31.0,
+        "perplexity_loaded": 31.0,
+    }
+
+
+def scaling(at_100k: float = 500.0) -> dict[str, Any]:
+    donors = [
+        {
+            "donors": n,
+            "tokens": 8192,
+            "hit_p50": lookup,
+            "hit_p99": 900.0,
+            "bytes_per_donor": 3_600.0,
+            "registers_per_second": 6_000.0,
+            "longest_own": 4_000.0,
+        }
+        for n, lookup in ((1_000, 480.0), (10_000, 490.0), (100_000, at_100k))
+    ]
+    return {
+        "limits": {
+            "copy_bytes_per_second": 1e10,
+            "read_bytes_per_second": 2e10,
+            "miss_seconds": 5e-9,
+            "flops_per_second": 1e11,
+        },
+        "prompt_tokens": 8_192,
+        "donors": donors,
+        "replicas": [{"replicas": n, "own_p50": 1e-5 * n, "p50": 1e-5 * n, "p99": 2e-5 * n} for n in (1, 8, 64)],
+    }

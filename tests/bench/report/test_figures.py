@@ -1,0 +1,182 @@
+"""From records to figures, to goals, to the page; and two runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo_semkv.bench.report import compare, document, plots, raw
+from dynamo_semkv.bench.report.figures import figures, reasons
+from dynamo_semkv.bench.report.goals import verdicts
+from dynamo_semkv.bench.report.readings import all_figures
+from dynamo_semkv.bench.report.scaling_pages import curves
+from dynamo_semkv.bench.report.statistics import Figure
+from tests.bench.report import made
+
+
+def test_what_the_rfc_asks_for() -> None:
+    found = figures(made.group())
+    assert found["set/semkv/ttft_mean"].values == pytest.approx((0.25, 0.5))
+    assert found["set/semkv/ttft_mean_to_kv"].values == pytest.approx((0.625, 0.625)), (
+        "paired: the slow repeat cancels out"
+    )
+    assert found["set/semkv/ttft_cold"].values == pytest.approx((0.4, 0.8))
+    assert found["set/semkv/ttft_loaded"].values == pytest.approx((0.1, 0.2))
+    assert found["set/semkv/ttft_again"].values == pytest.approx((0.1, 0.2))
+    assert found["set/semkv/cached_share"].values == (0.48, 0.48)
+    assert found["set/semkv/materialized_share"].values == (0.48, 0.48)
+    assert found["set/semkv/materialized_tokens"].values == (96.0, 96.0)
+    assert found["set/semkv/placement_rate"].values == (0.5, 0.5)
+    assert found["set/semkv/load_host"].values == (0.002, 0.002)
+    assert found["set/semkv/tokens_per_second"].values == (100.0, 100.0)
+    assert found["none/semkv/declined_rate"].values == (1.0, 1.0)
+    assert found["all_negative/semkv/ttft_mean_to_kv"].values == pytest.approx((1.05, 1.05))
+    assert found["all_negative/semkv/ttft_beyond_kv"].values == pytest.approx((0.02, 0.04))
+    assert reasons(made.group()) == {"none/semkv": {"not_identical": 2}}
+
+
+def test_a_placement_is_not_reuse_and_others_have_no_zero_of_ours() -> None:
+    found = figures(made.group())
+    assert found["none/semkv/placement_rate"].values == (1.0, 1.0)
+    assert found["none/semkv/materialized_share"].values == (0.0, 0.0)
+    assert not [path for path in found if "/kv/" in path and ("materialized" in path or "placement" in path)]
+
+
+def test_a_figure_that_one_repeat_lacks_is_left_out() -> None:
+    group = made.group()
+    for record in group["records"]:
+        if record["repeat"] == 1 and record["contender"] == "semkv":
+            record["route"] = {**record["route"], "ttft_class": "cold"}
+    assert "set/semkv/ttft_loaded" not in figures(group)
+    assert "set/semkv/ttft_mean" in figures(group)
+
+
+def words(run: dict[str, object]) -> dict[str, str]:
+    return {verdict.goal.text: verdict.word for verdict in verdicts(all_figures(run["sections"]))}  # type: ignore[arg-type]
+
+
+def test_goals_say_yes_no_or_not_measured() -> None:
+    nothing = words(made.run())
+    assert set(nothing.values()) == {"not measured"}
+    found = words(made.run(scenarios=made.scenarios(), scaling=made.scaling()))
+    assert found["negative controls: mean TTFT <= 1.02 of Dynamo kv alone"] == "**no**"
+    assert found["lookup p99 <= 1 ms, 8k tokens, 100,000 donors"] == "yes"
+    assert found["lookup grows no faster than the logarithm of the donors"] == "yes"
+    assert found["<= 4 KiB a donor"] == "yes"
+    exact = "loaded KV gives the same log-probabilities: largest difference to the device-warm run is 0.0"
+    assert found[exact] == "yes"
+    differs = made.scenarios() | {"exactness": [made.exactness(1e-9)]}
+    assert words(made.run(scenarios=differs))[exact] == "**no**"
+    steep = words(made.run(scaling=made.scaling(at_100k=5_000.0)))
+    assert steep["lookup grows no faster than the logarithm of the donors"] == "**no**"
+
+
+def test_fewer_donors_than_the_goal_speaks_of_neither_meet_nor_miss_it() -> None:
+    scaling = made.scaling()
+    scaling["donors"] = [row for row in scaling["donors"] if row["donors"] < 100_000]
+    assert words(made.run(scaling=scaling))["<= 4 KiB a donor"] == "shown"
+
+
+def test_curves_have_their_limit_beside() -> None:
+    found = curves(made.run(scaling=made.scaling())["sections"])
+    assert set(found) == {"lookup", "memory", "events", "decision"}
+    assert found["decision"].exponent == pytest.approx(1.0)
+    assert found["events"].distance > 1.0
+    assert all(curve.limit[-1] < curve.ys[-1] for name, curve in found.items() if name != "events")
+
+
+def test_the_page_and_its_plots(tmp_path: Path) -> None:
+    run = made.run(scenarios=made.scenarios(), scaling=made.scaling())
+    found = raw.figures_of(run)
+    pictures = plots.draw(run["sections"], found, tmp_path)
+    assert set(pictures) == {"lookup", "memory", "events", "decision", "ttft_rfc"}
+    once = {name: (tmp_path / file).read_text() for name, file in pictures.items()}
+    assert all(text.startswith("<?xml") and "</svg>" in text for text in once.values())
+    plots.draw(run["sections"], found, tmp_path)
+    assert once == {name: (tmp_path / file).read_text() for name, file in pictures.items()}, (
+        "the same figures, the same files"
+    )
+    page = document.page(run, found, {name: f"benchmarks/{file}" for name, file in pictures.items()})
+    assert "Generated by `dynamo_semkv bench report`" in page
+    assert "0.62 (" not in page, "a ratio that all repeats agree on has no spread"
+    assert "| a set | 375 (250 to 500) | 600 (400 to 800) |" in page
+    assert "Left out: semkv with SemBlend (not installed: torch)." in page
+    assert "not_identical 2" in page
+    assert all(f"(benchmarks/{file})" in page for file in pictures.values())
+    assert "Not measured in this run" in page, "of the other sections"
+
+
+def test_a_run_without_anything_is_a_page_too() -> None:
+    assert "not measured" in document.page(made.run(), {}, {})
+
+
+def write(path: Path, value: object) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_the_small_file_holds_the_same_figures(tmp_path: Path) -> None:
+    run = made.run(scenarios=made.scenarios(), scaling=made.scaling())
+    found = raw.figures_of(run)
+    kept = raw.read(write(tmp_path / "latest.json", raw.small(run, found)))
+    assert "sections" not in kept
+    assert {path: f.values for path, f in raw.figures_of(kept).items()} == {
+        path: pytest.approx(f.values) for path, f in found.items()
+    }
+
+
+def test_what_is_no_run_is_refused_with_its_name(tmp_path: Path) -> None:
+    for text, why in (("{", "no JSON"), ("[]", "schema is None"), ('{"schema": 2, "figures": {}}', "schema is 2")):
+        file = tmp_path / "other.json"
+        file.write_text(text)
+        with pytest.raises(raw.NotARun, match=why):
+            raw.read(file)
+    with pytest.raises(raw.NotARun, match="figures"):
+        raw.figures_of({"figures": {"a": {"unit": "s"}}})
+
+
+def test_a_difference_is_marked_beyond_both_spreads_only() -> None:
+    before = {
+        "slower": Figure("s", (1.0, 1.1), "lower"),
+        "faster": Figure("s", (1.0, 1.1), "lower"),
+        "more": Figure("1/s", (1.0, 1.1), "higher"),
+        "same": Figure("s", (1.0, 1.5), "lower"),
+        "neither": Figure("", (1.0, 1.0)),
+        "once": Figure("s", (1.0,), "lower"),
+        "gone": Figure("s", (1.0,), "lower"),
+    }
+    after = {
+        "slower": Figure("s", (2.0, 2.2), "lower"),
+        "faster": Figure("s", (0.5, 0.6), "lower"),
+        "more": Figure("1/s", (2.0, 2.2), "higher"),
+        "same": Figure("s", (1.4, 2.5), "lower"),
+        "neither": Figure("", (2.0, 2.0)),
+        "once": Figure("s", (2.0,), "lower"),
+        "new": Figure("s", (1.0,), "lower"),
+    }
+    marks = {d.path: d.mark for d in compare.differences(before, after)}
+    assert marks == {
+        "slower": "worse",
+        "faster": "better",
+        "more": "better",
+        "same": "",
+        "neither": "differs",
+        "once": "",
+    }
+    ratios = {d.path: d.ratio for d in compare.differences(before, after)}
+    assert ratios["slower"] == pytest.approx(2.0)
+
+
+def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.run(scaling=made.scaling())
+    a = write(tmp_path / "a.json", run)
+    b = write(tmp_path / "b.json", raw.small(run, raw.figures_of(run)))
+    assert compare.main([str(a), str(b), "--only", "hit_p50"]) == 0
+    said = capsys.readouterr().out
+    assert "scaling/donors/1000/hit_p50" in said
+    assert "1.000" in said
+    assert "3 figures, 0 beyond both spreads; 0 are in one of the runs only" in said
+    assert compare.main([str(a), str(tmp_path / "no.json")]) == 2
+    assert "no.json" in capsys.readouterr().err
