@@ -1,0 +1,33 @@
+"""What a local graph may be made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import GraphSettings
+
+
+def test_dynamos_own_router_stands_in_for_ours() -> None:
+    settings = GraphSettings(model="tiny", router_mode="kv", routers=2)
+    assert (settings.frontend_mode, settings.offers_model) == ("kv", True)
+    assert LocalGraph(settings).router_names == ()
+    assert GraphSettings().frontend_mode == "round-robin"
+    assert not GraphSettings().offers_model
+    assert GraphSettings(decode_workers=1).frontend_mode == "kv"
+    assert (GraphSettings(direct=True).frontend_mode, GraphSettings(direct=True).offers_model) == ("direct", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"router_mode": "random"}, "router_mode is 'random'; it must be one of kv, round-robin, or None"),
+        ({"router_mode": "kv", "direct": True}, "direct is True"),
+        ({"router_mode": "kv", "decode_workers": 1}, "decode_workers is 1; with router_mode it must be 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        GraphSettings(**options)
