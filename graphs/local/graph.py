@@ -300,7 +300,11 @@ class LocalGraph:
 
     def _frontend_ready(self) -> bool:
         # The model is listed a little before its routes exist, and asking too early would log an ERROR.
-        if "chat endpoints enabled" not in self.log_text("frontend"):
+        log = self.log_text("frontend")
+        if "chat endpoints enabled" not in log:
+            return False
+        # Until then prompts go to the decode workers directly.
+        if self.decode_names and "Prefill router target activated" not in log:
             return False
         health = self._get(f"{self.frontend_url}/health")
         component, parts = (

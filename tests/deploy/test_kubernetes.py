@@ -24,7 +24,9 @@ from worker_connector.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "graphs" / "kubernetes"
-GRAPHS = ["aggregated", "attention-dp"]
+WORKERS = {"aggregated": "TRTLLMWorker", "attention-dp": "TRTLLMWorker", "disaggregated": "TRTLLMPrefillWorker"}
+"""The component with our connector in it, that the router is in front of."""
+GRAPHS = list(WORKERS)
 FOLDERS = ["nats", *GRAPHS, "monitoring"]
 KINDS = {
     "ConfigMap": "io.k8s.api.core.v1.ConfigMap",
@@ -129,18 +131,46 @@ def test_router_takes_its_command_and_starts_in_shadow(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", GRAPHS)
 def test_worker_arguments_are_dynamo_s(folder: str) -> None:
-    worker = container(one(build(FOLDER / folder), schema.KIND), "TRTLLMWorker")
-    command = [sys.executable, "-m", "tests.deploy.trtllm_arguments", *worker["args"]]
-    parsed = json.loads(
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True).stdout.splitlines()[-1]
-    )
-    assert parsed["endpoint_types"] == "none", "the workers' own model would be called around the router"
+    worker = container(one(build(FOLDER / folder), schema.KIND), WORKERS[folder])
+    parsed = parsed_arguments(worker)
+    disaggregated = folder == "disaggregated"
+    if not disaggregated:
+        assert parsed["endpoint_types"] == "none", "the workers' own model would be called around the router"
     assert parsed["publish_kv_events"] is True
-    assert f"{parsed['namespace']}.{parsed['component']}.{parsed['endpoint']}" == "dynamo.backend.generate"
+    config = load_from(one(build(FOLDER / folder), "ConfigMap", "semkv")["data"]["semkv.yaml"])
+    assert (parsed["component"], parsed["endpoint"]) == (config.dynamo.worker_component, config.dynamo.worker_endpoint)
+    assert parsed["disaggregation_mode"].rpartition(".")[2] == ("PREFILL" if disaggregated else "AGGREGATED")
     assert parsed["enable_attention_dp"] is (folder == "attention-dp")
     engine = yaml.safe_load(one(build(FOLDER / folder), "ConfigMap", "semkv")["data"]["engine.yaml"])
     assert parsed["tensor_parallel_size"] == engine.get("tensor_parallel_size", 1)
     assert environment(worker)["DYN_STABLE_ROUTING_ID"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def parsed_arguments(worker: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.deploy.trtllm_arguments", *worker["args"]]
+    run = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
+    parsed: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return parsed
+
+
+def test_disaggregated_workers_find_each_other_and_no_client_finds_the_prefill_workers() -> None:
+    documents = build(FOLDER / "disaggregated")
+    graph = one(documents, schema.KIND)
+    data = one(documents, "ConfigMap", "semkv")["data"]
+    prefill, decode = (container(graph, name) for name in ("TRTLLMPrefillWorker", "TRTLLMDecodeWorker"))
+    told, offered = parsed_arguments(prefill), parsed_arguments(decode)
+    public = load_from(data["semkv.yaml"]).model.name
+    assert (offered["served_model_name"] or offered["model"]) == public
+    assert told["served_model_name"] not in (None, public), "the router would refuse to start"
+    assert told["model"] == offered["model"]
+    assert (offered["component"], offered["disaggregation_mode"]) == ("backend", "DisaggregationMode.DECODE")
+    engines = [yaml.safe_load(data[Path(of["extra_engine_args"]).name]) for of in (told, offered)]
+    for same in ("backend", "cache_transceiver_config"):
+        assert engines[0][same] == engines[1][same]
+    assert engines[0]["kv_cache_config"]["tokens_per_block"] == engines[1]["kv_cache_config"]["tokens_per_block"]
+    assert "kv_connector_config" not in engines[1]
+    types = {c["name"]: c.get("type") for c in graph["spec"]["components"]}
+    assert (types["TRTLLMPrefillWorker"], types["TRTLLMDecodeWorker"]) == ("prefill", "decode")
 
 
 @pytest.mark.parametrize("folder", GRAPHS)
@@ -159,7 +189,7 @@ def test_the_connector_refuses_nothing_of_the_engine_s_settings(folder: str, tmp
     module = __import__(connector["connector_module"], fromlist=["_"])
     assert hasattr(module, connector["connector_scheduler_class"])
     assert hasattr(module, connector["connector_worker_class"])
-    memory = container(one(documents, schema.KIND), "TRTLLMWorker")["resources"]["requests"]["memory"]
+    memory = container(one(documents, schema.KIND), WORKERS[folder])["resources"]["requests"]["memory"]
     ranks = engine.get("tensor_parallel_size", 1)
     assert (
         int(memory.removesuffix("Gi")) * 2**30
