@@ -22,6 +22,7 @@ PROGRAMS = {
         "the RFC's scenarios beside Dynamo's own routers, every goal: docs/benchmarks.md",
     ),
     "compare": ("dynamo_semkv.bench.report.compare", "two runs of the report, figure by figure"),
+    "router": ("dynamo_semkv.bench.router", "what the router adds to a request, stage by stage and by replicas"),
     "replay": ("dynamo_semkv.bench.replay", "a trace through simulated replicas, under several placements"),
 }
 """Module and what it measures."""

@@ -282,10 +282,13 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         """How many leading blocks of `chain` (the request's) are proven equal to this donor's."""
         if not chain or not self._begins_with(chain[0]):
             return 0
-        for ordinal, key in reversed(self.checkpoints):
-            if ordinal < len(chain) and chain[ordinal] == key:
-                return ordinal + 1
-        return 0
+        proven = 0
+        for ordinal, key in self.checkpoints:
+            # A key stands for every block before it, so behind the first that differs none is equal, and none need be made.
+            if ordinal >= len(chain) or chain[ordinal] != key:
+                break
+            proven = ordinal + 1
+        return proven
 
     def _begins_with(self, key: BlockKey) -> bool:
         """The first block is the same: every chain that has more in common has this too."""

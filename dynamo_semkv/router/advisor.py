@@ -18,7 +18,7 @@ from dynamo_semkv.config.schema import Config, PlacementMode
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.contracts.keys import block_keys
+from dynamo_semkv.contracts.keys import BlockChain
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.facts import RequestFacts, request_facts
@@ -163,7 +163,7 @@ class Advisor:
             tokens=prompt.tokens,
             namespace=prompt.namespace,
             digest=prompt.digest,
-            chain=block_keys(prompt.digest, prompt.tokens, block_size),
+            chain=BlockChain(prompt.digest, prompt.tokens, block_size),
         )
         try:
             result = await within(deadline * LOOKUP_SLACK, self._lookup.lookup(query))

@@ -154,10 +154,13 @@ def _constraints(
 
 
 def _client_pinned(request: Request, routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> bool:
-    if any(_present(where.get(name)) for where in (routing, nvext, request) for name in PIN_FIELDS):
-        return True
-    if any(_present(request.get(name)) for name in FLOW_FIELDS):
-        return True
+    for where in (routing, nvext, request):
+        for name in PIN_FIELDS:
+            if name in where and _present(where[name]):
+                return True
+    for name in FLOW_FIELDS:
+        if name in request and _present(request[name]):
+            return True
     if _present(_mapping(request, "agent_context").get("session_id")):
         return True
     annotations = request.get("annotations")

@@ -11,8 +11,10 @@ knows of (provider `dynamo`) and the connector may load. Both must still be conf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.advice.gate import Candidate, decide, no_advice
@@ -25,7 +27,7 @@ from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.router.facts import UNCONSTRAINED, Constraints, RequestFacts
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
-from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
+from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
 from dynamo_semkv.scoring.credit import Credit, mode_of
@@ -36,6 +38,11 @@ HOST_TIER_DONOR = "host-tier"
 """Donor id of evidence that names no donor: blocks of this very prompt in the host tier of a replica."""
 SKIPPED = "skipped"
 _NOTHING = RankOverlap(0, 0, 0)
+_NAMESPACES_KEPT = 512
+MANY = 24
+"""Replicas up to which each has its row in every sheet."""
+IDLEST = 8
+"""Of many replicas without anything of a prompt, so many have a row."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +115,21 @@ def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> De
 def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
     """An unknown tenant (empty salt), an adapter without a revision and media without hashes are `None` in the namespace, which equals no
     other request's: there is no evidence for such a request and the engine materializes nothing for it."""
-    namespace = (view.namespace or CacheNamespace()).for_request(
-        tenant=None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key),
-        lora=facts.lora_name or "",
-        lora_revision=None if facts.lora_name else "",
-        multimodal=facts.multimodal,
-    )
+    tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
+    namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
     tokens = as_tokens(facts.token_ids)
-    digest = namespace.digest()
     return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
+
+
+@lru_cache(maxsize=_NAMESPACES_KEPT)
+def _narrowed(
+    shared: CacheNamespace, tenant: str | None, lora: str | None, multimodal: tuple[str, ...] | None
+) -> tuple[CacheNamespace, bytes]:
+    """The namespace of a request and its digest. Kept: a tenant's requests have one, and hashing it costs as much as hashing the prompt."""
+    namespace = shared.for_request(
+        tenant=tenant, lora=lora or "", lora_revision=None if lora else "", multimodal=multimodal
+    )
+    return namespace, namespace.digest()
 
 
 def covers(exact: Exact, prompt: Prompt, share: float) -> bool:
@@ -125,19 +138,53 @@ def covers(exact: Exact, prompt: Prompt, share: float) -> bool:
     return prompt.length > 0 and best * exact.overlap.block_size >= share * prompt.length
 
 
+def queues(live: Iterable[ReplicaKey], exact: Exact, prompt: Prompt) -> dict[ReplicaKey, int | None]:
+    """Prefill tokens that wait on each live replica."""
+    return {replica: queued_prefill(exact, replica, prompt.length) for replica in live}
+
+
+def worth_a_row(
+    live: Mapping[ReplicaKey, ReplicaCard],
+    exact: Exact,
+    queued: Mapping[ReplicaKey, int | None],
+    evidenced: Collection[ReplicaKey],
+    turn: int,
+    barred: Callable[[ReplicaKey], bool],
+) -> Collection[ReplicaKey]:
+    """The replicas that can matter to the decision: those with anything of the prompt, or evidence of it, and of the others the idlest.
+
+    The others differ in their load alone, so whatever one of them may be chosen for, or lose to, an idler one is too. Where there are not
+    many of them, or somebody's load is unknown, all have a row. `turn`: which of equally idle ones, spread over requests. `barred`: may
+    not be chosen, whatever its load.
+    """
+    if len(live) <= MANY or None in queued.values():
+        return live
+    ranks = exact.overlap.ranks
+    holding = {replica for replica in live if any(ranks.get(replica, _NOTHING))} | {r for r in evidenced if r in live}
+    bare = [replica for replica in live if replica not in holding]
+    at = turn % len(bare) if bare else 0
+    idlest = heapq.nsmallest(IDLEST, bare[at:] + bare[:at], key=lambda replica: (barred(replica), queued[replica]))
+    return holding.union(idlest)
+
+
 def views(
     directory: ReplicaDirectory,
     exact: Exact,
     prompt: Prompt,
     max_load_gap: int,
     constraints: Constraints = UNCONSTRAINED,
+    queued: Mapping[ReplicaKey, int | None] | None = None,
+    wanted: Collection[ReplicaKey] | None = None,
 ) -> list[ReplicaView]:
-    """One per live replica. A replica that is too far behind the idlest one counts as overloaded: no donor is worth that wait."""
+    """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one counts as overloaded: no donor
+    is worth that wait. `queued`: of all live ones; None: `queues`."""
     size = exact.overlap.block_size
-    queued = {replica: queued_prefill(exact, replica, prompt.length) for replica in directory.live()}
+    live = directory.live()
+    queued = queues(live, exact, prompt) if queued is None else queued
     idlest = min((tokens for tokens in queued.values() if tokens is not None), default=0)
     found = []
-    for replica, card in directory.live().items():
+    for replica in live if wanted is None else wanted:
+        card = live[replica]
         overlap, load, said = exact.of(replica), exact.loads.get(replica), directory.announcement_of(replica)
         found.append(
             ReplicaView(
@@ -229,7 +276,24 @@ def weigh(
     """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts."""
     matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
     pairs = reachable(matches, directory, view)
-    rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints)
+    live = directory.live()
+    queued = queues(live, exact, prompt)
+    wanted: Collection[ReplicaKey] = live
+
+    def barred(replica: ReplicaKey) -> bool:
+        card, load = live[replica], exact.loads[replica]
+        used = load.potential_decode_blocks - exact.overlap.prompt_blocks
+        return (
+            not directory.fits(card)
+            or not constraints.allow(replica.worker_id)
+            or not constraints.required_taints <= card.taints
+            or 0 < (card.total_kv_blocks or 0) <= used
+        )
+
+    if not scorers:  # what somebody else's scorer says may lift any replica
+        turn = int.from_bytes(seed_material[-8:], "little")
+        wanted = worth_a_row(live, exact, queued, {replica for _, replica in pairs}, turn, barred)
+    rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints, queued, wanted)
     sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers)
     candidates = [candidate(row) for row in sheet.rows if row.filtered_by is None]
     best = sheet.best.replica if sheet.best is not None else None
@@ -257,7 +321,7 @@ def weigh(
         exact_host_tokens=min(overlap.host_pinned_extension * size, prompt.length - device),
         unresolved=len(matches) - len(pairs),
         sheet=sheet,
-        queued={row.replica: row.queued_prefill_tokens for row in rows},
+        queued=queued,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from dynamo_semkv.config.schema import ScoringConfig
@@ -48,8 +48,6 @@ class Part:
 class ScoreRow:
     replica: ReplicaKey
     stable: StableReplica | None
-    parts: tuple[Part, ...]
-    """`device`, `host`, `disk`, `donor`, `load`, and those of extra scorers; their values add up to `total`."""
     total: TokenValue
     evidence: TokenValue
     """The part of `total` that still has to be confirmed: host, disk and donor."""
@@ -60,6 +58,25 @@ class ScoreRow:
     proven_tokens: int = 0
     """Of these, the ones of a proven common prefix."""
     filtered_by: FilteredBy | None = None
+    view: ReplicaView | None = field(default=None, repr=False)
+    situation: Situation | None = field(default=None, repr=False)
+    values: tuple[TokenValue, ...] = ()
+    """In the order of SCORERS, then of `extra`."""
+    extra: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """`device`, `host`, `disk`, `donor`, `load` and what extra scorers are called; their values add up to `total`. Made when somebody
+        looks: a decision needs none of them."""
+        view, at = self.view, self.situation
+        if view is None or at is None:
+            return ()
+        found = [
+            Part(name, scorer(view, self.match, at), value)
+            for (name, scorer), value in zip(SCORERS.items(), self.values, strict=False)
+        ]
+        own = zip(self.extra, self.values[len(SCORERS) :], strict=True)
+        return (*found, *(Part(name, share(value, at), value) for name, value in own))
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -102,7 +119,8 @@ def choose(
         _row(view, donors.get(view.replica, []), situation, filters[view.replica], config, credit, extra)
         for view in views
     ]
-    rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed_material)))
+    seed = hashlib.blake2b(seed_material).digest()
+    rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed)))
     ignored = sum(len(found) for replica, found in donors.items() if replica not in by_replica)
     if not rows:
         return ScoreSheet((), None, SheetReason.NO_REPLICA, ignored)
@@ -128,27 +146,22 @@ def _row(
     strongest = _strongest(view, matches, situation.input_tokens, credit, exact_values)
     match = strongest.match if strongest is not None else None
     device, host, disk = exact_values
-    values = {
-        "device": device,
-        "host": host,
-        "disk": disk,
-        "donor": strongest.beyond_exact if strongest is not None else TokenValue(0.0),
-        "load": TokenValue(-config.load_weight * situation.excess(view)),
-    }
-    parts = [Part(name, scorer(view, match, situation), values[name]) for name, scorer in SCORERS.items()]
-    for scorer in extra:
-        value = scorer.value(view, match, situation)
-        parts.append(Part(scorer.name, share(value, situation), value))
+    donor = strongest.beyond_exact if strongest is not None else TokenValue(0.0)
+    load = TokenValue(-config.load_weight * situation.excess(view))
+    values = (device, host, disk, donor, load, *(scorer.value(view, match, situation) for scorer in extra))
     return ScoreRow(
         replica=view.replica,
         stable=view.stable,
-        parts=tuple(parts),
-        total=TokenValue(sum(part.value for part in parts)),
-        evidence=TokenValue(values["host"] + values["disk"] + values["donor"]),
+        total=TokenValue(sum(values)),
+        evidence=TokenValue(host + disk + donor),
         match=match,
         claimed_tokens=strongest.claimed_tokens if strongest is not None else 0,
         proven_tokens=strongest.proven_tokens if strongest is not None else 0,
         filtered_by=filtered,
+        view=view,
+        situation=situation,
+        values=values,
+        extra=tuple(scorer.name for scorer in extra),
     )
 
 
@@ -160,6 +173,8 @@ def _strongest(
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue | None:
     """Donors on one replica do not add up: they hold the same text more often than not."""
+    if not matches:
+        return None
     values = [donor_value(match, view, input_tokens, credit, exact_values) for match in matches]
     return min(values, key=_strength, default=None)
 
@@ -177,6 +192,6 @@ def _strength(value: DonorValue) -> tuple[float, float, int, float, str, str, st
     )
 
 
-def _lot(replica: ReplicaKey, seed_material: bytes) -> bytes:
+def _lot(replica: ReplicaKey, seed: bytes) -> bytes:
     name = f"{replica.worker_id}/{replica.dp_rank}".encode()
-    return hashlib.blake2b(name, digest_size=8, key=hashlib.blake2b(seed_material).digest()).digest()
+    return hashlib.blake2b(name, digest_size=8, key=seed).digest()

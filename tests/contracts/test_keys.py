@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.keys import (
     TOKEN_ID_MAX,
+    BlockChain,
     as_tokens,
     block_keys,
     child_key,
@@ -22,6 +24,29 @@ from dynamo_semkv.contracts.keys import (
 
 DIGEST = bytes(32)
 ids = st.lists(st.integers(0, TOKEN_ID_MAX), max_size=40)
+
+
+@given(ids, st.integers(1, 9), st.lists(st.integers(0, 10**6), max_size=6))
+def test_the_chain_that_is_made_when_asked_for_is_the_same(tokens: list[int], size: int, asked: list[int]) -> None:
+    keys, chain = block_keys(DIGEST, tokens, size), BlockChain(DIGEST, as_tokens(tokens), size)
+    assert (len(chain), bool(chain)) == (len(keys), bool(keys))
+    for at in asked if keys else ():  # in whatever order
+        assert chain[at % len(keys)] == keys[at % len(keys)]
+        assert chain[-1 - at % len(keys)] == keys[-1 - at % len(keys)]
+    assert list(chain) == keys
+    assert chain[1:4] == keys[1:4]
+    for outside in (len(keys), -len(keys) - 1):
+        with pytest.raises(IndexError):
+            chain[outside]
+
+
+def test_threads_that_ask_at_once_get_one_chain() -> None:
+    tokens = as_tokens(list(range(20_000)))
+    keys, chain = block_keys(DIGEST, tokens, 4), BlockChain(DIGEST, tokens, 4)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda at: chain[at], [len(keys) - 1 - n * 617 % len(keys) for n in range(64)]))
+    assert found == [keys[len(keys) - 1 - n * 617 % len(keys)] for n in range(64)]
+    assert list(chain) == keys
 
 
 @given(ids, st.integers(1, 9))

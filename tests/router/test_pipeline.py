@@ -31,10 +31,58 @@ from dynamo_semkv.router.pipeline import (
 )
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
+from dynamo_semkv.scoring.extra import GuardedScorer
 from tests.router.fakes import A0, A1, B0, B1, BLOCK, NAMESPACE, a_request, announcement, card, match
 
 CONFIG = build({"placement": {"mode": "enforce"}})
 LIVE = {A0: card("w-a"), A1: card("w-a"), B0: card("w-b"), B1: card("w-b")}
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_of_many_replicas_those_without_a_row_change_no_decision(data: st.DataObject) -> None:
+    many = {ReplicaKey(100 + n, 0): card(f"w-{n}") for n in range(40)}
+    made = ReplicaDirectory()
+    made.update_live(many)
+    for n in range(40):
+        made.announce(announcement(f"w-{n}", 0))
+    view, asked = made.view_of("m"), prompt(1024)
+    load = data.draw(st.lists(st.sampled_from([0, 0, 0, 500, 900, 4_000, 60_000]), min_size=40, max_size=40))
+    held = data.draw(st.dictionaries(st.sampled_from(sorted(many)), st.integers(0, 32), max_size=3))
+    decode = data.draw(st.lists(st.sampled_from([32, 32, 5_000]), min_size=40, max_size=40))
+    ranks = {key: RankOverlap(held.get(key, 0), 0, 0) for key in many}
+    own = {key: 1024 - ranks[key].device * BLOCK for key in many}
+    loads = {key: RankLoad(load[n] + own[key], decode[n], 0) for n, key in enumerate(many)}
+    found = Exact(Overlap(BLOCK, 32, ranks), loads)
+    donors = data.draw(st.lists(st.integers(0, 39), max_size=4, unique=True))
+    matches = [match((f"w-{n}", 0), 960, donor=f"{n:032x}") for n in donors]
+
+    def decided(scorers: list[GuardedScorer]) -> Advice:
+        return weigh(
+            asked,
+            found,
+            Lookup("hit" if matches else "miss", True, matches),
+            directory=made,
+            view=view,
+            config=CONFIG,
+            mode=PlacementMode.ENFORCE,
+            seed_material=bytes(8),
+            scorers=scorers,
+        )
+
+    class Silent:
+        name = "silent"
+
+        def tokens(self, *_: object) -> float:
+            return 0.0
+
+    few, all_rows = decided([]), decided([GuardedScorer(Silent(), lambda error: None)])
+    assert few.sheet is not None
+    assert all_rows.sheet is not None
+    assert len(few.sheet.rows) <= 8 + len({*held, *(ReplicaKey(100 + n, 0) for n in donors)})
+    assert len(all_rows.sheet.rows) == 40
+    assert few.decision == all_rows.decision
+    assert few.queued == all_rows.queued
 
 
 def directory(announced: tuple[str, ...] = ("w-a", "w-b")) -> ReplicaDirectory:

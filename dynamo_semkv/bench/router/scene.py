@@ -1,0 +1,250 @@
+"""A router in one process: the real advisor, service, lookup and record around a simulated Dynamo that answers at once. No bus, no engine.
+
+What Dynamo's own answers cost is not in it (its index and its bookings are Rust, asked over a binding; facts of that are measured by
+`graph.py`), and neither is the token stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dynamo_semkv.config.load import build, config_hash
+from dynamo_semkv.config.schema import Config
+from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
+from dynamo_semkv.contracts.codec import encode_route_event
+from dynamo_semkv.contracts.identity import ReplicaKey, stable_worker_id
+from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.route_events import RouteEvent
+from dynamo_semkv.evidence.catalog import DonorCatalog
+from dynamo_semkv.evidence.deadline import DeadlineRunner
+from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.outcome.calibration import Calibration
+from dynamo_semkv.router.advisor import Advisor
+from dynamo_semkv.router.attempts import Attempts
+from dynamo_semkv.router.fallback import Fallbacks
+from dynamo_semkv.router.hint_sender import HintSender
+from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.runtime_types import (
+    CallContext,
+    Choice,
+    Chunk,
+    Overlap,
+    RankLoad,
+    RankOverlap,
+    ReplicaCard,
+    Request,
+)
+from dynamo_semkv.router.service import RouterService
+from dynamo_semkv.testing import EventTape
+
+MODEL = "bench"
+BLOCK = 32
+VOCABULARY = 50_000
+SHARED = 0.5
+"""Of a prompt: the leading part that it has in common with its donor."""
+_OF_A_REQUEST = ("tenant", "lora", "lora_revision", "multimodal", "tokens_per_block")
+
+
+def announced_namespace() -> CacheNamespace:
+    """As an engine announces it: everything known but what a request brings."""
+    known: dict[str, Any] = {name: "bench" for name in CacheNamespace.__struct_fields__ if name not in _OF_A_REQUEST}
+    return CacheNamespace(**known, tokens_per_block=BLOCK)
+
+
+def document(seed: int, tokens: int) -> TokenArray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype(np.uint32)
+
+
+@dataclass
+class SimulatedDispatch:
+    """One chunk, and the end."""
+
+    replica: ReplicaKey | None
+    pinned: bool
+    fallback: str | None = None
+    chunks: int = 1
+    finish_reason: str | None = "length"
+    engine_data: Mapping[str, Any] | None = None
+    usage: Mapping[str, Any] | None = None
+    timing: Mapping[str, Any] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        yield {"token_ids": [1], "finish_reason": "length"}
+
+
+@dataclass
+class SimulatedEdge:
+    """Dynamo as far as the router asks it: nothing on any device, a queue on every other replica."""
+
+    live: Mapping[ReplicaKey, ReplicaCard]
+    _loads: dict[ReplicaKey, RankLoad] = field(default_factory=dict)
+
+    def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        return self.live
+
+    async def overlap(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Overlap:
+        return Overlap(BLOCK, len(token_ids) // BLOCK, {key: RankOverlap(0, 0, 0) for key in self.live})
+
+    async def loads(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Mapping[ReplicaKey, RankLoad]:
+        tokens, blocks = len(token_ids), len(token_ids) // BLOCK
+        return {key: RankLoad(tokens + 64 * (at % 2), blocks, at % 2) for at, key in enumerate(self.live)}
+
+    async def best_choice(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> Choice:
+        return Choice(next(iter(self.live)), 0)
+
+    def dispatch(
+        self,
+        request: Request,
+        pin: ReplicaKey | None,
+        *,
+        unpinned: Request | None = None,
+        annotate: Mapping[str, Any] | None = None,
+    ) -> SimulatedDispatch:
+        return SimulatedDispatch(pin or next(iter(self.live)), pin is not None)
+
+
+class Unsent:
+    """A publisher that takes everything and sends nothing: a real one hands it to a thread just so."""
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        message_id: str | None = None,
+        persistent: bool = True,
+    ) -> bool:
+        return True
+
+
+class Record:
+    """Route events as bytes, as they go to the bus."""
+
+    def __init__(self) -> None:
+        self.opens = 0
+        self.ends = 0
+        self.placed = 0
+
+    def opened(self, event: RouteEvent) -> None:
+        encode_route_event(event)
+        self.opens += 1
+        self.placed += getattr(event, "decision_reason", "") == "placed"
+
+    def observed(self, event: RouteEvent) -> None:
+        encode_route_event(event)
+        self.ends += 1
+
+
+class Scene:
+    """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has a donor."""
+
+    def __init__(self, *, donors: int, tokens: int, replicas: int, settings: Mapping[str, Any] | None = None) -> None:
+        # A machine that does other things too may not turn a slow moment into another code path.
+        patient = {"deadline_ms": 1_000.0, "exact_deadline_ms": 1_000.0}
+        self.config: Config = build({"placement": {"mode": "enforce"}, "evidence": patient, **(settings or {})})
+        self.tokens, self.donors = tokens, donors
+        self.namespace = announced_namespace()
+        self.narrowed = self.namespace.for_request(tenant="")
+        self.directory = ReplicaDirectory()
+        self.edge = SimulatedEdge(self._join(replicas))
+        provider = FingerprintProvider(self.config.evidence.fingerprint)
+        self.provider = provider
+        self.catalog = DonorCatalog([provider], clock=time.monotonic, max_donors=max(1, donors))
+        self.lookup = DeadlineRunner([provider], 1.0, self.config.evidence.max_matches)
+        self.calibration = Calibration(self.config.scoring)
+        self.record = Record()
+        self.fallbacks = Fallbacks()
+        self.hints = HintSender(Unsent())
+        self.advisor = Advisor(
+            edge=self.edge,
+            directory=self.directory,
+            lookup=self.lookup,
+            config=self.config,
+            fallbacks=self.fallbacks,
+            credit=self.calibration,
+        )
+        self.service = RouterService(
+            edge=self.edge,
+            directory=self.directory,
+            advisor=self.advisor,
+            journal=self.record,
+            hints=self.hints,
+            fallbacks=self.fallbacks,
+            attempts=Attempts(),
+            config=self.config,
+            config_hash=config_hash(self.config),
+            router="bench",
+        )
+        self.advisor.refresh()
+        self._register()
+
+    def close(self) -> None:
+        self.lookup.close()
+
+    def request(self, number: int) -> dict[str, Any]:
+        """As Dynamo hands it over: token ids as a list. Even numbers share their first half with a donor, odd ones share nothing."""
+        own = document(2**40 + number, self.tokens)
+        if number % 2 == 0 and self.donors:
+            shared = int(self.tokens * SHARED)
+            own[:shared] = document(number * 7_919 % self.donors, self.tokens)[:shared]
+        return {
+            "model": MODEL,
+            "token_ids": own.tolist(),
+            "stop_conditions": {"max_tokens": 1},
+            "sampling_options": {},
+            "routing": None,
+            "extra_args": None,
+            "annotations": [],
+        }
+
+    def call(self, number: int) -> CallContext:
+        return CallContext(request_id=f"bench-{number}", metadata={}, traceparent=None, is_stopped=lambda: False)
+
+    async def handle(self, number: int, request: Request) -> None:
+        async for _ in self.service.handle(request, self.call(number)):
+            pass
+
+    def _join(self, replicas: int) -> dict[ReplicaKey, ReplicaCard]:
+        cards: dict[ReplicaKey, ReplicaCard] = {}
+        for number in range(replicas):
+            worker, rank = divmod(number, 2)
+            stable = f"bench-{worker}"
+            cards[ReplicaKey(stable_worker_id(stable), rank)] = ReplicaCard(
+                MODEL, "", BLOCK, 2, 0, stable, 65_536, None, None, None, None, None
+            )
+            self.directory.announce(
+                ReplicaAnnouncement(
+                    version=ANNOUNCEMENT_VERSION,
+                    stable_routing_id=stable,
+                    dp_rank=rank,
+                    generation="g1",
+                    model=MODEL,
+                    namespace=self.namespace,
+                    materialization="exact",
+                )
+            )
+        return cards
+
+    def _register(self) -> None:
+        replicas = list(self.edge.live)
+        tapes = [EventTape(worker_id=key.worker_id, dp_rank=key.dp_rank) for key in replicas]
+        for tape in tapes:
+            self.catalog.apply(tape.reset())
+        for number in range(self.donors):
+            tape = tapes[number % len(tapes)]
+            donor = f"{number:032x}"
+            self.catalog.apply(tape.register(donor, document(number, self.tokens), self.narrowed))
+            tape.events.clear()
