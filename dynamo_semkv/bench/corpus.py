@@ -103,13 +103,18 @@ def documents(count: int, tokens: int, sources: Iterable[str]) -> list[str]:
     raise ValueError(f"count: got {count} documents of {tokens} tokens, the sources hold {len(found)}")
 
 
-def hidden_overlap(text: str, others: Sequence[str]) -> float:
-    """Share of the text's word 8-grams that stand in any of the others, in [0, 1]: what a negative control must not have."""
+def hidden_overlaps(texts: Iterable[str], others: Iterable[str]) -> list[float]:
+    """Of each text the share of its word 8-grams that stand in any of the others, in [0, 1]: what a negative control must not have."""
     known: set[tuple[str, ...]] = set()
     for other in others:
         known |= shingles(other)
-    mine = shingles(text)
-    return len(mine & known) / len(mine) if mine else 0.0
+    mine = map(shingles, texts)
+    return [len(own & known) / len(own) if own else 0.0 for own in mine]
+
+
+def hidden_overlap(text: str, others: Sequence[str]) -> float:
+    """The same of one text."""
+    return hidden_overlaps([text], others)[0]
 
 
 def _paragraphs(text: str) -> Iterator[str]:

@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer-tokens", type=int, nargs="*", default=[2_048], help="tokens a document for the peers (2048)"
     )
     parser.add_argument("--peer-size", type=int, default=12, help="donors a scenario for the peers (12)")
+    parser.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=60.0,
+        help="for a method's donors, and again for its prompts; what was cut is said (60)",
+    )
     parser.add_argument("--pairs", type=int, default=24, help="paraphrased documents at most (24)")
     parser.add_argument("--donors", type=int, nargs="*", default=[1_000, 10_000, 100_000], help="for what it costs")
     parser.add_argument("--cost-tokens", type=int, default=8_192, help="tokens a document for what it costs (8192)")

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dynamo_semkv.bench import evidence, evidence_cost, side_by_side
-from dynamo_semkv.bench.corpus import Words, hidden_overlap, installed, tokens_of
+from dynamo_semkv.bench.corpus import Words, hidden_overlaps, installed, tokens_of
 from dynamo_semkv.bench.encoder_onnx import write
 from dynamo_semkv.bench.evidence_arguments import MODELLED, add_arguments
 from dynamo_semkv.bench.labelled import MAX_HIDDEN_OVERLAP, Case, Donor, build
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         for tokens in arguments.peer_tokens if names else ():
             workload = build(arguments.peer_size, tokens, installed())
             made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
-            standings = side_by_side.compare(made, workload.donors, workload.cases, say)
+            standings = side_by_side.compare(made, workload.donors, workload.cases, say, arguments.peer_seconds)
             figures["side_by_side"].append({"tokens": tokens, "standings": [asdict(s) for s in standings]})
             console.print(
                 side_by_side.table(f"Side by side, {tokens} tokens, {len(workload.donors)} donors", standings)
@@ -95,7 +95,7 @@ def paraphrased(count: int, tokens: int) -> tuple[list[Donor], list[Case], float
             cases.append(Case(scenario, prompt, (donor.donor_id,), len(prompt)))
         others += [pair.prompt for pair in made[half:]]
     known = [Words().text(donor.tokens) for donor in donors]
-    hidden = {text: hidden_overlap(text, known) for text in others}
+    hidden = dict(zip(others, hidden_overlaps(others, known), strict=True))
     negatives = [text for text in others if hidden[text] <= MAX_HIDDEN_OVERLAP]
     cases += [Case("negative", tokens_of(text)) for text in negatives]
     return donors, cases, max((hidden[text] for text in negatives), default=0.0)
@@ -110,7 +110,7 @@ def _paraphrase(
         say(escape(f"no paraphrase: {error}"))
         return None
     made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
-    standings: list[Standing] = side_by_side.compare(made, donors, cases, say)
+    standings: list[Standing] = side_by_side.compare(made, donors, cases, say, arguments.peer_seconds)
     title = (
         f"Paraphrase: the same verses by two groups of translators, {len(donors)} donors; negatives share at most {hidden:.1%} of their "
         "word 8-grams with donors"

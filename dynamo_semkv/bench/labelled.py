@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dynamo_semkv.bench.corpus import DIGITS, SENTENCE_END, documents, hidden_overlap, tokens_of
+from dynamo_semkv.bench.corpus import DIGITS, SENTENCE_END, documents, hidden_overlaps, tokens_of
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.sketch import NGRAM
 
@@ -106,7 +106,7 @@ def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7) -> Work
 
 def _hidden(texts: Sequence[str], size: int) -> float:
     known = [*texts[: 3 * size], texts[4 * size]]
-    return max(hidden_overlap(text, known) for text in texts[3 * size : 4 * size])
+    return max(hidden_overlaps(texts[3 * size : 4 * size], known))
 
 
 def _join(*parts: TokenArray) -> TokenArray:

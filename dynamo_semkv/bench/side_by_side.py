@@ -3,6 +3,9 @@
 A negative is a prompt without a right donor. Methods that decide for themselves are taken at their word. Of the others a match
 counts when its score is above what at most 1 % of the negatives reach, which is the best threshold that they could have had on
 these very prompts.
+
+Slow methods are bounded by time, not left out: a method is asked prompts of all scenarios in turn until its seconds are spent, and the
+table says how many it was asked. One that does not get all donors in within its seconds is not asked at all.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 import numpy as np
 from rich.table import Table
@@ -26,9 +30,10 @@ class Line:
 
     scenario: str
     prompts: int
-    ranked: float
-    """Right donor first, no threshold."""
-    decided: float
+    """That it was asked."""
+    ranked: float | None
+    """Right donor first, no threshold; None where it was asked none."""
+    decided: float | None
     """Right donor first, and above the threshold where the method has none of its own."""
 
 
@@ -47,8 +52,11 @@ class Standing:
     error_p95: float | None
     """|estimate of the common tokens / truth - 1| of right first matches; None without estimates."""
     adds_per_second: float
-    find_p50: float
-    find_p99: float
+    find_p50: float | None
+    find_p99: float | None
+    asked: int = 0
+    """Prompts, of `of`: as many as its seconds were enough for."""
+    of: int = 0
 
 
 def compare(
@@ -56,24 +64,50 @@ def compare(
     donors: Sequence[Donor],
     cases: Sequence[Case],
     say: Callable[[str], None] = lambda text: None,
+    budget: float = float("inf"),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Standing]:
-    """Every method gets all donors, then all prompts, one after the other, alone on its thread."""
-    return [_standing(peer, donors, cases, say) for peer in peers]
+    """Every method gets all donors, then the prompts, one after the other, alone on its thread.
+    `budget`: seconds of one method for either."""
+    return [_standing(peer, donors, in_turn(cases), say, budget, clock) for peer in peers]
 
 
-def _standing(peer: Peer, donors: Sequence[Donor], cases: Sequence[Case], say: Callable[[str], None]) -> Standing:
+def in_turn(cases: Sequence[Case]) -> list[Case]:
+    """One of each scenario, then the next one of each, so that whoever is stopped was asked something of everything."""
+    by_scenario: dict[str, list[Case]] = {}
+    for case in cases:
+        by_scenario.setdefault(case.scenario, []).append(case)
+    rounds = zip_longest(*by_scenario.values())
+    return [case for case in chain.from_iterable(rounds) if case is not None]
+
+
+def _standing(
+    peer: Peer,
+    donors: Sequence[Donor],
+    cases: Sequence[Case],
+    say: Callable[[str], None],
+    budget: float,
+    clock: Callable[[], float],
+) -> Standing:
     say(f"{peer.name}: {len(donors)} donors")
-    began = time.perf_counter()
+    began, known = clock(), 0
     for donor in donors:
+        if clock() - began > budget:
+            break
         peer.add(donor.donor_id, donor.tokens)
-    adding = time.perf_counter() - began
-    say(f"{peer.name}: {len(cases)} prompts")
+        known += 1
+    adding = clock() - began
+    say(f"{peer.name}: {known} donors in {adding:.1f} s, {len(cases)} prompts")
     seconds: list[float] = []
     answers: list[tuple[Case, Found | None]] = []
-    for case in cases:
-        began = time.perf_counter()
+    asking = clock()
+    for case in cases if known == len(donors) else ():
+        began = clock()
+        if began - asking > budget:
+            say(f"{peer.name}: {budget:.0f} s are over after {len(answers)} prompts")
+            break
         answers.append((case, peer.find(case.tokens)))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
     peer.close()
     negatives = [found for case, found in answers if not case.right]
     threshold = _threshold(negatives, answers)
@@ -82,15 +116,17 @@ def _standing(peer: Peer, donors: Sequence[Donor], cases: Sequence[Case], say: C
     errors = [abs(f.tokens / case.common - 1) for case, f in right if f.tokens is not None and _accepted(f, threshold)]
     return Standing(
         method=peer.name,
-        donors=len(donors),
-        lines=tuple(_lines(answers, threshold)),
+        donors=known,
+        lines=tuple(_lines(dict.fromkeys(case.scenario for case in cases if case.right), answers, threshold)),
         false_positives=accepted / max(1, len(negatives)),
         negatives=len(negatives),
         threshold=threshold,
         error_p95=float(np.quantile(errors, 0.95)) if errors else None,
-        adds_per_second=len(donors) / adding,
-        find_p50=float(np.quantile(seconds, 0.5)),
-        find_p99=float(np.quantile(seconds, 0.99)),
+        adds_per_second=known / max(1e-9, adding),
+        find_p50=float(np.quantile(seconds, 0.5)) if seconds else None,
+        find_p99=float(np.quantile(seconds, 0.99)) if seconds else None,
+        asked=len(answers),
+        of=len(cases),
     )
 
 
@@ -107,15 +143,27 @@ def _accepted(found: Found | None, threshold: float | None) -> bool:
     return found is not None and (threshold is None or found.score > threshold)
 
 
-def _lines(answers: Sequence[tuple[Case, Found | None]], threshold: float | None) -> Iterable[Line]:
-    by_scenario: dict[str, list[tuple[Case, Found | None]]] = {}
-    for case, found in answers:
-        if case.right:
-            by_scenario.setdefault(case.scenario, []).append((case, found))
-    for scenario, part in by_scenario.items():
+def _lines(
+    scenarios: Iterable[str], answers: Sequence[tuple[Case, Found | None]], threshold: float | None
+) -> Iterable[Line]:
+    for scenario in scenarios:
+        part = [(case, found) for case, found in answers if case.scenario == scenario]
         right = [found for case, found in part if found is not None and found.donor_id in case.right]
         decided = sum(_accepted(found, threshold) for found in right)
-        yield Line(scenario, len(part), len(right) / len(part), decided / len(part))
+        yield Line(scenario, len(part), len(right) / len(part) if part else None, decided / len(part) if part else None)
+
+
+def _cell(standing: Standing, n: int) -> str:
+    line = standing.lines[n]
+    if line.ranked is None or line.decided is None:
+        return "not asked"
+    return f"{line.ranked:.2f} / {line.decided:.2f}"
+
+
+def _lookups(standing: Standing) -> str:
+    if standing.find_p50 is None or standing.find_p99 is None:
+        return ""
+    return f"{1e3 * standing.find_p50:.2f} / {1e3 * standing.find_p99:.2f}"
 
 
 def table(title: str, standings: Sequence[Standing]) -> Table:
@@ -125,14 +173,16 @@ def table(title: str, standings: Sequence[Standing]) -> Table:
     for standing in standings:
         view.add_column(standing.method, justify="right")
     for n, line in enumerate(standings[0].lines if standings else ()):
-        cells = [f"{s.lines[n].ranked:.2f} / {s.lines[n].decided:.2f}" for s in standings]
-        view.add_row(f"{line.scenario} ({line.prompts})", *cells)
+        view.add_row(
+            f"{line.scenario} ({max(s.lines[n].prompts for s in standings)})", *(_cell(s, n) for s in standings)
+        )
     rows: list[tuple[str, Callable[[Standing], str]]] = [
+        ("prompts asked", lambda s: f"{s.asked} of {s.of}"),
         ("negatives accepted", lambda s: f"{s.false_positives:.1%} of {s.negatives}"),
         ("threshold (on these negatives)", lambda s: "own" if s.threshold is None else f"{s.threshold:.2f}"),
         ("95th percentile of token error", lambda s: "" if s.error_p95 is None else f"{s.error_p95:.0%}"),
         ("adds/s", lambda s: f"{s.adds_per_second:.1f}"),
-        ("lookup p50 / p99, ms", lambda s: f"{1e3 * s.find_p50:.2f} / {1e3 * s.find_p99:.2f}"),
+        ("lookup p50 / p99, ms", _lookups),
     ]
     for name, cell in rows:
         view.add_row(name, *(cell(standing) for standing in standings))

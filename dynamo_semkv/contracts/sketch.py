@@ -213,7 +213,13 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         expected = _HEADER.size + checkpoints * _STRIDE + samples * (6 + _position_size(tokens))
         if len(raw) != expected:
             raise ContractError("sketch.length", len(raw), f"{expected} bytes")
-        self._check_order()
+        if samples:
+            end = _HEADER.size + checkpoints * _STRIDE + 4 * samples
+            positions = np.frombuffer(raw, "<u2" if tokens <= _NARROW_TOKENS else "<u4", samples, end)
+            if int(positions[-1]) + NGRAM > tokens or not (positions[1:] > positions[:-1]).all():
+                raise ContractError(
+                    "sketch.positions", "unordered or out of range", "ascending window starts in the donor"
+                )
 
     @classmethod
     def of(cls, tokens: TokenArray, namespace_digest: bytes, chain: Sequence[BlockKey]) -> DonorSketch:
@@ -316,10 +322,3 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         """Algorithm, tokens, checkpoints, samples."""
         header: tuple[bytes, int, int, int] = _HEADER.unpack_from(self.raw)
         return header
-
-    def _check_order(self) -> None:
-        positions = self.positions
-        if len(positions) == 0:
-            return
-        if int(positions[-1]) + NGRAM > self.token_count or not bool(np.all(positions[1:] > positions[:-1])):
-            raise ContractError("sketch.positions", "unordered or out of range", "ascending window starts in the donor")

@@ -48,7 +48,8 @@ def _pages(size: int) -> mmap.mmap | None:
     pages the first few postings, which fall all over it, would make the kernel clear all of it at once: 100 ms at 100,000 donors."""
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return None
-    pages = mmap.mmap(-1, size)
+    # Private: of shared memory no page is given back before all of it is.
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     except OSError as error:

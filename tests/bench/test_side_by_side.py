@@ -16,8 +16,9 @@ from dynamo_semkv.bench.evidence_cost import document
 from dynamo_semkv.bench.labelled import Case, Donor
 from dynamo_semkv.bench.paraphrase import pairs, verses
 from dynamo_semkv.bench.peers import DynamoExact, Found, Peer, peers
-from dynamo_semkv.bench.side_by_side import compare, table
+from dynamo_semkv.bench.side_by_side import compare, in_turn, table
 from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.testing import ManualClock
 
 
 class Scripted:
@@ -62,13 +63,46 @@ def test_a_method_that_only_ranks_gets_the_best_threshold_there_is() -> None:
     assert (standing.threshold, standing.false_positives) == (0.6, 0.0)
     (line,) = standing.lines
     assert (line.ranked, line.decided) == (1.0, pytest.approx(2 / 3))
-    assert table("t", [standing]).row_count == 6
+    assert table("t", [standing]).row_count == 7
 
 
 def test_one_negative_in_a_hundred_may_be_accepted() -> None:
     negatives = [prompt(n, False) for n in range(1, 101)]
     (standing,) = compare([Scripted(decided=False)], [], [prompt(95, True), *negatives])
     assert (standing.threshold, standing.false_positives) == (0.99, 0.01)
+
+
+class Slow(Scripted):
+    """Takes a second for each donor and each prompt."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(decided=True)
+        self._clock = clock
+
+    def add(self, donor_id: str, tokens: TokenArray) -> None:
+        self._clock.advance(1.0)
+
+    def find(self, tokens: TokenArray) -> Found | None:
+        self._clock.advance(1.0)
+        return super().find(tokens)
+
+
+def test_a_slow_method_is_asked_something_of_every_scenario_until_its_time_is_over() -> None:
+    cases = [prompt(50, True, scenario) for scenario in "aaaabb"] + [prompt(60, False), prompt(0, False)]
+    assert [case.scenario for case in in_turn(cases)] == ["a", "b", "negative", "a", "b", "negative", "a", "a"]
+    clock = ManualClock()
+    (standing,) = compare([Slow(clock)], [Donor("d50", document(1, 10))], cases, budget=3.5, clock=clock)
+    assert (standing.asked, standing.of, standing.negatives) == (4, 8, 1)
+    assert [(line.scenario, line.prompts) for line in standing.lines] == [("a", 2), ("b", 1)]
+    assert standing.find_p50 == 1.0
+
+
+def test_a_method_that_cannot_take_in_the_donors_in_time_is_not_asked() -> None:
+    clock = ManualClock()
+    donors = [Donor(f"d{n}", document(1, 10)) for n in range(9)]
+    slow, quick = compare([Slow(clock), Scripted(decided=True)], donors, [prompt(50, True)], budget=3.5, clock=clock)
+    assert (slow.donors, slow.asked, slow.of, quick.asked) == (4, 0, 1, 1)
+    assert table("t", [slow, quick]).row_count == 7
 
 
 @pytest.fixture(params=["fingerprint", "dynamo"])

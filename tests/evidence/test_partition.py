@@ -134,6 +134,7 @@ def test_a_large_table_is_there_before_it_is_used_and_goes_in_steps(monkeypatch:
         released += 1
     assert released == steps
     assert table.release(4_096), "again changes nothing"
+    assert table.find(values).carriers.sum() == 0, "the memory is the system's again"
 
 
 @pytest.mark.parametrize("large", [1 << 20, 4_096])
