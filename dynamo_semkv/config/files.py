@@ -19,6 +19,7 @@ def missing_files(config: Config) -> Iterator[ContractError]:
         ("bus.tls_ca", config.bus.tls_ca),
         ("security.salt_key_file", config.security.salt_key_file),
         ("dashboard.token_file", config.dashboard.token_file),
+        ("connector.fetch.secret_file", config.connector.fetch.secret_file),
     ):
         if path is not None and not (Path(path).is_file() and os.access(path, os.R_OK)):
             yield ContractError(field, path, "a file that is there and can be read")

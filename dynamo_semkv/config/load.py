@@ -23,6 +23,8 @@ from dynamo_semkv.contracts.errors import ContractError, ContractErrors, each
 
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_SALT_KEY_BYTES = 64
+MIN_FETCH_SECRET_BYTES = 16
+MAX_FETCH_SECRET_BYTES = 1024
 MAX_ERRORS = 20
 """That are told one by one; of more, how many there are."""
 _MAX_WORD = 120
@@ -183,3 +185,17 @@ def read_salt_key(path: str | Path | None, default: bytes) -> bytes:
             "security.salt_key_file", len(key), f"a file with 1 to {MAX_SALT_KEY_BYTES} bytes", secret=True
         )
     return key
+
+
+def read_fetch_secret(path: str | Path) -> bytes:
+    """Of `connector.fetch.secret_file`. One trailing line end is not part of it."""
+    raw = Path(path).read_bytes()
+    secret = raw[:-1] if raw.endswith(b"\n") else raw
+    if not MIN_FETCH_SECRET_BYTES <= len(secret) <= MAX_FETCH_SECRET_BYTES:
+        raise ContractError(
+            "connector.fetch.secret_file",
+            len(secret),
+            f"a file with {MIN_FETCH_SECRET_BYTES} to {MAX_FETCH_SECRET_BYTES} random bytes",
+            secret=True,
+        )
+    return secret

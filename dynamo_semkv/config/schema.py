@@ -13,18 +13,10 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from dynamo_semkv.config.fetch import FetchConfig
 from dynamo_semkv.config.limits import check_limits
+from dynamo_semkv.config.section import GIB, MIB, Count, Name, Seconds, Section, Share, Text
 from dynamo_semkv.contracts.errors import ContractError
-
-MIB = 1024 * 1024
-GIB = 1024 * MIB
-
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
-"""A Dynamo namespace, component or endpoint name."""
-Text = Annotated[str, Meta(min_length=1, max_length=1024)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Count = Annotated[int, Meta(ge=0, le=2**31)]
-Seconds = Annotated[float, Meta(ge=0.01, le=30 * 86_400.0)]
 
 
 class PlacementMode(str, Enum):
@@ -42,15 +34,6 @@ class Materialization(str, Enum):
     EXACT = "exact"
     EXPERIMENTAL = "experimental"
     """Approximate KV for one request. Refused by every engine that does not advertise request-local KV."""
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One mapping of the file. Raises ContractError with the full path for a value outside its limits."""
-
-    PATH: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        check_limits(self.PATH, self)
 
 
 class ModelConfig(Section, frozen=True):
@@ -363,6 +346,16 @@ class ConnectorConfig(Section, frozen=True):
     """Serve the connector's metrics from the engine process at `/metrics` of this port; data-parallel rank r takes this port plus r.
     0: chosen by the system and logged. null: not at all, where the worker's status server has them."""
     metrics_host: Text = "127.0.0.1"
+    fetch: FetchConfig = FetchConfig()
+
+    def __post_init__(self) -> None:
+        check_limits(self.PATH, self)
+        if self.fetch.enabled and self.materialization is Materialization.OFF:
+            raise ContractError(
+                "connector.fetch.enabled",
+                True,
+                "false, as connector.materialization is off: there is no slab to pull into",
+            )
 
 
 class Config(Section, frozen=True):
