@@ -28,6 +28,7 @@ from worker_connector.dialect import restarts_failed_loads, restarts_failed_park
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.event_intake import listen
 from worker_connector.event_pipe import EventEar, pipe_path
+from worker_connector.fetch_desk import FetchDesk
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
 from worker_connector.moments import Durations
@@ -72,6 +73,7 @@ class LeaderParts:
     _listener: HintListener | None = None
     _ear: EventEar | None = None
     _metrics: _Closeable | None = None
+    fetch: FetchDesk | None = None
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, JSON-able: what metrics are made of."""
@@ -86,12 +88,14 @@ class LeaderParts:
             if background is None
             else {"background_refused": background.refused, "background_failed": background.failed},
             "bus": None if publisher is None else asdict(publisher.stats()),
+            "fetch": None if self.fetch is None else self.fetch.snapshot(),
             "spans": None if tracing is None else dict(tracing.counts),
         }
 
     def close(self, timeout: float = 5.0) -> None:
         """Background first: what it still has to say goes to the publisher."""
         parts: list[_Closeable | None] = [
+            self.fetch,
             self.endpoint,
             self._metrics,
             self._listener,
@@ -129,6 +133,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     tracing = start_tracing(target, "semkv-connector", settings.stable_routing_id)
     outlet.tracer = AttemptTracer(tracing) if tracing is not None else None
     parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher, endpoint=endpoint)
+    parts.fetch = _fetch_desk(settings, leader, outlet)
     publisher.start()
     background.start()
     return parts
@@ -141,7 +146,18 @@ def assemble_leader_with(
     queue = InlineQueue()
     outlet = Outlet(sink, queue, settings.connector, clock)
     leader, endpoint = _leader(settings, llm_args, outlet, clock)
-    return LeaderParts(leader, outlet, queue, None, endpoint=endpoint)
+    return LeaderParts(
+        leader, outlet, queue, None, endpoint=endpoint, fetch=_fetch_desk(settings, leader, outlet, manual=True)
+    )
+
+
+def _fetch_desk(settings: Settings, leader: Leader, outlet: Outlet, *, manual: bool = False) -> FetchDesk | None:
+    """It listens once it is known which rank this is. `manual`: when a test says so."""
+    if settings.fetch_secret is None:
+        return None
+    desk = FetchDesk(leader, settings.connector.fetch, settings.fetch_secret, manual=manual)
+    outlet.hints.on_fetch = desk.asked
+    return desk
 
 
 def _leader(
@@ -216,6 +232,8 @@ def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:
     )
     parts._listener = listener
     listener.start()
+    if parts.fetch is not None:
+        parts.fetch.open(identity.replica.dp_rank)
     if not settings.exact:
         parts._ear = _hear_events(parts, identity)
     if settings.connector.metrics_port is not None:

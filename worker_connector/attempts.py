@@ -159,6 +159,8 @@ class AttemptBook:
         if plan.ended:
             self._close(attempt, ending_of(plan))
             if plan.confirmed:
+                fetched = sum(block.fetched for block in plan.served)
+                self.counts["fetched_tokens"] += min(fetched * plan.tokens_per_block, plan.confirmed)
                 for block in plan.served:
                     block.staged = False  # from now on it is the slab that serves it
 

@@ -28,6 +28,7 @@ import msgspec
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.disk_orders import DiskOrder, DiskResult
 from worker_connector.plan import PlanKey
+from worker_connector.slab import HostSlab
 
 _log = logging.getLogger(__name__)
 _WAITING = 1024
@@ -99,6 +100,10 @@ RankResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | Slots
 
 class LocalRank(Protocol):
     """What the leader may ask of the rank in its own process, without waiting."""
+
+    @property
+    def slab(self) -> HostSlab | None:
+        """Of the pool that is registered now, which its leader may hear of later."""
 
     def verify(self, slots: Sequence[int]) -> list[int]:
         """Slots that may not be offered, checked within a bounded time (see slab.py)."""

@@ -46,11 +46,20 @@ class ParsedHints:
 class HintReader:
     """Envelope -> known actions. What is not known, or not well formed, is skipped and counted; the other actions go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fetches: bool = False) -> None:
+        """`fetches`: this worker pulls blocks on `kv.fetch`."""
+        self._fetches = fetches
+        self.on_fetch: Callable[[Any], None] | None = None
+        """Told of each `Attempt`, on the scheduler's thread; must be quick."""
         self.counts: Counter[str] = Counter()
-        """`donor`, `fetch_not_supported`, `unknown_action`, `unknown_version`, `bad_payload`, `bad_envelope`, `unsupported_envelope`."""
+        """`donor`, `fetch`, `fetch_not_supported`, `fetch_foreign`, `unknown_action`, `unknown_version`, `bad_payload`, `bad_envelope`,
+        `unsupported_envelope`."""
 
-    def parse(self, envelope: KvHintsEnvelope, traceparent: str | None = None) -> ParsedHints:
+    def parse(
+        self, envelope: KvHintsEnvelope, traceparent: str | None = None, *, by_dynamo: bool = False
+    ) -> ParsedHints:
+        """`by_dynamo`: it came with the request that Dynamo dispatched. Only Dynamo's router says where blocks may be pulled from: a
+        `kv.fetch` that came another way is `fetch_foreign`, and not looked at."""
         donor: DonorHint | None = None
         fetch: FetchHint | None = None
         try:
@@ -62,8 +71,11 @@ class HintReader:
                         donor = donor or found
                         self.counts["donor"] += 1
                     elif action.action_type == wire.FETCH_ACTION and action.action_version == wire.FETCH_VERSION:
+                        if not by_dynamo:
+                            self.counts["fetch_foreign"] += 1
+                            continue
                         fetch = fetch or parse_fetch_payload(action)
-                        self.counts["fetch_not_supported"] += 1
+                        self.counts["fetch" if self._fetches else "fetch_not_supported"] += 1
                     elif action.action_type in (wire.DONOR_ACTION, wire.FETCH_ACTION):
                         self.counts["unknown_version"] += 1
                     else:
@@ -84,7 +96,8 @@ class HintReader:
         if native is None:
             return None
         try:
-            return self.parse(native if isinstance(native, KvHintsEnvelope) else envelope_from_plain(native))
+            envelope = native if isinstance(native, KvHintsEnvelope) else envelope_from_plain(native)
+            return self.parse(envelope, by_dynamo=True)
         except UnsupportedVersion:
             self.counts["unsupported_envelope"] += 1
         except ContractError:

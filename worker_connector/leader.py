@@ -39,6 +39,7 @@ from worker_connector.rank_wire import Endpoint
 from worker_connector.request_view import RequestScope, is_dummy
 from worker_connector.settings import Settings
 from worker_connector.sink import ResidencySink
+from worker_connector.slab import HostSlab
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Leader:
         self._channel = channel
         self._outlet = outlet
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = self.lock = threading.RLock()
         self._generation = new_generation()
         self._dp_rank = configured_rank(llm_args)
         self._board = RankBoard(world)
@@ -313,6 +314,10 @@ class Leader:
             for events in early:
                 self.kv_events(events)
 
+    def cache(self) -> tuple[CacheLife | None, RequestNamespaces | None, HostSlab | None]:
+        """Under `lock`. The slab may be of a pool that is not heard of yet."""
+        return self._life, self._namespaces, None if self._channel.rank is None else self._channel.rank.slab
+
     @property
     def replica(self) -> StableReplica | None:
         """None until pool and rank are known."""
@@ -403,13 +408,7 @@ class Leader:
     def attach_residency(self, sink: ResidencySink) -> None:
         """`sink` is told of what is resident now and of every change from now on, on the background thread."""
         with self._lock:
-            life = self._life
-            if life is None or life.ledger is None:
-                self._outlet.attach_residency(sink, ())
-                return
-            life.running.flush()
-            resident = sorted((e for e in life.ledger.entries() if e.resident), key=lambda entry: entry.ordinal)
-            self._outlet.attach_residency(sink, [(entry, life.running.scoped(entry)) for entry in resident])
+            self._outlet.attach_residency(sink, self._life.resident() if self._life is not None else ())
 
     def resident_blocks(self) -> int:
         with self._lock:

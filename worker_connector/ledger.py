@@ -37,6 +37,7 @@ class BlockEntry:
         "children",
         "damaged",
         "digest",
+        "fetched",
         "in_flight",
         "key",
         "leases",
@@ -71,6 +72,8 @@ class BlockEntry:
         self.damaged = False
         """Its bytes are known not to be what was saved."""
         self.queued = False
+        self.fetched = False
+        """It was pulled from another worker."""
         self.staged = False
         """It came from disk, and nobody was served it since."""
         self.leases = 0

@@ -325,6 +325,14 @@ class CacheLife:
         if self.disk is not None:
             self.disk.clear()
 
+    def resident(self) -> list[tuple[BlockEntry, bool]]:
+        """Blocks that may be offered, parents before children, and whether each is of a request with a salt, an adapter or media."""
+        if self.ledger is None:
+            return []
+        self.running.flush()
+        found = sorted((entry for entry in self.ledger.entries() if entry.resident), key=lambda entry: entry.ordinal)
+        return [(entry, self.running.scoped(entry)) for entry in found]
+
     def numbers(self) -> dict[str, Any]:
         """For the leader's snapshot."""
         return {

@@ -1,4 +1,5 @@
-"""LocalServer: connections of this user's processes on this machine, over a Unix-domain socket; one thread each.
+"""Connections, one thread each: `LocalServer` of this user's processes on this machine, over a Unix-domain socket; `ConnectionServer` of
+whatever a socket listens for.
 
 Who connects is new until `settle`: at most `max_new` may be, and the oldest of them is hung up for the next. A shortage of descriptors or
 threads ends no server: what could not be accepted is counted, and accepted when the shortage is over.
@@ -21,12 +22,17 @@ MAX_NEW = 32
 _PAUSE_SECONDS = 0.2
 
 
-class LocalServer:
+class ConnectionServer:
     def __init__(
-        self, path: str, name: str, serve: Callable[[socket.socket], None], counts: Counter[str], max_new: int = MAX_NEW
+        self,
+        listening: socket.socket,
+        name: str,
+        serve: Callable[[socket.socket], None],
+        counts: Counter[str],
+        max_new: int = MAX_NEW,
     ) -> None:
-        """Binds and listens. `serve` runs on a connection's own thread, which closes the connection after it; it must not raise. `counts`
-        gets `refused` (of another user), `crowded` (hung up for the next) and `accept_failed`. OSError if the socket cannot be made."""
+        """Takes a bound socket over, which it closes. `serve` runs on a connection's own thread, which closes the connection after it; it
+        must not raise. `counts` gets `crowded` (hung up for the next) and `accept_failed`."""
         self._name = name
         self._serve = serve
         self._counts = counts
@@ -37,14 +43,7 @@ class LocalServer:
         self._settled: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listening.bind(path)
-            os.chmod(path, 0o600)
-            self._listening.listen(max_new)
-        except OSError:
-            self._listening.close()
-            raise
+        self._listening = listening
 
     @property
     def closed(self) -> bool:
@@ -125,15 +124,15 @@ class LocalServer:
 
     def _run(self, connection: socket.socket) -> None:
         try:
-            if other_user(connection):
-                self._counts["refused"] += 1
-                _log.warning("semkv connector: %s: a connection of another user was refused", self._name)
-            else:
+            if self._admits(connection):
                 self._serve(connection)
         except OSError:
             pass  # hung up before it could be looked at
         finally:
             self._end(connection)
+
+    def _admits(self, connection: socket.socket) -> bool:
+        return True
 
     def _end(self, connection: socket.socket) -> None:
         hang_up(connection)
@@ -141,6 +140,29 @@ class LocalServer:
             self._new.pop(connection, None)
             self._settled.discard(connection)
         connection.close()
+
+
+class LocalServer(ConnectionServer):
+    def __init__(
+        self, path: str, name: str, serve: Callable[[socket.socket], None], counts: Counter[str], max_new: int = MAX_NEW
+    ) -> None:
+        """Binds and listens. `counts` also gets `refused` (of another user). OSError if the socket cannot be made."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(path)
+            os.chmod(path, 0o600)
+            listening.listen(max_new)
+        except OSError:
+            listening.close()
+            raise
+        super().__init__(listening, name, serve, counts, max_new)
+
+    def _admits(self, connection: socket.socket) -> bool:
+        if not other_user(connection):
+            return True
+        self._counts["refused"] += 1
+        _log.warning("semkv connector: %s: a connection of another user was refused", self._name)
+        return False
 
 
 def other_user(connection: socket.socket) -> bool:

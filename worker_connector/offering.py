@@ -87,6 +87,8 @@ class Offering:
             asked=iteration,
             hints=self._hints.of_request(request),
         )
+        if self._hints.on_fetch is not None:
+            self._hints.on_fetch(attempt)
         found = before_lookup(question) or self._look(attempt)
         if isinstance(found, Decline):
             attempt.decline = found

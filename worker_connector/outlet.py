@@ -133,7 +133,7 @@ class Outlet:
         self._on_open = on_open
         self._queue = queue
         self._config = config
-        self.hints = HintReader()
+        self.hints = HintReader(fetches=config.fetch.enabled)
         self.table = HintTable(config.hint_ttl_seconds, config.max_hints, clock)
         self.donors: DonorRegistry | None = None
         """None until `open`."""

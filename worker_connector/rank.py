@@ -144,7 +144,7 @@ class Rank:
             kv_dtype=geometry.dtype,
             kv_layout=geometry.fingerprint,
             slots=slots,
-            incarnation=secrets.token_hex(8),
+            incarnation=self._slab.incarnation if self._slab is not None else secrets.token_hex(8),
         )
         if self._disk is not None:
             self._disk.start()

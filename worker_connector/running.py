@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.disk_tier import DiskTier
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.outlet import Outlet
@@ -154,6 +155,14 @@ class RunningRequests:
         """Consecutive blocks of a chain became resident from disk. What had to go for them, or went before, is told first."""
         self.flush()
         self._outlet.stored(entries, salted=self.scoped(entries[0]))
+
+    def arrived(self, namespace: CacheNamespace, entries: Sequence[BlockEntry]) -> None:
+        """Consecutive blocks of a chain became resident from another worker."""
+        self.staged(entries)
+        if self.disk is not None:
+            for entry in entries:
+                self.disk.admitted(namespace, entry)
+            self.disk.pump()
 
     def _note_admitted(self) -> None:
         """Tells the outlet of blocks that became resident, runs of one chain together."""

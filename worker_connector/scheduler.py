@@ -16,6 +16,7 @@ from typing import Any
 from worker_connector.assembly import LeaderParts, assemble_leader
 from worker_connector.device_events import KvEvents
 from worker_connector.engine import KvCacheConnectorScheduler, SchedulerOutput
+from worker_connector.fetch_desk import FetchDesk
 from worker_connector.leader import Leader
 from worker_connector.metadata import ConnectorMetadata
 from worker_connector.parked import Grouped
@@ -37,6 +38,11 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
 
     def _assemble(self, llm_args: Any) -> LeaderParts:
         return assemble_leader(llm_args, os.environ)
+
+    @property
+    def fetch_desk(self) -> FetchDesk | None:
+        """Pulls blocks from other workers, where `connector.fetch` is on; for whoever takes requests in."""
+        return self._parts.fetch
 
     @property
     def leader(self) -> Leader:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_semkv.config.load import load_config, read_salt_key
+from dynamo_semkv.config.load import load_config, read_fetch_secret, read_salt_key
 from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materialization, require_request_local_kv
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import check_stable_routing_id
@@ -38,6 +38,8 @@ class Settings:
     config_hash: str
     otlp_endpoint: str | None = None
     """`observe.otlp_endpoint`."""
+    fetch_secret: bytes | None = None
+    """Of `connector.fetch.secret_file`; None: nothing is pulled or served."""
 
     @property
     def exact(self) -> bool:
@@ -76,6 +78,7 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
         stable_routing_id=stable,
         config_hash=loaded.hash,
         otlp_endpoint=config.observe.otlp_endpoint,
+        fetch_secret=_fetch_secret(config.connector),
     )
     if settings.exact:
         refuse_unsupported(llm_args)
@@ -86,7 +89,20 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
             "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills them",
             "set it to null",
         )
+        _refuse_if(
+            settings.fetch_secret is not None and world_of(llm_args) > 1,
+            "connector.fetch.enabled",
+            True,
+            "under tensor parallelism a block is spread over the slabs of several ranks, which would have to pull their shards in step",
+            "set it to false",
+        )
     return settings
+
+
+def _fetch_secret(config: ConnectorConfig) -> bytes | None:
+    if not config.fetch.enabled or config.fetch.secret_file is None:
+        return None
+    return read_fetch_secret(config.fetch.secret_file)
 
 
 def refuse_unsupported(llm_args: Any) -> None:

@@ -17,6 +17,7 @@ The slab knows slots and bytes, not tokens, keys or requests. Writers: the rank'
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -96,6 +97,8 @@ class HostSlab:
 
     def __init__(self, slots: int, bytes_per_block: int, *, pinned: bool = False) -> None:
         self.slots = slots
+        self.incarnation = secrets.token_hex(8)
+        """Names this slab; its rank reports it (`RankReady`)."""
         self.bytes_per_block = bytes_per_block
         width = padded(bytes_per_block)
         self.rows = pinned_rows(slots, width) if pinned else torch.empty((slots, width), dtype=torch.uint8)

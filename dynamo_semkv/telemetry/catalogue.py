@@ -293,6 +293,46 @@ HINTS = _connector(
     "`expired` as fast as `received`: requests come later than connector.hint_ttl_seconds, or to another engine. `misdirected`, "
     "`undecodable`, `bad_*`, `unknown_*`: a router of another version, or a foreign publisher.",
 )
+PULLS = _connector(
+    "fetch_pulls_total",
+    "counter",
+    "pulls",
+    ("result",),
+    "Pulls from other workers on Dynamo's kv.fetch hints, by how they ended. No series without connector.fetch.enabled, so with the "
+    "others named fetch.",
+    "`unauthorized`: the workers' secrets differ. `address_not_allowed`: connector.fetch.allowed_networks is too narrow, or somebody sends "
+    "hints. `foreign`: workers of other models or layouts. `timeout`: raise connector.fetch.deadline_ms. `wrong_*`: distrust that host.",
+)
+FETCH_BLOCKS = _connector(
+    "fetch_blocks_total",
+    "counter",
+    "blocks",
+    ("direction",),
+    "Blocks pulled from other workers into the slab, served to them, and not served because they did not hold what was sealed.",
+    "`pulled` without semkv_connector_fetched_tokens_total rising: requests do not wait long enough (connector.fetch.wait_ms).",
+)
+FETCH_SERVING = _connector(
+    "fetch_serving_total",
+    "counter",
+    "events",
+    ("event",),
+    "What other workers did at this one's door.",
+    "`unauthorized`, `malformed`: somebody without the secret connects. `busy`: raise connector.fetch.max_connections.",
+)
+FETCHED_TOKENS = _connector(
+    "fetched_tokens_total",
+    "counter",
+    "tokens",
+    (),
+    "Confirmed tokens that were served from blocks pulled from another worker; part of `confirmed` of semkv_connector_tokens_total.",
+    "What pulling is worth.",
+)
+FETCH_SECONDS = _seconds(
+    "fetch",
+    "Time from a hint until its pull has ended.",
+    "Above connector.fetch.wait_ms: blocks come for the next request rather than for this one.",
+    _COPY,
+)
 REPORTS = _connector(
     "reports_total",
     "counter",

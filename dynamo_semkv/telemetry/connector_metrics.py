@@ -93,7 +93,8 @@ def _family(spec: MetricSpec, shots: Iterable[Snapshot], read: Callable[[Snapsho
 def _histogram(spec: MetricSpec, shots: Iterable[Snapshot], key: str) -> Metric:
     family = HistogramMetricFamily(spec.name, spec.meaning, labels=spec.labels)
     for shot in shots:
-        seconds = shot.get(key)
+        part, _, inner = key.rpartition(".")
+        seconds = ((shot.get(part) or {}) if part else shot).get(inner)
         if seconds is None:
             continue
         buckets, total = [], 0
@@ -156,6 +157,28 @@ def _copied(shot: Snapshot) -> Values:
 def _checks(shot: Snapshot) -> Values:
     rank = shot.get("rank")
     return {(result,): rank[result] for result in label_sets.CHECK_RESULTS} if rank is not None else {}
+
+
+def _fetch(part: str, names: Sequence[str], skipped: Sequence[str] = ()) -> Callable[[Snapshot], Values]:
+    def read(shot: Snapshot) -> Values:
+        fetch = shot.get("fetch")
+        return {} if fetch is None else _closed({k: n for k, n in fetch[part].items() if k not in skipped}, names)
+
+    return read
+
+
+def _fetch_blocks(shot: Snapshot) -> Values:
+    fetch = shot.get("fetch")
+    if fetch is None:
+        return {}
+    served = fetch["serving"].get("sent_blocks", 0)
+    return {("pulled",): fetch["pulled_blocks"], ("served",): served, ("damaged",): fetch["damaged"]}
+
+
+def _fetched_tokens(shot: Snapshot) -> Values:
+    if shot.get("fetch") is None or shot.get("attempt_counts") is None:
+        return {}
+    return {(): shot["attempt_counts"].get("fetched_tokens", 0)}
 
 
 def _reports(shot: Snapshot) -> Values:
@@ -241,6 +264,10 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.DONORS, _one("donors")),
     (c.DONOR_CHANGES, lambda shot: _closed(shot["donor_counts"], label_sets.DONOR_EVENTS)),
     (c.HINTS, lambda shot: _closed(shot["hints"], label_sets.HINT_EVENTS)),
+    (c.PULLS, _fetch("pulls", label_sets.PULL_RESULTS)),
+    (c.FETCH_BLOCKS, _fetch_blocks),
+    (c.FETCH_SERVING, _fetch("serving", label_sets.SERVING_EVENTS, ("sent_blocks", "sent_bytes"))),
+    (c.FETCHED_TOKENS, _fetched_tokens),
     (c.REPORTS, _reports),
     (c.ANNOUNCEMENTS, lambda shot: {(): shot["outlet"].get("announcements", 0)}),
     (c.ANOMALIES_TOTAL, _anomalies),
@@ -256,4 +283,5 @@ _HISTOGRAMS = (
     (c.BUILD_SECONDS, "build_seconds"),
     (c.LOAD_SECONDS, "load_seconds"),
     (c.SAVE_SECONDS, "save_seconds"),
+    (c.FETCH_SECONDS, "fetch.seconds"),
 )

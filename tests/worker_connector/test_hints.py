@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynamo_semkv.contracts.codec import donor_action, encode_hint_delivery
@@ -68,13 +70,83 @@ def route_of(found: tuple[HintDelivery, bool] | None) -> tuple[str, bool] | None
     return parsed.donor.route_id, found[1]
 
 
-def test_known_actions_are_parsed_and_fetch_is_counted_as_not_supported_yet() -> None:
-    reader = HintReader()
-    parsed = reader.parse(envelope(FETCH, donor_action("1", donor())))
+@pytest.mark.parametrize(("fetches", "count"), [(True, "fetch"), (False, "fetch_not_supported")])
+def test_known_actions_are_parsed_and_fetch_is_counted(fetches: bool, count: str) -> None:
+    reader = HintReader(fetches=fetches)
+    parsed = reader.parse(envelope(FETCH, donor_action("1", donor())), by_dynamo=True)
     assert parsed.donor == donor()
     assert parsed.fetch is not None
     assert parsed.fetch.block_hashes == [1, 2]
-    assert reader.counts == {"donor": 1, "fetch_not_supported": 1}
+    assert reader.counts == {"donor": 1, count: 1}
+
+
+def test_an_address_that_did_not_come_from_dynamo_is_not_looked_at() -> None:
+    """The hint table's way (the bus) is the router's for `semkv.donor`, and nobody's for addresses."""
+    reader = HintReader(fetches=True)
+    parsed = reader.parse(envelope(FETCH, donor_action("1", donor())))
+    assert (parsed.donor, parsed.fetch) == (donor(), None)
+    assert reader.counts == {"donor": 1, "fetch_foreign": 1}
+
+
+@dataclasses.dataclass(slots=True)
+class RfcAction:
+    """As NVIDIA/TensorRT-LLM#18153 proposes it."""
+
+    action_id: str
+    action_type: str
+    action_version: str
+    payload: dict[str, Any]
+
+
+@dataclasses.dataclass(slots=True)
+class RfcEnvelope:
+    protocol_version: str
+    message_id: str
+    actions: list[RfcAction]
+
+
+class VllmAction(msgspec.Struct):
+    """As vllm-project/vllm#53423 has it (vllm/v1/kv_hints/protocol.py)."""
+
+    action_id: str
+    action_type: str
+    action_version: str
+    payload: dict[str, Any]
+
+
+class VllmEnvelope(msgspec.Struct):
+    protocol_version: str
+    message_id: str
+    actions: list[VllmAction]
+
+
+NATIVE = [
+    pytest.param(RfcAction, RfcEnvelope, id="rfc"),
+    pytest.param(VllmAction, VllmEnvelope, id="vllm"),
+    pytest.param(dict, dict, id="json"),
+]
+
+
+@pytest.mark.parametrize(("make_action", "make_envelope"), NATIVE)
+def test_native_types_carry_the_fetch_and_what_is_not_known_costs_only_itself(
+    make_action: Any, make_envelope: Any
+) -> None:
+    payload = {"source_control_endpoint": "tcp://127.0.0.1:7011", "block_hashes": [111, 222, 333], "later": {"x": 1}}
+    actions = [
+        make_action(action_id="a0", action_type="kv.share", action_version="1.0", payload={}),
+        make_action(action_id="a1", action_type="kv.fetch", action_version="2.0", payload={"other": 1}),
+        make_action(action_id="a2", action_type="kv.fetch", action_version="1.0", payload={"block_hashes": [1]}),
+        make_action(action_id="a3", action_type="kv.fetch", action_version="1.0", payload=payload),
+    ]
+    reader = HintReader(fetches=True)
+    parsed = reader.of_request(
+        SimpleNamespace(kv_hints=make_envelope(protocol_version="0.1", message_id="msg-123", actions=actions))
+    )
+    assert parsed is not None
+    assert parsed.fetch is not None
+    assert parsed.fetch.source_control_endpoint == "tcp://127.0.0.1:7011"
+    assert parsed.fetch.block_hashes == [111, 222, 333]
+    assert reader.counts == {"unknown_action": 1, "unknown_version": 1, "bad_payload": 1, "fetch": 1}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +160,7 @@ def test_known_actions_are_parsed_and_fetch_is_counted_as_not_supported_yet() ->
 )
 def test_one_bad_action_does_not_cost_the_others(bad: KvHintAction, count: str) -> None:
     reader = HintReader()
-    assert reader.parse(envelope(bad, donor_action("1", donor()))).donor == donor()
+    assert reader.parse(envelope(bad, donor_action("1", donor())), by_dynamo=True).donor == donor()
     assert reader.counts == {count: 1, "donor": 1}
 
 

@@ -19,6 +19,8 @@ from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.connector_metrics import ConnectorCollector, MetricsServer, exposition
 from tests.worker_connector.harness import Bench, RecordingSink, engine, prompt, run, settings
 from worker_connector.assembly import LeaderParts, _serve_metrics, assemble_leader_with
+from worker_connector.fetch_tier import Stop
+from worker_connector.fetch_transport import Why
 from worker_connector.moments import Durations
 from worker_connector.reference_engine.config import build_llm_args
 
@@ -95,7 +97,14 @@ def test_every_metric_of_the_catalogue_is_shown_by_a_connector_with_a_bus(shown:
     rank = {**shown[1]["rank"], "files": {"written": 3}}
     disk = {"blocks": 3, "wishes": 0, "spilled": 3}
     full = {**shown[1], "bus": bus, "background": background, "spans": {"ended": 5}}
-    full |= {"kv_events": device, "disk": disk, "rank": rank}
+    fetch = {
+        "pulls": {"complete": 2, "timeout": 1},
+        "pulled_blocks": 6,
+        "serving": {"greeted": 1, "sent_blocks": 4, "sent_bytes": 9},
+        "damaged": 0,
+        "seconds": Durations(c.FETCH_SECONDS.buckets).snapshot(),
+    }
+    full |= {"kv_events": device, "disk": disk, "rank": rank, "fetch": fetch}
     text = exposition([lambda: full])
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in samples(text)}
     assert families == {spec.name for spec in c.CONNECTOR}
@@ -108,6 +117,9 @@ def test_every_metric_of_the_catalogue_is_shown_by_a_connector_with_a_bus(shown:
     assert value(text, "semkv_connector_kv_events_total", event="gap") == 1
     assert value(text, "semkv_connector_kv_events_total", event="offered") == 9
     assert value(text, "semkv_connector_kv_events_fresh") == 0
+    assert value(text, "semkv_connector_fetch_pulls_total", result="timeout") == 1
+    assert value(text, "semkv_connector_fetch_blocks_total", direction="served") == 4
+    assert value(text, "semkv_connector_fetch_seconds_count") == 0
     assert "other" not in {label for _, labels in samples(text) for _, label in labels}
 
 
@@ -123,7 +135,7 @@ def counted(*files: str) -> set[str]:
         (("saves.py",), label_sets.SAVE_EVENTS),
         (("donors.py",), label_sets.DONOR_EVENTS),
         (("hints.py",), label_sets.HINT_EVENTS),
-        (("attempts.py",), (*label_sets.ATTEMPT_EVENTS, "offered_tokens", "confirmed_tokens")),
+        (("attempts.py",), (*label_sets.ATTEMPT_EVENTS, "offered_tokens", "confirmed_tokens", "fetched_tokens")),
         (
             ("outlet.py",),
             (
@@ -158,6 +170,12 @@ def counted(*files: str) -> set[str]:
 def test_what_is_counted_is_a_known_label(files: tuple[str, ...], known: tuple[str, ...]) -> None:
     """A counter that is added needs its place in the catalogue: as `other` it would tell nobody anything."""
     assert counted(*files) - set(known) == set()
+
+
+def test_results_of_pulls_are_the_reasons_of_its_parts() -> None:
+    told = {why.value for why in (*Why, *Stop)} | counted("fetcher.py") | {"complete", "short", "nothing_missing"}
+    told |= {"bad_address", "address_not_allowed", "resting", "error"}
+    assert told == set(label_sets.PULL_RESULTS)
 
 
 def test_callbacks_are_the_schedulers() -> None:
