@@ -46,8 +46,9 @@ class FetchDesk:
         self._config = config
         self._secret = secret
         self._opening = threading.Lock()
+        self._decided = threading.Event()
+        """It listens, or never will."""
         self._server: FetchServer | None = None
-        self._failed = False
         self.export = SlabExport(leader.lock, self._held)
         tier = FetchTier(leader.lock, self._held, self._entered, self._withdrawn)
         transport = transport or TcpTransport(secret)
@@ -58,7 +59,7 @@ class FetchDesk:
     def open(self, dp_rank: int) -> None:
         """Listens, once. An engine runs on without: an address that cannot be had is logged, and none is published."""
         with self._opening:
-            if self._server is not None or self._failed:
+            if self._decided.is_set():
                 return
             config = self._config
             port = config.port + dp_rank if config.port else 0
@@ -72,9 +73,10 @@ class FetchDesk:
                     deadline_seconds=config.deadline_ms / 1e3,
                 )
             except (OSError, OverflowError) as error:
-                self._failed = True
+                self._decided.set()
                 _log.error("semkv connector: no blocks are served on %s port %d: %s", config.host, port, error)
                 return
+            self._decided.set()
         _log.info("semkv connector: blocks of rank %d are served at %s", dp_rank, self.endpoint)
 
     @property
@@ -83,12 +85,17 @@ class FetchDesk:
         server = self._server
         return None if server is None else endpoint(self._config.advertised, server.port)
 
-    @property
-    def failed(self) -> bool:
-        """There will be no endpoint."""
-        return self._failed
+    def wait_open(self, timeout: float) -> str | None:
+        """The endpoint, once it is known whether there is one."""
+        self._decided.wait(timeout)
+        return self.endpoint
 
     # pulling
+
+    @property
+    def wait_seconds(self) -> float:
+        """`connector.fetch.wait_ms`."""
+        return self._config.wait_ms / 1e3
 
     def fetch(
         self, tokens: Sequence[int], hint: FetchHint, *, salt: str | None = None, adapter: int | None = None
@@ -157,6 +164,6 @@ class FetchDesk:
     def close(self, timeout: float = 5.0) -> None:
         self.fetcher.close(timeout)
         with self._opening:
-            self._failed = True  # not opened any more
+            self._decided.set()  # not opened any more
         if self._server is not None:
             self._server.close(timeout)

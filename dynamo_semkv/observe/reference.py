@@ -108,6 +108,13 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         t.DONORS,
         t.DONOR_CHANGES,
     ),
+    "Connector: blocks of other workers": (
+        t.FETCHED_TOKENS,
+        t.PULLS,
+        t.FETCH_BLOCKS,
+        t.FETCH_SERVING,
+        t.FETCH_SECONDS,
+    ),
     "Connector: itself": (
         t.INFO,
         t.FAULTS,
@@ -220,6 +227,9 @@ _VALUES: dict[tuple[str, str], str] = {
     (t.OUTCOMES.name, "reason"): _names(Reason),
     (t.ATTEMPTS.name, "event"): _names(label_sets.ATTEMPT_EVENTS),
     (t.HINTS.name, "event"): _names(label_sets.HINT_EVENTS),
+    (t.PULLS.name, "result"): _names(label_sets.PULL_RESULTS),
+    (t.FETCH_BLOCKS.name, "direction"): _names(label_sets.FETCH_BLOCKS),
+    (t.FETCH_SERVING.name, "event"): _names(label_sets.SERVING_EVENTS),
     (t.REPORTS.name, "result"): _names(label_sets.REPORT_RESULTS),
     (t.SLAB_BLOCKS.name, "state"): _names(label_sets.BLOCK_STATES),
     (t.CHECKS.name, "result"): _names(label_sets.CHECK_RESULTS),

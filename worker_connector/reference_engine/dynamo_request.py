@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from dynamo_semkv.contracts.codec import envelope_from_plain
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
+from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, FETCH_ACTION, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import check_route_id
 from worker_connector.reference_engine.sampling import SamplingParams
 
@@ -160,18 +162,27 @@ def _cache_salt(request: Mapping[str, Any], routing: Mapping[str, Any]) -> str |
 
 def merged_hints(request: Mapping[str, Any]) -> tuple[KvHintsEnvelope | None, list[str]]:
     """Dynamo's own `kv_hint` and ours from `extra_args.semkv` in one envelope (RFC versioned KV hints: actions are
-    independent).
+    independent). Nothing else of a request is looked at, and an address (`kv.fetch`) is taken from `kv_hint` only, which
+    Dynamo's router makes or removes: in ours it would be a client's or a mistake.
 
-    Second value: why an envelope was refused; the other one still counts.
+    Second value: what was refused, and why; the rest still counts.
     """
     found, refused = [], []
-    for value in (_mapping(request, "extra_args").get(EXTRA_ARGS_KEY), request.get("kv_hint")):
+    for name, value in (
+        (EXTRA_ARGS_KEY, _mapping(request, "extra_args").get(EXTRA_ARGS_KEY)),
+        ("kv_hint", request.get("kv_hint")),
+    ):
         if value is None:
             continue
         try:
-            found.append(envelope_from_plain(value))
+            envelope = envelope_from_plain(value)
         except ContractError as error:
             refused.append(str(error))
+            continue
+        kept = [action for action in envelope.actions if name == "kv_hint" or action.action_type != FETCH_ACTION]
+        if len(kept) < len(envelope.actions):
+            refused.append(f"{FETCH_ACTION} in extra_args.{EXTRA_ARGS_KEY}: only Dynamo's router says where blocks are")
+        found.append(replace(envelope, actions=kept))
     if not found:
         return None, refused
     first = found[0]

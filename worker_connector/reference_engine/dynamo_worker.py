@@ -36,6 +36,7 @@ from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.connector_metrics import registry
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.dynamo_fetch import FetchAhead, desks_of, endpoints_of
 from worker_connector.reference_engine.dynamo_handoff import (
     Role,
     context_only,
@@ -48,8 +49,11 @@ from worker_connector.reference_engine.dynamo_kv_events import DeviceEvents, Hos
 from worker_connector.reference_engine.dynamo_request import BadRequest, Submission, merged_hints, route_of, submission
 from worker_connector.reference_engine.dynamo_stream import EngineGone, chunks, push
 from worker_connector.reference_engine.engine import Engine
+from worker_connector.router_hint import publish_router_hint
 
 logger = logging.getLogger(__name__)
+
+_HINT_ROLES = {Role.AGGREGATED: "aggregated", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 BEAT_SECONDS = 0.02
 """How often KV events and load are read from the engine."""
@@ -141,6 +145,7 @@ class DynamoWorker:
         self._device: list[DeviceEvents] = []
         self._hand_in: list[Callable[[list[dict[str, Any]]], None] | None] = []
         self._host: list[HostResidency] = []
+        self._ahead: FetchAhead | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
         """Set whenever the last running request has ended."""
@@ -205,6 +210,7 @@ class DynamoWorker:
         card.max_num_batched_tokens = config.max_num_tokens
         card.context_length = self._token_limit
         card.enable_local_indexer = True
+        await self._offer_blocks(card)
         role = self._settings.role
         worker_type, needs = {
             Role.AGGREGATED: (WorkerType.Aggregated, None),
@@ -226,6 +232,15 @@ class DynamoWorker:
             kv_cache_block_size=config.tokens_per_block,
             runtime_config=card,
         )
+
+    async def _offer_blocks(self, card: ModelRuntimeConfig) -> None:
+        """Where `connector.fetch` is on: Dynamo's router learns where this worker's blocks may be pulled from."""
+        ranks = range(self._settings.engine.data_parallel_size)
+        desks = desks_of([self.engine.connector_scheduler(rank) for rank in ranks])
+        endpoints = await endpoints_of(desks) if desks else {}
+        if endpoints:
+            publish_router_hint(card, endpoints, _HINT_ROLES[self._settings.role])
+            self._ahead = FetchAhead(desks, desks[0].wait_seconds)
 
     async def _publish(self, endpoint: Any) -> None:
         """KV events and load, before the first request can come."""
@@ -275,7 +290,8 @@ class DynamoWorker:
                     "event_batches": self._relays[rank].sequence if self._relays else 0,
                 }
             )
-        return {"ranks": ranks, "in_flight": self._in_flight}
+        waited = self._ahead.waited if self._ahead is not None else None
+        return {"ranks": ranks, "in_flight": self._in_flight, "fetch_waits": waited}
 
     async def _reset(self, _body: Any = None) -> dict[str, Any]:
         """POST /engine/reset_prefix_cache: drop device blocks that no request holds; the host slab keeps its copies."""
@@ -325,7 +341,10 @@ class DynamoWorker:
                 token_limit=self._token_limit,
                 data_parallel_size=self._settings.engine.data_parallel_size,
             )
-            async for item in self._run(request, asked, context):
+            hints = self._hints(request)
+            if self._ahead is not None:
+                await self._ahead.before(asked, hints)
+            async for item in self._run(request, asked, context, hints if self._settings.native_hints else None):
                 yield item
         except BadRequest as error:
             raise InvalidArgument(str(error)) from None
@@ -337,9 +356,10 @@ class DynamoWorker:
             if not self._in_flight:
                 self._idle.set()
 
-    def _run(self, request: Mapping[str, Any], asked: Submission, context: Any) -> AsyncGenerator[dict[str, Any], None]:
+    def _run(
+        self, request: Mapping[str, Any], asked: Submission, context: Any, hints: KvHintsEnvelope | None
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The engine's chunks, as this worker's role makes them."""
-        hints = self._hints(request)
         if self._settings.role is Role.PREFILL:
             return handed_over(
                 chunks(self.engine, context_only(asked), context, hints), prompt_tokens=len(asked.token_ids)
@@ -351,7 +371,7 @@ class DynamoWorker:
         return from_first_token(chunks(self.engine, rest, context, hints) if rest is not None else None, asked, handoff)
 
     def _hints(self, request: Mapping[str, Any]) -> KvHintsEnvelope | None:
-        if not self._settings.native_hints:
+        if not self._settings.native_hints and self._ahead is None:
             return None
         hints, refused = merged_hints(request)
         for why in refused:

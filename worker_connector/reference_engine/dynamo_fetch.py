@@ -1,0 +1,62 @@
+"""`kv.fetch@1.0` at the door of the reference engine's Dynamo worker: the hint's blocks are pulled before the engine sees the request.
+
+The request is held for them for `connector.fetch.wait_ms` at most, in the event loop, while others go by; the engine's threads know nothing
+of it. What has not come by then serves the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from dynamo_semkv.contracts.hints import KvHintsEnvelope
+from worker_connector.fetch_desk import FetchDesk
+from worker_connector.hints import HintReader
+from worker_connector.reference_engine.dynamo_request import Submission
+
+logger = logging.getLogger(__name__)
+
+OPEN_SECONDS = 20.0
+"""How long a rank may take to listen."""
+
+
+def desks_of(schedulers: Sequence[Any]) -> list[FetchDesk]:
+    """Of every rank; empty where nothing is pulled."""
+    found = [getattr(scheduler, "fetch_desk", None) for scheduler in schedulers]
+    return [desk for desk in found if desk is not None] if all(found) else []
+
+
+async def endpoints_of(desks: Sequence[FetchDesk]) -> dict[int, str]:
+    """By rank. Empty unless every rank listens: a worker pulls and serves, or does neither."""
+    waits = [asyncio.to_thread(desk.wait_open, OPEN_SECONDS) for desk in desks]
+    endpoints = dict(enumerate(await asyncio.gather(*waits)))
+    if not all(endpoints.values()):
+        logger.error(
+            "no blocks are pulled or served: ranks %s do not listen", [r for r, e in endpoints.items() if not e]
+        )
+        return {}
+    return {rank: endpoint for rank, endpoint in endpoints.items() if endpoint is not None}
+
+
+class FetchAhead:
+    """`wait_seconds`: how long a request may be held."""
+
+    def __init__(self, desks: Sequence[FetchDesk], wait_seconds: float) -> None:
+        self._desks = desks
+        self._wait = wait_seconds
+        self._reader = HintReader(fetches=True)
+        self.waited: dict[str, int] = {"arrived": 0, "late": 0}
+
+    async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
+        """Returns when what can come in time has come. Never raises but for cancellation."""
+        rank = asked.dp_rank if asked.dp_rank is not None else 0 if len(self._desks) == 1 else None
+        fetch = self._reader.parse(hints, by_dynamo=True).fetch if hints is not None else None
+        if fetch is None or rank is None:
+            return
+        pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
+        if pull is None or self._wait <= 0:
+            return
+        done, _ = await asyncio.wait({asyncio.wrap_future(pull)}, timeout=self._wait)
+        self.waited["arrived" if done else "late"] += 1
