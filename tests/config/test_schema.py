@@ -94,6 +94,35 @@ def test_a_page_without_a_token_stays_on_loopback() -> None:
     assert not build({"dashboard": {"host": "0.0.0.0", "enabled": False}}).dashboard.enabled
 
 
+@pytest.mark.parametrize(
+    ("fetch", "message"),
+    [
+        ({"enabled": True}, r"connector\.fetch\.secret_file: got None, allowed: a file"),
+        ({"allowed_networks": "10.0.0.0/8, here"}, r"connector\.fetch\.allowed_networks: got 'here'"),
+        ({"allowed_networks": "10.0.0.1/8"}, r"connector\.fetch\.allowed_networks"),
+        ({"host": "localhost"}, r"connector\.fetch\.host: got 'localhost', allowed: an IP address"),
+        ({"advertise_host": "0.0.0.0"}, r"connector\.fetch\.advertise_host"),
+        ({"enabled": True, "secret_file": "s", "host": "::"}, r"connector\.fetch\.advertise_host: got None"),
+        (
+            {"wait_ms": 2000, "deadline_ms": 1000},
+            r"connector\.fetch\.wait_ms: got 2000.*at most connector\.fetch\.deadline_ms",
+        ),
+    ],
+)
+def test_what_fetching_needs_is_said(fetch: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        build({"connector": {"fetch": fetch}})
+
+
+def test_fetching_is_off_and_on_loopback_until_it_is_asked_for() -> None:
+    fetch = build({}).connector.fetch
+    assert (fetch.enabled, fetch.host, fetch.allowed_networks) == (False, "127.0.0.1", "127.0.0.0/8,::1/128")
+    far = {"enabled": True, "secret_file": "s", "host": "0.0.0.0", "advertise_host": "10.0.0.7"}
+    assert build({"connector": {"fetch": far}}).connector.fetch.advertised == "10.0.0.7"
+    with pytest.raises(ContractError, match=r"connector\.fetch\.enabled.*materialization is off"):
+        build({"connector": {"materialization": "off", "fetch": far}})
+
+
 def test_experimental_is_refused_without_request_local_kv() -> None:
     config = build({"connector": {"materialization": "experimental"}})
     with pytest.raises(ContractError, match="request-local KV"):

@@ -105,6 +105,22 @@ def test_asynchronous_loads_are_refused_under_tensor_parallelism() -> None:
     assert load_settings(llm_args(32, tensor_parallel_size=2, enable_attention_dp=True), env).exact
 
 
+def test_fetching_is_refused_under_tensor_parallelism_and_wants_a_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    env = ENV | {"SEMKV_CONNECTOR__FETCH__ENABLED": "true", "SEMKV_CONNECTOR__FETCH__SECRET_FILE": str(secret)}
+    secret.write_bytes(b"sixteen bytes ok\n")
+    assert load_settings(llm_args(32), env).fetch_secret == b"sixteen bytes ok"
+    assert load_settings(llm_args(32), ENV).fetch_secret is None
+    assert load_settings(llm_args(32, tensor_parallel_size=2, enable_attention_dp=True), env).fetch_secret
+    with pytest.raises(Refused, match="Remedy: set it to false") as refused:
+        load_settings(llm_args(32, tensor_parallel_size=2), env)
+    assert refused.value.setting == "connector.fetch.enabled"
+    secret.write_bytes(b"too short")
+    with pytest.raises(ContractError, match=r"connector\.fetch\.secret_file.*16 to 1024") as short:
+        load_settings(llm_args(32), env)
+    assert "too short" not in str(short.value)
+
+
 def test_rank_is_read_from_the_launcher_and_refused_when_unknown() -> None:
     args = llm_args(32, tensor_parallel_size=4)
     assert rank_of(args, {"OMPI_COMM_WORLD_RANK": "3", "RANK": "1"}) == 3

@@ -1,0 +1,122 @@
+"""Two workers behind Dynamo's own KvRouter: a prompt that one of them holds is served by the other from blocks that it pulled, because
+Dynamo's `kv.fetch` hint said where they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphs.local.graph import LocalGraph
+from graphs.local.settings import GraphSettings
+from tests.graphs.traffic import get, prompt, wait_until
+
+pytestmark = [pytest.mark.graph, pytest.mark.slow]
+
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LocalGraph]:
+    directory = tmp_path_factory.mktemp("graph")
+    secret = directory / "fetch-secret"
+    secret.write_text(secrets.token_hex(32))
+    fetch = {"enabled": True, "secret_file": str(secret), "wait_ms": 20_000.0, "deadline_ms": 20_000.0}
+    settings = GraphSettings(
+        model="tiny", threads=1, blocks_per_rank=160, kv_frontend=True, overrides={"connector": {"fetch": fetch}}
+    )
+    with LocalGraph(settings, run_dir=directory, model_dir=model_dir) as started:
+        yield started
+
+
+def instance_of(graph: LocalGraph, worker: str) -> int:
+    """Dynamo's id of a worker: a label of its own metrics, in hex."""
+    with urllib.request.urlopen(f"{graph.status_url(worker)}/metrics", timeout=10) as response:
+        found = re.search(r'semkv_connector_info\{[^}]*worker_id="([0-9a-f]+)"', response.read().decode())
+    assert found is not None
+    return int(found[1], 16)
+
+
+def chat(graph: LocalGraph, seed: int, worker: str, rank: int, salt: str | None = None) -> tuple[str, int, int]:
+    """(text, prompt tokens, cached tokens) of a prompt that is sent to this rank."""
+    nvext: dict[str, Any] = {"backend_instance_id": instance_of(graph, worker), "dp_rank": rank}
+    if salt is not None:
+        nvext["cache_salt"] = salt
+    body = {
+        "model": graph.settings.served_model,
+        "messages": [{"role": "user", "content": prompt(seed)}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "nvext": nvext,
+    }
+    url = f"{graph.frontend_url}/v1/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.load(response)
+    usage = answer["usage"]
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return answer["choices"][0]["message"]["content"], usage["prompt_tokens"], cached
+
+
+def rank_of(graph: LocalGraph, worker: str, rank: int) -> dict[str, Any]:
+    return dict(get(f"{graph.status_url(worker)}/engine/semkv")["ranks"][rank])
+
+
+def fetched(graph: LocalGraph, worker: str, rank: int) -> int:
+    connector = rank_of(graph, worker, rank)["connector"]
+    return int(connector["attempt_counts"].get("fetched_tokens", 0))
+
+
+def settled(graph: LocalGraph, worker: str, rank: int, blocks: int) -> bool:
+    """The rank's slab has so many blocks, and Dynamo was told of them."""
+    numbers = rank_of(graph, worker, rank)
+    return numbers["connector"]["ledger"]["resident"] >= blocks and numbers["connector"]["open_saves"] == 0
+
+
+def pulls(graph: LocalGraph, worker: str, rank: int) -> dict[str, int]:
+    return dict(rank_of(graph, worker, rank)["connector"]["fetch"]["pulls"])
+
+
+def held_by(graph: LocalGraph, worker: str, rank: int, seed: int, salt: str | None = None) -> tuple[str, int]:
+    """Text and whole blocks of a prompt, which this rank holds from now on."""
+    before = rank_of(graph, worker, rank)["connector"]["ledger"]["resident"]
+    text, size, cached = chat(graph, seed, worker, rank, salt)
+    assert cached == 0
+    blocks = (size - 1) // BLOCK
+    wait_until("blocks are resident", lambda: settled(graph, worker, rank, before + blocks))
+    return text, blocks
+
+
+def test_a_prompt_that_one_worker_holds_is_materialized_on_the_other(graph: LocalGraph) -> None:
+    for seed in range(1, 20):
+        text, blocks = held_by(graph, "worker-0", 1, seed)
+        again, _, cached = chat(graph, seed, "worker-1", 0)
+        assert again == text
+        if pulls(graph, "worker-1", 0):
+            break
+        assert cached == 0  # Dynamo had not learned of the blocks yet, so there was no hint: another prompt
+    assert pulls(graph, "worker-1", 0) == {"complete": 1}
+    assert cached == blocks * BLOCK
+    wait_until("the materialization is confirmed", lambda: fetched(graph, "worker-1", 0) == cached)
+    assert rank_of(graph, "worker-0", 1)["connector"]["fetch"]["serving"]["sent_blocks"] == blocks
+
+
+def test_another_tenants_blocks_are_not_pulled(graph: LocalGraph) -> None:
+    for seed in range(20, 40):
+        text, blocks = held_by(graph, "worker-0", 0, seed, "tenant-a")
+        for salt in ("tenant-b", None):
+            other, _, cached = chat(graph, seed, "worker-1", 1, salt)
+            assert (other, cached) == (text, 0)
+        assert pulls(graph, "worker-1", 1) == {}
+        own, _, cached = chat(graph, seed, "worker-1", 0, "tenant-a")
+        assert own == text
+        if cached:
+            assert cached == blocks * BLOCK
+            return
+    raise AssertionError("Dynamo never hinted at the tenant's own blocks")
