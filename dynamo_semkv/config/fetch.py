@@ -18,6 +18,7 @@ class FetchConfig(Section, frozen=True):
     PATH: ClassVar[str] = "connector.fetch"
 
     enabled: bool = False
+    """Pull on hints, and serve others. False: neither."""
     secret_file: Text | None = None
     """File with the 16 to 1024 byte secret that all workers of the fleet share. It never goes over the wire. Needed with `enabled`."""
     host: Text = "127.0.0.1"

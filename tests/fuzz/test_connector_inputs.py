@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,14 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.keys import child_key, root_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from tests.fuzz import odd
-from worker_connector import rank_wire
+from worker_connector import fetch_peers, fetch_wire, rank_wire
 from worker_connector.block_file import BlockFormat, BlockRecord
 from worker_connector.channel import SlotsDamaged
 from worker_connector.engine_namespace import _heads
 from worker_connector.event_pipe import MAX_FRAME, EventEar
+from worker_connector.fetch_transport import FetchFailed, Why
+from worker_connector.fetch_wire import Block, Challenge, Done, Get, Proof, Refused, Welcome
+from worker_connector.fetch_wire import Hello as Hello_
 from worker_connector.kv_events import KvFreshness
 from worker_connector.namespace_words import namespace_of, words_of
 from worker_connector.rank_wire import Hello, Numbered, Seen, WireError
@@ -75,6 +80,82 @@ def test_a_frame_that_lies_about_its_lengths_costs_no_memory(lie: bytes) -> None
         assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
     finally:
         tracemalloc.stop()
+
+
+GREETINGS = tuple(
+    msgspec.msgpack.encode(message)
+    for message in (Hello_(1, b"n" * 32), Challenge(b"n" * 32), Proof(b"p" * 32), Welcome(b"p" * 32))
+)
+MESSAGES = tuple(
+    msgspec.msgpack.encode(message)
+    for message in (
+        Get(b"n" * 32, "layout", "0/1", 4, 64, (b"k" * 16,)),
+        Block(b"k" * 16, b"t" * 16, 2**64 - 1),
+        Done("life"),
+        Refused(Why.BUSY, "16 connections"),
+    )
+)
+
+
+@settings(max_examples=60)
+@given(
+    body=st.binary(max_size=60) | st.sampled_from(GREETINGS).flatmap(odd.damaged),
+    size=st.none() | st.integers(0, 2**32 - 1),
+)
+@example(body=b"\xdd\xff\xff\xff\xff", size=None)
+@example(body=b"x", size=2**32 - 1)
+def test_any_bytes_between_workers(body: bytes, size: int | None) -> None:
+    """From a stranger, in front of the proofs; and from one who has the secret, behind them."""
+    refused: set[Why] = set()
+    raw = struct.pack(">I", len(body) if size is None else size) + body
+    for kind in (Hello_, Challenge, Proof, Welcome):
+        try:
+            found = over_a_socket(
+                raw, lambda near, kind=kind: fetch_wire.receive_greeting(near, kind, time.monotonic() + 10)
+            )
+            assert isinstance(found, kind)
+        except FetchFailed as failed:
+            refused.add(failed.why)
+    for decoder in (fetch_wire.REQUEST, fetch_wire.ANSWER):
+        try:
+            said = fetch_wire.decode(decoder, body)
+            assert isinstance(said, (Get, Block, Done, Refused))
+        except FetchFailed as failed:
+            refused.add(failed.why)
+    assert refused <= {Why.MALFORMED, Why.LOST}
+
+
+@settings(max_examples=60)
+@given(body=st.sampled_from(MESSAGES).flatmap(odd.damaged))
+def test_any_message_of_a_worker_that_has_the_secret(body: bytes) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        sender = fetch_wire.Channel(far, b"secret", b"a", b"b", serving=True)
+        reader = fetch_wire.Channel(near, b"secret", b"a", b"b", serving=False)
+        sender.send_bytes(body, time.monotonic() + 10)
+        refused: Why | None = None
+        try:
+            assert isinstance(reader.receive(fetch_wire.ANSWER, time.monotonic() + 10), (Block, Done, Refused))
+        except FetchFailed as failed:
+            refused = failed.why
+        assert refused in (None, Why.MALFORMED)
+
+
+@given(
+    st.text(max_size=60)
+    | st.from_regex(r"(tcp|http)://\[?[0-9a-f:.]{1,20}\]?:[0-9]{1,6}", fullmatch=True)
+    | st.ip_addresses().map(lambda host: fetch_peers.endpoint(str(host), 7011))
+)
+def test_any_address_of_a_hint(text: str) -> None:
+    """Only a number within the allowed networks comes out, whatever goes in."""
+    try:
+        address = fetch_peers.Peers("10.0.0.0/8,fd00::/8").address(text)
+    except fetch_peers.NotAllowed:
+        return
+    host = ipaddress.ip_address(address.host)
+    host = getattr(host, "ipv4_mapped", None) or host
+    assert host in ipaddress.ip_network("10.0.0.0/8" if host.version == 4 else "fd00::/8")
+    assert 1 <= address.port <= 65_535
 
 
 EVENT = {

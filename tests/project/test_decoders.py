@@ -30,6 +30,7 @@ TESTED = {
     "worker_connector/block_file.py": (CONNECTOR, "test_any_block_file_is_the_block_or_a_miss"),
     "worker_connector/engine_namespace.py": (CONNECTOR, "test_any_configuration_of_a_model"),
     "worker_connector/event_pipe.py": (CONNECTOR, "test_any_bytes_of_an_event_pipe"),
+    "worker_connector/fetch_wire.py": (CONNECTOR, "test_any_bytes_between_workers"),
     "worker_connector/namespace_words.py": (CONNECTOR, "test_any_words_of_a_namespace"),
     "worker_connector/rank_wire.py": (CONNECTOR, "test_any_bytes_between_ranks"),
     "worker_connector/request_view.py": (CONNECTOR, "test_tokens_there_and_back"),
@@ -54,6 +55,7 @@ MORE = (
     (ROUTER, "test_any_page_is_shown_or_refused_in_one_sentence"),
     (CONNECTOR, "test_any_cache_events"),
     (CONNECTOR, "test_any_epoch"),
+    (CONNECTOR, "test_any_address_of_a_hint"),
     ("tests/fuzz/test_configuration.py", "test_any_environment"),
     ("tests/fuzz/test_page_inputs.py", "test_any_bytes_to_the_page"),
 )
