@@ -29,7 +29,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
     secret.write_text(secrets.token_hex(32))
     fetch = {"enabled": True, "secret_file": str(secret), "wait_ms": 20_000.0, "deadline_ms": 20_000.0}
     settings = GraphSettings(
-        model="tiny", threads=1, blocks_per_rank=160, kv_frontend=True, overrides={"connector": {"fetch": fetch}}
+        model="tiny", threads=1, blocks_per_rank=160, router_mode="kv", overrides={"connector": {"fetch": fetch}}
     )
     with LocalGraph(settings, run_dir=directory, model_dir=model_dir) as started:
         yield started
