@@ -2,7 +2,8 @@
 
 semkv          our router in front (enforce), our connector in the engines
 kv             Dynamo's frontend with `--router-mode kv`, engines without a connector: who has not installed us
-round_robin    the same with `--router-mode round-robin`
+kv_connector   Dynamo's frontend with `--router-mode kv`, engines with our connector: what of a gain is not the placement's
+round_robin    as kv, with `--router-mode round-robin`
 semblend       our router with SemBlend's provider instead of the fingerprints, and a deadline that lets it answer
 cold           as round_robin, and every request under a salt of its own: nothing can be reused
 """
@@ -16,7 +17,8 @@ from typing import Any
 from graphs.bench.groups import Group
 from graphs.local.settings import GraphSettings
 
-SEMKV, KV, ROUND_ROBIN, SEMBLEND, COLD = "semkv", "kv", "round_robin", "semblend", "cold"
+SEMKV, KV, KV_CONNECTOR = "semkv", "kv", "kv_connector"
+ROUND_ROBIN, SEMBLEND, COLD = "round_robin", "semblend", "cold"
 OURS = (SEMKV, SEMBLEND)
 """With a router of ours, which knows what became of every request."""
 SEMBLEND_NEEDS = ("semblend_core", "rapidfuzz", "sentence_transformers", "torch")
@@ -46,16 +48,17 @@ def missing(name: str) -> list[str]:
 def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:
     """`model_dir`: where the served model's tokenizer is. `disk`: an empty directory for the disk tier, if the group has one."""
     ours = name in OURS
+    connector = ours or name == KV_CONNECTOR
     return GraphSettings(
         model=group.model,
         workers=group.workers,
         data_parallel_size=1,
-        connector=ours,
+        connector=connector,
         blocks_per_rank=group.blocks_per_rank,
         max_num_tokens=group.max_num_tokens,
         threads=group.threads,
-        router_mode=None if ours else "kv" if name == KV else "round-robin",
-        overrides=_overrides(name, group, model_dir, disk) if ours else {},
+        router_mode=None if ours else "kv" if name in (KV, KV_CONNECTOR) else "round-robin",
+        overrides=_overrides(name, group, model_dir, disk) if connector else {},
     )
 
 

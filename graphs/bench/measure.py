@@ -135,7 +135,8 @@ def _engine(group: Group) -> dict[str, float]:
 
 def _described(planned: Planned) -> dict[str, Any]:
     scenario = planned.scenario
-    return {"title": scenario.title, "kind": scenario.kind, "requests": scenario.requests}
+    paced = any(offset for one in scenario.passes for offset in one.offsets)
+    return {"title": scenario.title, "kind": scenario.kind, "requests": scenario.requests, "paced": paced}
 
 
 def _calibrate(graphs: dict[str, LocalGraph], library: Library, group: Group) -> float:

@@ -35,16 +35,18 @@ def page(run: Mapping[str, Any], figures: Figures, pictures: Mapping[str, str]) 
     parts += ["## Connector", other_pages.connector(figures)]
     parts += ["## Evidence", other_pages.evidence(sections.get("evidence", {}).get("found"))]
     parts += ["## Replay of a trace", other_pages.replay(sections.get("replay", {}).get("found"))]
-    parts += ["## Router", other_pages.router(figures, sections.get("router", {}).get("missing"))]
+    parts += ["## Router", _router(sections, figures)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _about(run: Mapping[str, Any]) -> str:
-    took = ", ".join(f"{name} {section['seconds'] / 60:.1f} min" for name, section in run["sections"].items())
-    lines = [
-        *machine.words(run["machine"]),
-        f"{run['repeats']} repeats, seed {run['seed']}, {run['at']}; {took}",
+    lines = [*machine.words(run["machine"]), f"{run['repeats']} repeats, seed {run['seed']}"]
+    took = [
+        f"{name} {section['at']}, {section['seconds'] / 60:.1f} min, load average before it {section['load_before']}"
+        for name, section in run["sections"].items()
     ]
+    if took:
+        lines.append("; ".join(took))
     return "\n".join(f"* {line}" for line in lines)
 
 
@@ -74,7 +76,8 @@ def _left(head: list[str], rows: list[list[str]]) -> str:
 def _contenders() -> str:
     return (
         "*semkv*: our router (enforce) and our connector. *Dynamo kv*: the frontend with `--router-mode kv`, engines without a "
-        "connector, as who has not installed us runs it. *Round robin*: the same with `--router-mode round-robin`. *semkv with "
+        "connector, as who has not installed us runs it. *Dynamo kv + connector*: the same with our connector in the engines, which "
+        "shows what of a gain is not the placement's. *Round robin*: as Dynamo kv, with `--router-mode round-robin`. *semkv with "
         "SemBlend*: our router with SemBlend's provider alone and a deadline of a second, since on a CPU it needs that. *Cold*: every "
         "prompt once under a salt of its own, so nothing can be reused; its answers are what the others' are compared with. All run "
         "the same engine, Dynamo and requests."
@@ -106,7 +109,14 @@ def _summary(figures: Figures) -> str:
 
 
 def _pictures(pictures: Mapping[str, str]) -> str:
-    return "\n\n".join(f"![{name}]({path})" for name, path in pictures.items() if name.startswith("ttft_"))
+    return "\n\n".join(
+        f"![{name}]({path})" for name, path in pictures.items() if name.startswith(("ttft_", "lengths_"))
+    )
+
+
+def _router(sections: Mapping[str, Any], figures: Figures) -> str:
+    measured = sections.get("router", {})
+    return other_pages.router(measured.get("found"), figures, measured.get("missing"))
 
 
 def _missing(sections: Mapping[str, Any], name: str) -> str:

@@ -36,7 +36,6 @@ def describe() -> dict[str, Any]:
         "dynamo_semkv": __version__,
         "commit": _commit(),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
-        "load_before": round(os.getloadavg()[0], 2),
     }
 
 
@@ -45,7 +44,6 @@ def words(machine: dict[str, Any]) -> Sequence[str]:
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}",
         f"Python {machine['python']}, dynamo_semkv {machine['dynamo_semkv']} ({machine['commit'] or 'no commit known'}), {packages}",
-        f"load average at the start: {machine['load_before']}",
     )
 
 

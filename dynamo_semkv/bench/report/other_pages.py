@@ -147,12 +147,34 @@ def replay(found: Mapping[str, Any] | None) -> str:
     return "\n\n".join(parts)
 
 
-def router(figures: Figures, missing: str | None) -> str:
-    """Every figure that the router's bench gave, by its own name."""
-    mine = {path.removeprefix("router/"): figure for path, figure in figures.items() if path.startswith("router/")}
-    if not mine:
+def router(found: Mapping[str, Any] | None, figures: Figures, missing: str | None) -> str:
+    """`found`: what `bench router` wrote; `figures`: of all sections."""
+    if found is None:
         return f"Not measured in this run{f': {missing}' if missing else ''}."
-    return table(["figure", "value"], [[path, _plain(figure)] for path, figure in mine.items()])
+    of = {path.removeprefix("router/"): figure for path, figure in figures.items() if path.startswith("router/")}
+    parts, shown = [], set[str]()
+    size = f"{found.get('donors', 0):,} donors, prompts of {found.get('tokens', 0):,} tokens"
+    titles = {
+        "stages": f"What our router adds to a request by stage, ms; {size}:",
+        "decisions": "A decision by replicas, ms:",
+    }
+    for place, title in titles.items():
+        rows: dict[str, dict[str, Figure]] = {}
+        for path in of:
+            if path.startswith(f"{place}/"):
+                label, _, name = path.removeprefix(f"{place}/").partition("/")
+                rows.setdefault(label, {})[name.replace("/", " ")] = of[path]
+                shown.add(path)
+        if rows:
+            names = [name for name in next(iter(rows.values())) if name != "replicas"]
+            cells = [[label, *(spread(row.get(name), 1.0, 3) for name in names)] for label, row in rows.items()]
+            parts += [title, table([place, *(name.replace("_", " ") for name in names)], cells)]
+    rest = [
+        [path, _plain(figure)] for path, figure in of.items() if path not in shown and path not in ("donors", "tokens")
+    ]
+    if rest:
+        parts.append(table(["figure", "value"], rest))
+    return "\n\n".join(parts)
 
 
 def _plain(figure: Figure) -> str:

@@ -11,7 +11,14 @@ from dynamo_semkv.bench.report.scaling_pages import AGAINST, Curve, curves
 from dynamo_semkv.bench.report.scenario_pages import ORDER, TITLES
 from dynamo_semkv.bench.report.statistics import Figures
 
-COLOURS = {"semkv": "#2a7d4f", "kv": "#3465a4", "round_robin": "#888888", "semblend": "#c17d11", "cold": "#a40000"}
+COLOURS = {
+    "semkv": "#2a7d4f",
+    "kv": "#3465a4",
+    "kv_connector": "#75b0e0",
+    "round_robin": "#888888",
+    "semblend": "#c17d11",
+    "cold": "#a40000",
+}
 
 
 def available() -> bool:
@@ -33,6 +40,9 @@ def draw(sections: Mapping[str, Any], figures: Figures, folder: Path) -> dict[st
     for name, group in (scenarios or {"groups": {}})["groups"].items():
         made[f"ttft_{name}"] = f"ttft_{name}.svg"
         _bars(name, group, figures, folder / made[f"ttft_{name}"])
+        if len(points := _lengths(name, group, figures)) > 1:
+            made[f"lengths_{name}"] = f"lengths_{name}.svg"
+            _by_length(group["title"], points, folder / made[f"lengths_{name}"])
     return made
 
 
@@ -55,6 +65,44 @@ def _curve(curve: Curve, against: str, path: Path) -> None:
     axes.set_ylabel(curve.unit)
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+PHASES = {"first": "cold", "again": "warm on the device", "after_eviction": "after the device forgot it"}
+Points = dict[float, dict[tuple[str, str], float]]
+
+
+def _lengths(name: str, group: Mapping[str, Any], figures: Figures) -> Points:
+    """Prompt tokens -> (contender, phase) -> seconds, of the scenarios that have every phase."""
+    found: Points = {}
+    for scenario in group["scenarios"]:
+        tokens = [r["prompt_tokens"] for r in group["records"] if r["scenario"] == scenario]
+        points = {
+            (contender, phase): figure.median
+            for contender in ("semkv", "kv")
+            for phase in PHASES
+            if (figure := figures.get(f"scenarios/{name}/{scenario}/{contender}/ttft_{phase}")) is not None
+        }
+        if len(points) == 2 * len(PHASES):
+            found[max(tokens)] = points
+    return dict(sorted(found.items()))
+
+
+def _by_length(title: str, points: Points, path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5.2, 3.4))
+    styles = {"first": "o-", "again": "^:", "after_eviction": "s--"}
+    for contender in ("semkv", "kv"):
+        for phase, words in PHASES.items():
+            ys = [at[contender, phase] * 1e3 for at in points.values()]
+            axes.loglog(
+                list(points), ys, styles[phase], color=COLOURS[contender], label=f"{TITLES[contender]}, {words}"
+            )
+    axes.set_xlabel(f"prompt tokens ({title})")
+    axes.set_ylabel("time to first token, ms")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(fontsize=6)
     _save(figure, path)
 
 

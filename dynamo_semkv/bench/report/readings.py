@@ -114,10 +114,16 @@ def _leaves(path: str, value: Any) -> Iterable[tuple[str, Figure]]:
         yield path, Figure("", tuple(float(item) for item in value), _better(path))
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            label = number if not isinstance(item, Mapping) else item.get("name", item.get("replicas", number))
-            yield from _leaves(f"{path}/{_name(str(label))}", item)
+            yield from _leaves(f"{path}/{_name(str(_label(item, number)))}", item)
     elif _is_number(value):
         yield path, Figure("", (float(value),), _better(path))
+
+
+def _label(item: Any, number: int) -> Any:
+    """By what a row calls itself; its place in the list where it does not."""
+    if not isinstance(item, Mapping):
+        return number
+    return next((item[name] for name in ("stage", "name", "part", "replicas", "contender") if name in item), number)
 
 
 def _numbers(path: str, rows: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> Figures:

@@ -43,7 +43,7 @@ class Curve:
 
 
 def curves(sections: Mapping[str, Any]) -> dict[str, Curve]:
-    """Of what was measured: `lookup`, `memory`, `events`, `decision`, `offer`."""
+    """Of what was measured: `lookup`, `memory`, `events`, `decision`, `route`, `offer`."""
     found: dict[str, Curve] = {}
     scaling = sections.get("scaling", {}).get("found")
     if scaling is None:
@@ -71,6 +71,13 @@ def curves(sections: Mapping[str, Any]) -> dict[str, Curve]:
     found["decision"] = Curve(
         "score sheet", "us", xs, tuple(1e6 * y for y in decision), least_of, f"reading {ROW_BYTES} bytes a replica"
     )
+    router = sections.get("router", {}).get("found") or {}
+    if rows := [{"replicas": row["replicas"], **row["whole"]} for row in router.get("decisions", ())]:
+        xs, whole = _medians(rows, "replicas", "own_p50")
+        read = 4 * router.get("tokens", tokens) / limits["read_bytes_per_second"] + samples * limits["miss_seconds"]
+        least_of = tuple(1e6 * (read + x * ROW_BYTES / limits["read_bytes_per_second"]) for x in xs)
+        words = f"reading the prompt and {ROW_BYTES} bytes a replica, one cache miss a sample"
+        found["route"] = Curve("whole decision of the router", "us", xs, tuple(1e3 * y for y in whole), least_of, words)
     connector = sections.get("connector", {}).get("found")
     if connector is not None:
         rows = [row for run in connector["runs"] for row in run.get("lookup", ()) if row["tokens_as"] == "array"]
@@ -95,7 +102,14 @@ def _medians(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[tuple[f
     return xs, tuple(median(by[one]) for one in xs)
 
 
-AGAINST = {"lookup": "donors", "memory": "donors", "events": "donors", "decision": "replicas", "offer": "prompt tokens"}
+AGAINST = {
+    "lookup": "donors",
+    "memory": "donors",
+    "events": "donors",
+    "decision": "replicas",
+    "route": "replicas",
+    "offer": "prompt tokens",
+}
 
 
 def page(sections: Mapping[str, Any], pictures: Mapping[str, str]) -> str:

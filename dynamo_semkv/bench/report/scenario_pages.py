@@ -9,10 +9,11 @@ from dynamo_semkv.bench.report.figures import OURS, RIVAL, reasons
 from dynamo_semkv.bench.report.markdown import counts, milliseconds, percent, spread, table
 from dynamo_semkv.bench.report.statistics import Figure, Figures
 
-ORDER = ("semkv", "kv", "round_robin", "semblend", "cold")
+ORDER = ("semkv", "kv", "kv_connector", "round_robin", "semblend", "cold")
 TITLES = {
     "semkv": "semkv",
     "kv": "Dynamo kv",
+    "kv_connector": "Dynamo kv + connector",
     "round_robin": "round robin",
     "semblend": "semkv with SemBlend",
     "cold": "cold",
@@ -38,10 +39,10 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
     scenarios = group["scenarios"]
     ours = [contender for contender in contenders if contender in OURS]
     parts = [f"### {group['title']}"]
-    parts.append(
-        f"{group['workers']} workers, {group['device_tokens']:,} tokens of device pages in all; requests come {group['gap'] * 1e3:.0f} ms "
-        f"apart on average, which is 1.25 times what a cold prompt takes."
-    )
+    pace = f"requests come {group['gap'] * 1e3:.0f} ms apart on average, which is 1.25 times what a cold prompt takes"
+    if not any(described["paced"] for described in scenarios.values()):
+        pace = "one request at a time"
+    parts.append(f"{group['workers']} workers, {group['device_tokens']:,} tokens of device pages in all; {pace}.")
     if group["trouble"]:
         parts.append(f"{len(group['trouble'])} lines of trouble in the logs, the first: `{group['trouble'][0][:200]}`")
     failed = sum(not record["ok"] for record in group["records"])

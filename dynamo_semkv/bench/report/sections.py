@@ -1,11 +1,12 @@
 """The parts of the report, each a program of its own whose figures come back as JSON: what it runs, and what is missing for it.
 
-Sections(options).run("evidence") -> {"seconds": ..., "found": {...}} or {"missing": "why"}
+Sections(options).run("evidence") -> {"at", "load_before", "seconds", and "found": {...} or "missing": "why"}
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,13 +57,17 @@ class Sections:
             "router": self._router,
         }[name]
         self._options.say(f"== {name}")
-        began = time.monotonic()
+        began, load = time.monotonic(), os.getloadavg()[0]
+        about: dict[str, Any] = {
+            "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "load_before": round(load, 2),
+        }
         try:
-            found = run()
+            about["found"] = run()
         except Failed as failed:
             self._options.say(f"== {name}: {failed}")
-            return {"missing": str(failed), "seconds": time.monotonic() - began}
-        return {"found": found, "seconds": time.monotonic() - began}
+            about["missing"] = str(failed)
+        return {**about, "seconds": time.monotonic() - began}
 
     def _scenarios(self) -> Any:
         options = self._options

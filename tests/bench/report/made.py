@@ -69,8 +69,8 @@ def group() -> dict[str, Any]:
         "gap": 0.5,
         "engine": {"flops_per_token": 1e6, "attention_flops_per_square_token": 1e3, "kv_bytes_per_token": 3072.0},
         "scenarios": {
-            "set": {"title": "a set", "kind": "reuse", "requests": 2},
-            "none": {"title": "nothing", "kind": "negative", "requests": 1},
+            "set": {"title": "a set", "kind": "reuse", "requests": 2, "paced": True},
+            "none": {"title": "nothing", "kind": "negative", "requests": 1, "paced": True},
         },
         "records": records,
         "trouble": [],
@@ -95,9 +95,11 @@ def run(**sections: Any) -> dict[str, Any]:
             "dynamo_semkv": "0",
             "commit": None,
             "packages": {},
-            "load_before": 0.0,
         },
-        "sections": {name: {"found": found, "seconds": 60.0} for name, found in sections.items()},
+        "sections": {
+            name: {"at": "2026-01-01 00:00 UTC", "load_before": 0.0, "found": found, "seconds": 60.0}
+            for name, found in sections.items()
+        },
     }
 
 
@@ -145,4 +147,21 @@ def scaling(at_100k: float = 500.0) -> dict[str, Any]:
         "prompt_tokens": 8_192,
         "donors": donors,
         "replicas": [{"replicas": n, "own_p50": 1e-5 * n, "p50": 1e-5 * n, "p99": 2e-5 * n} for n in (1, 8, 64)],
+    }
+
+
+def router(p50: float = 0.8) -> dict[str, Any]:
+    """Milliseconds, as `bench router --json` gives them."""
+
+    def cost(stage: str, scale: float = 1.0) -> dict[str, Any]:
+        times = {"wall_p50": p50, "wall_p99": 2 * p50, "own_p50": p50, "own_p99": 2 * p50}
+        return {"stage": stage, **{name: scale * value for name, value in times.items()}}
+
+    rows = [{"replicas": n, "weigh": cost("weigh", n / 8), "whole": cost("whole", n / 8)} for n in (1, 8, 64)]
+    return {
+        "donors": 10_000,
+        "tokens": 8_192,
+        "requests": 400,
+        "stages": [cost("weigh", 0.5), cost("whole")],
+        "decisions": rows,
     }

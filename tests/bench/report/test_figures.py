@@ -79,6 +79,16 @@ def test_fewer_donors_than_the_goal_speaks_of_neither_meet_nor_miss_it() -> None
     assert words(made.run(scaling=scaling))["<= 4 KiB a donor"] == "shown"
 
 
+def test_the_routers_bench_is_read_where_it_is_there() -> None:
+    run = made.run(router=made.router(), scaling=made.scaling())
+    found = words(run)
+    assert found["added router time p50 <= 1 ms (8k tokens, 10,000 donors, 8 ranks)"] == "yes"
+    assert words(made.run(router=made.router(p50=2.0)))["added router time p99 <= 3 ms"] == "**no**"
+    page = document.page(run, all_figures(run["sections"]), {})
+    assert "| whole | 0.800 | 1.600 | 0.800 | 1.600 |" in page
+    assert curves(run["sections"])["route"].exponent == pytest.approx(1.0)
+
+
 def test_curves_have_their_limit_beside() -> None:
     found = curves(made.run(scaling=made.scaling())["sections"])
     assert set(found) == {"lookup", "memory", "events", "decision"}
