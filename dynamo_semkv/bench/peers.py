@@ -215,7 +215,7 @@ def peers(
     where: CacheNamespace, texts: Texts, model: Path | None, onnx: Path | None, names: Sequence[str]
 ) -> list[Peer]:
     """`model`: all-MiniLM-L6-v2 as sentence-transformers wants it, `onnx`: the same for `OnnxEncoder`. Raises ImportError for
-    what is asked for and not installed (`pip install dynamo-semkv[peers]`)."""
+    what is asked for and not installed (the extra `peers`)."""
 
     def embedding() -> Peer:
         config = EmbeddingConfig(budget_ms=1_000.0, max_donors=100_000)

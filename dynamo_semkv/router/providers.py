@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TypeVar
 
+from dynamo_semkv.config.extras import remedy
 from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.evidence.encoder import OnnxEncoder, TokenizerFile
@@ -38,7 +39,7 @@ def _with_extra(section: str, make: Callable[[], T]) -> T:
         return make()
     except ImportError as error:
         raise ContractError(
-            f"evidence.{section}.enabled", True, f"false, or install dynamo-semkv[{_EXTRAS[section]}] ({error})"
+            f"evidence.{section}.enabled", True, f"false, or {remedy(_EXTRAS[section])} ({error})"
         ) from error
 
 

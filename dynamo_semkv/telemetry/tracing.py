@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo_semkv import __version__
+from dynamo_semkv.config.extras import remedy
 from dynamo_semkv.telemetry import names
 from dynamo_semkv.telemetry.target import Target, shown
 from dynamo_semkv.telemetry.traceparent import TraceContext, form, parse
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Attributes = Mapping[str, Any]
-EXTRA = "pip install 'dynamo-semkv[telemetry]'"
+EXTRA = remedy("telemetry")
 _EXPORTER_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 

@@ -45,4 +45,4 @@ def test_the_remedy_names_the_extra(
         assert evidence_run._installed(["minhash"], say) == []
     else:
         assert evidence_run._model(Path("unused"), say) is None
-    assert "(pip install dynamo-semkv[peers])" in capsys.readouterr().err
+    assert "(pip install '.[peers]' in a checkout" in capsys.readouterr().err

@@ -45,3 +45,21 @@ def test_every_page_is_one_step_from_the_readme() -> None:
         path.name for path in PAGES if path.parts[-2] != "peers" and path.name != "README.md" and path not in linked
     ]
     assert not missing, f"no link in README.md to {missing}"
+
+
+def test_nobody_is_sent_to_an_index_for_our_package() -> None:
+    """It is on none: `pip install dynamo-semkv` would find nothing, or somebody else's."""
+    sources = [
+        *ROOT.glob("dynamo_semkv/**/*.py"),
+        *ROOT.glob("worker_connector/**/*.py"),
+        *ROOT.glob("graphs/**/*.*"),
+        *PAGES,
+    ]
+    wrong = [
+        f"{path.name}: {line.strip()}"
+        for path in sources
+        if path.suffix in (".py", ".md", ".sh", ".yaml") and path != ROOT / "CHANGELOG.md"
+        for line in path.read_text().splitlines()
+        if re.search(r"""install (--?[\w-]+ )*['"]?dynamo[-_]semkv""", line) and "would find nothing" not in line
+    ]
+    assert not wrong

@@ -109,6 +109,42 @@ def test_the_command_of_the_wheel_runs_without_this_checkout(wheel: Path, tmp_pa
         assert says in shown.stdout
 
 
+def test_every_extra_of_both_is_satisfied_by_the_lock(wheel: Path, tmp_path: Path) -> None:
+    """pip itself, without an index: whatever an extra asks for is installed here in a version that fits. `make packages` installs each
+    extra in an environment of its own, and resolves semblend and peers, which the lock leaves out."""
+    locked = re.findall(r"--extra (\S+)", (ROOT / "scripts" / "lock.sh").read_text())
+    extras = ",".join(sorted({*locked, "telemetry"}))
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, text=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    options = ["--dry-run", "--no-index", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
+    for artifact in (wheel, sdist):
+        pip = [sys.executable, "-m", "pip", "install", *options, f"{artifact}[{extras}]"]
+        said = subprocess.run(pip, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+
+
+def test_make_packages_runs_what_every_extra_brings() -> None:
+    source = (ROOT / "scripts" / "check_packages.py").read_text()
+    smoke = re.search(r"^SMOKE = \{.*?^\}", source, re.MULTILINE | re.DOTALL)
+    assert smoke is not None
+    said = set(re.findall(r'^    "(\w*)":', smoke[0], re.MULTILINE))
+    assert said == {"", *PYPROJECT["project"]["optional-dependencies"]}
+
+
+def test_the_workflow_runs_verbs_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    verbs = re.findall(r"run: make (\w+)", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert {"packages", "audit", "demo"} <= set(verbs)
+    for verb in verbs:
+        assert re.search(rf"^{verb}:.*##", makefile, re.MULTILINE), verb
+
+
+def test_exceptions_of_the_audit_have_their_reason() -> None:
+    for line in (ROOT / "requirements" / "audit-ignore.txt").read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Z][A-Za-z0-9-]+  \S.{20,}", line), line
+
+
 def test_version_is_said_once() -> None:
     import dynamo_semkv
 

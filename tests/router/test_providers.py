@@ -39,14 +39,14 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ContractError, match=r"evidence\.embedding\.tokenizer_path.*model\.path"):
         providers(configured(tmp_path))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ContractError, match=r"evidence\.embedding\.enabled.*dynamo-semkv\[embeddings\]"):
+    with pytest.raises(ContractError, match=r"evidence\.embedding\.enabled.*\.\[embeddings\]"):
         providers(configured(tmp_path, model=tmp_path))
 
 
 def test_semblend_without_its_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     section = SemBlendConfig(enabled=True, model_path=str(tmp_path))
-    with pytest.raises(ContractError, match=r"evidence\.semblend\.enabled.*dynamo-semkv\[semblend\]"):
+    with pytest.raises(ContractError, match=r"evidence\.semblend\.enabled.*\.\[semblend\]"):
         providers(Config(evidence=EvidenceConfig(semblend=section)))
 
 

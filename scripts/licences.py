@@ -1,0 +1,73 @@
+"""The licences of what a deployment installs with us, from the installed packages' own metadata: `python scripts/licences.py`.
+
+The closure of the core and the extras router, connector, telemetry and embeddings. Exits with 1 where a licence is missing, or is one
+that asks more of who ships it than to name it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
+EXTRAS = ("router", "connector", "telemetry", "embeddings")
+COPYLEFT = re.compile(r"\b(A?GPL|LGPL|Affero|SSPL|EUPL|Lesser General|General Public)", re.IGNORECASE)
+
+
+def requirements(extras: tuple[str, ...]) -> list[Requirement]:
+    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
+    return [requirement for requirement in map(Requirement, texts) if requirement.name != PROJECT["name"]]
+
+
+def closure(wanted: list[Requirement]) -> set[str]:
+    """Names of installed packages; one that is not installed here is not needed on this platform."""
+    found: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        extras = requirement.extras or {""}
+        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        if name in found or not applies:
+            continue
+        try:
+            more = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            print(f"{name}: not installed", file=sys.stderr)
+            continue
+        found.add(name)
+        for inner in map(Requirement, more):
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
+                wanted.append(Requirement(str(inner).partition(";")[0]))
+    return found
+
+
+def licence(name: str) -> str:
+    said = metadata.metadata(name)
+    for field in ("License-Expression", "License"):
+        value = " ".join(" ".join(said.get_all(field) or []).split())
+        if value and value.upper() != "UNKNOWN" and len(value) < 60:
+            return value
+    named = [text.rpartition(" :: ")[2] for text in said.get_all("Classifier") or [] if text.startswith("License ::")]
+    return ", ".join(named)
+
+
+def main() -> int:
+    bad = []
+    for name in sorted(closure(requirements(EXTRAS))):
+        text = licence(name)
+        print(f"{name:<44} {metadata.version(name):<16} {text or '?'}")
+        if not text or COPYLEFT.search(text):
+            bad.append(name)
+    if bad:
+        print(f"to be looked at: {', '.join(bad)}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
