@@ -20,6 +20,7 @@ SMOKE = {
     "telemetry": "import dynamo_semkv.telemetry.tracing as t, dynamo_semkv.telemetry.connector_metrics, opentelemetry.sdk.trace",
     "router": "import dynamo_semkv.dashboard.server, dynamo_semkv.cli.status_view, dynamo_semkv.observe.metrics",
     "embeddings": "import onnxruntime, tokenizers, usearch.index, dynamo_semkv.evidence.embedding",
+    "report": "import matplotlib",
     "local": "import torch, gguf, zmq, graphs.local.settings, worker_connector.reference_engine.engine",
     "semblend": "import semblend, sentence_transformers",
     "peers": "import datasketch, dynamo_semkv.bench.side_by_side",

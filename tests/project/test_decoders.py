@@ -23,6 +23,7 @@ TESTED = {
     "dynamo_semkv/config/load.py": ("tests/fuzz/test_configuration.py", "test_any_tree"),
     "dynamo_semkv/config/yaml_text.py": ("tests/fuzz/test_configuration.py", "test_any_yaml"),
     "dynamo_semkv/contracts/codec.py": ("tests/contracts/test_hostile_bytes.py", "test_any_bytes"),
+    "dynamo_semkv/contracts/keys.py": (ROUTER, "test_any_request_is_read_or_refused"),
     "dynamo_semkv/contracts/sketch.py": ("tests/contracts/test_hostile_bytes.py", "test_sketches_with_damage"),
     "dynamo_semkv/router/facts.py": (ROUTER, "test_any_request_is_read_or_refused"),
     "dynamo_semkv/router/runtime_cards.py": (ROUTER, "test_any_card_is_a_replica_or_named"),

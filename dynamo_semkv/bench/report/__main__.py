@@ -16,6 +16,7 @@ from typing import Any
 from dynamo_semkv.bench.report import document, machine, plots
 from dynamo_semkv.bench.report.raw import SCHEMA, NotARun, figures_of, read, small
 from dynamo_semkv.bench.report.sections import NAMES, Options, Sections
+from dynamo_semkv.config.extras import remedy
 
 COMMAND = "dynamo_semkv bench report"
 DONORS = (1_000, 10_000, 100_000)
@@ -86,7 +87,7 @@ def _write(run: dict[str, Any], docs: Path) -> None:
     if plots.available():
         pictures = {name: f"{PICTURES}/{file}" for name, file in plots.draw(run["sections"], figures, folder).items()}
     else:
-        print("no plots: matplotlib is not installed (pip install dynamo-semkv[report])", file=sys.stderr)
+        print(f"no plots: matplotlib is not installed ({remedy('report')})", file=sys.stderr)
     (docs / PAGE).write_text(document.page(run, figures, pictures), encoding="utf-8")
     (folder / LATEST).write_text(json.dumps(small(run, figures), indent=1) + "\n", encoding="utf-8")
 
