@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 
 import pytest
@@ -28,7 +29,7 @@ def test_the_scene_is_a_router_that_places_what_has_a_donor_and_nothing_else() -
 
 
 def test_the_command_reports_every_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quick", "--tokens", "512", "--json"]) == 0
+    assert main(["--quick", "--part", "stages", "decisions", "--tokens", "512", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["stage"] for row in found["stages"]] == [
         "read",
@@ -42,8 +43,24 @@ def test_the_command_reports_every_stage(capsys: pytest.CaptureFixture[str]) -> 
     assert all(row["own_p50"] <= row["own_p99"] for row in found["stages"])
 
 
+@pytest.mark.graph
+def test_every_router_serves_through_real_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mocker, two frontends, a bare router and ours; tables fit 80 columns."""
+    if importlib.util.find_spec("dynamo") is None:
+        pytest.skip("ai-dynamo is not installed")
+    few = ["--tokens", "256", "--concurrency", "2", "--max-tokens", "3", "--graph-ranks", "2"]
+    assert main(["--quick", "--part", "throughput", *few]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    for name in ("Dynamo (Rust)", "bare Python", "dynamo_semkv"):
+        (row,) = [line for line in lines if line.strip().startswith(name)]
+        served, *_, failed = row.replace(name, "").split()
+        assert float(served) > 0.0, row
+        assert failed == "0", row
+
+
 def test_its_tables_fit_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quick", "--tokens", "512"]) == 0
+    assert main(["--quick", "--part", "stages", "decisions", "--tokens", "512"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert "…" not in "".join(lines)

@@ -32,6 +32,7 @@ PARTS: dict[str, tuple[str | None, set[str]]] = {
     "dynamo_semkv/telemetry": ("telemetry", set()),
     "dynamo_semkv": ("router", {"ai-dynamo", "uvloop"}),  # uvloop is a requirement of ai-dynamo
     "dynamo_semkv/bench": ("peers", {"ai-dynamo"}),
+    "dynamo_semkv/bench/router/bare.py": (None, {"ai-dynamo", "uvloop"}),
     "dynamo_semkv/bench/report/plots.py": ("report", set()),
     "dynamo_semkv/evidence/encoder.py": ("embeddings", set()),
     "dynamo_semkv/evidence/vectors.py": ("embeddings", set()),

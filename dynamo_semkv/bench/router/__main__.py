@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,10 +14,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dynamo_semkv.bench.router.drive import Throughput, throughput
+from dynamo_semkv.bench.router.graph import BARE, OURS, RUST
 from dynamo_semkv.bench.router.scene import Scene
 from dynamo_semkv.bench.router.stages import GOAL_P50_MS, GOAL_P99_MS, Cost, Decision, decisions, stages
 
-PARTS = ("stages", "decisions")
+PARTS = ("stages", "decisions", "throughput")
+GOAL_RATIO = 0.9
 WIDTH = 80
 """Of what is printed where stdout is no terminal."""
 
@@ -25,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.quick:
         arguments.donors, arguments.requests, arguments.replicas = 50, 20, [1, 32]
+        arguments.rounds, arguments.seconds = 1, 1.0
     found: dict[str, Any] = {"donors": arguments.donors, "tokens": arguments.tokens, "requests": arguments.requests}
     if "stages" in arguments.part:
         scene = Scene(donors=arguments.donors, tokens=arguments.tokens, replicas=arguments.ranks)
@@ -37,6 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         found["decisions"] = decisions(
             arguments.replicas, donors=few, tokens=arguments.tokens, requests=arguments.requests
         )
+    if "throughput" in arguments.part:
+        found["throughput"] = [
+            throughput(
+                ranks=ranks,
+                donors=min(arguments.donors, 2_000),
+                tokens=arguments.tokens,
+                max_tokens=arguments.max_tokens,
+                concurrency=arguments.concurrency,
+                rounds=arguments.rounds,
+                seconds=arguments.seconds,
+            )
+            for ranks in arguments.graph_ranks
+        ]
     if arguments.json:
         print(json.dumps({name: _plain(value) for name, value in found.items()}, indent=2))
     else:
@@ -52,13 +70,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=8, help="replicas while stages are measured")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 64, 512])
     parser.add_argument("--requests", type=int, default=400, help="measured in each row")
+    parser.add_argument("--graph-ranks", type=int, nargs="+", default=[8], help="ranks of the mocker; a graph for each")
+    parser.add_argument("--max-tokens", type=int, default=16, help="streamed for each request of the graph")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=6, help="slices of each router, in turn")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a slice")
     parser.add_argument("--quick", action="store_true", help="only shows that it runs")
     parser.add_argument("--json", action="store_true")
     return parser
 
 
 def _plain(value: Any) -> Any:
-    return [asdict(row) for row in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_plain(row) for row in value]
+    if isinstance(value, Throughput):
+        return {
+            **asdict(value),
+            "ours_over_bare": value.ratio(OURS, BARE),
+            "ours_over_rust": value.ratio(OURS, RUST),
+            "bare_over_rust": value.ratio(BARE, RUST),
+        }
+    return asdict(value) if isinstance(value, (Cost, Decision)) else value
 
 
 def _show(found: dict[str, Any], ranks: int) -> None:
@@ -72,6 +104,14 @@ def _show(found: dict[str, Any], ranks: int) -> None:
         console.print(_stages_table(found["stages"]))
     if "decisions" in found:
         console.print(_decisions_table(found["decisions"]))
+    for result in found.get("throughput", ()):
+        console.print(_throughput_table(result))
+        console.print(
+            f"ours over bare {result.ratio(OURS, BARE):.2f} (goal {GOAL_RATIO:g}), ours over Rust {result.ratio(OURS, RUST):.2f}, "
+            f"bare over Rust {result.ratio(BARE, RUST):.2f}: medians over {result.rounds} rounds of alternating slices. processor: of "
+            "the process that routes; Rust routes inside the frontend, so its figure is the frontend's.",
+            highlight=False,
+        )
     console.print(
         "own: processor time (of all threads for `lookup` and `whole`); wall is larger on a busy machine. `exact` is our side of Dynamo's "
         "answers; what Dynamo itself takes is not in it.",
@@ -91,6 +131,17 @@ def _decisions_table(rows: Sequence[Decision]) -> Table:
     for row in rows:
         values = (row.weigh.own_p50, row.weigh.own_p99, row.whole.own_p50, row.whole.own_p99)
         table.add_row(f"{row.replicas:,}", *(f"{value:.3f}" for value in values))
+    return table
+
+
+def _throughput_table(result: Throughput) -> Table:
+    title = f"{result.concurrency} clients, {result.tokens:,} tokens in, {result.max_tokens} out, {result.ranks} ranks"
+    table = _table(title, "router", "requests/s", "ttft p50 ms", "processor ms", "failed")
+    for name, row in result.contenders.items():
+        values = (f"{statistics.median(of):.1f}" for of in (row.per_second, row.ttft_p50_ms, row.processor_ms))
+        table.add_row(
+            {RUST: "Dynamo (Rust)", BARE: "bare Python", OURS: "dynamo_semkv"}[name], *values, str(row.failed)
+        )
     return table
 
 

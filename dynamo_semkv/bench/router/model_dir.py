@@ -1,0 +1,61 @@
+"""A model directory that a frontend and a mocker can use: one token a word, no weights, no download."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+WORDS = 20_000
+
+
+def text(ids: Iterable[int]) -> str:
+    """Words whose token ids are `ids` (below WORDS), whatever stands around them: the template adds none."""
+    return " ".join(f"w{number}" for number in ids)
+
+
+def write_model_dir(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    end = {"id": WORDS, "content": "<eos>", "special": True}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    vocabulary = {**{f"w{number}": number for number in range(WORDS)}, "<eos>": WORDS}
+    template = "{% for message in messages %}{{ message['content'] }}{% if not loop.last %} {% endif %}{% endfor %}"
+    files = {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": WORDS + 1,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 131_072,
+            "bos_token_id": WORDS,
+            "eos_token_id": WORDS,
+            "torch_dtype": "float32",
+        },
+        "tokenizer.json": {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [end],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": None,
+            "decoder": None,
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<eos>"},
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<eos>",
+            "eos_token": "<eos>",
+            "unk_token": "<eos>",
+            "model_max_length": 131_072,
+            "chat_template": template,
+        },
+        "generation_config.json": {"eos_token_id": WORDS},
+    }
+    for name, content in files.items():
+        (path / name).write_text(json.dumps(content))
+    return path
