@@ -141,8 +141,9 @@ class EmbeddingConfig(Section, frozen=True):
     """Directory of the sentence encoder: `tokenizer.json` and `model.onnx` or `onnx/model.onnx`. Nothing is downloaded."""
     tokenizer_path: Text | None = None
     """`tokenizer.json` of the served model, or the directory it is in, to get text from token ids. null: `model.path`."""
-    budget_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 4.0
-    """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`."""
+    budget_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 30.0
+    """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`, which therefore has
+    to be raised: a window of 64 tokens takes all-MiniLM-L6-v2 with int8 weights about 7 ms of one core."""
     window_tokens: Annotated[int, Meta(ge=8, le=510)] = 64
     query_windows: Annotated[int, Meta(ge=1, le=64)] = 8
     """Windows of a prompt that are looked up, if the budget pays for them."""
@@ -151,10 +152,12 @@ class EmbeddingConfig(Section, frozen=True):
     max_donors: Annotated[int, Meta(ge=1, le=1_000_000)] = 2_000
     max_prompt_bytes: Annotated[int, Meta(ge=1024, le=64 * GIB)] = 64 * MIB
     """Tokens of routed prompts that are remembered until their donors are announced."""
-    min_similarity: Share = 0.62
-    """Mean cosine over the windows asked about."""
+    min_similarity: Share = 0.58
+    """Mean cosine over four windows or more."""
+    min_lead: Share = 0.1
+    """By how much that mean must be above the median of the donors that the prompt is nearest to."""
     min_similarity_alone: Share = 0.72
-    """The same where only one window could be asked about."""
+    """The mean where only one window could be asked about (in between for two and three), or where fewer than nine donors are known."""
 
 
 class SemBlendConfig(Section, frozen=True):
@@ -203,7 +206,7 @@ class EvidenceConfig(Section, frozen=True):
             raise ContractError(
                 "evidence.embedding.budget_ms",
                 self.embedding.budget_ms,
-                f"less than evidence.deadline_ms, {self.deadline_ms}",
+                f"less than evidence.deadline_ms, {self.deadline_ms:g} (40 there pays for four windows a lookup)",
             )
 
 

@@ -8,13 +8,17 @@
   meanwhile is dropped. Which text a donor has says `routed.py`, and only for prompts that this router routed itself.
 * A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the share of
   the windows asked about that the donor has something alike for, times the prompt's length. No token of it is known to be equal.
-* One window decides nothing: it must be much alike (`min_similarity_alone`). A window to which a quarter of the donors are
-  alike, a shared template, is left out.
+* Donors of one trade are all somewhat alike. A match must be alike (`min_similarity`) and stand out from what the others are alike
+  (`min_lead`); where that cannot be said, few windows or few donors, it must be much alike (`min_similarity_alone`). A window to which
+  a quarter of the donors are alike, a shared template, is left out.
+* Windows lie on one grid and their vectors are remembered, by tenant: prompts that begin alike share what they cost.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +39,10 @@ MAX_MATCHES = 4
 MAX_QUEUED = 1_024
 CONVINCING = 4
 """Windows that agree; more of them add no confidence."""
+MIN_OTHERS = 8
+"""Donors beside the one in question without which nobody can stand out."""
+MAX_REMEMBERED = 4_096
+"""Windows."""
 _AT_ONCE = 4
 """Windows encoded and added in one step: how long a lookup may have to wait for the index."""
 _AS_GOOD = 0.02
@@ -79,8 +87,10 @@ class EmbeddingProvider(DonorLearner):
         self._next_row = 0
         self._window_seconds: float | None = None
         """Of one window of a query, as measured; None before the first."""
-        # Counts: `lookups`, `tenant_unknown`, `no_partition`, `no_time`, `no_text`, `unlike`, `matches`; `queued`, `queue_full`,
-        # `indexed`, `stale`, `failed`, `removed`, `crowded_out`.
+        self._remembered: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._memory = threading.Lock()
+        # Counts: `remembered` windows, which cost nothing, `lookups`, `tenant_unknown`, `no_partition`, `no_time`, `no_text`,
+        # `unlike`, `matches`; `queued`, `queue_full`, `indexed`, `stale`, `failed`, `removed`, `crowded_out`.
         self._begin()
 
     def __len__(self) -> int:
@@ -96,12 +106,16 @@ class EmbeddingProvider(DonorLearner):
         if digest not in self._partitions:
             self.counts["no_partition"] += 1
             return ()
-        count = self._affordable()
-        if count == 0:
+        starts = _centred(len(query.tokens), self._config.window_tokens, self._config.query_windows)
+        new = [start for start in starts if self._recall(query.digest, query.tokens, start) is None]
+        count = min(len(new), self._affordable())
+        read = sorted({*starts} - {*new} | {*_some(new, count)})
+        if not read:
             self.counts["no_time"] += 1
             return ()
-        vectors = self._encode(query.tokens, _centred(len(query.tokens), self._config.window_tokens, count))
-        self._measured((self._clock() - began) / max(1, len(vectors)))
+        vectors = self._vectors(query.digest, query.tokens, read)
+        if count:
+            self._measured((self._clock() - began) / count)
         vectors = vectors[np.any(vectors != 0, axis=1)]
         if len(vectors) == 0:
             self.counts["no_text"] += 1
@@ -112,7 +126,11 @@ class EmbeddingProvider(DonorLearner):
                 return ()
             scores = _scores(partition.index.near(vectors, NEIGHBOURS), len(partition.donors))
             donors = {row: partition.donors[row].donor for row in scores if row in partition.donors}
-        matches = [m for row, donor in donors.items() if (m := self._match(query, donor, scores[row])) is not None]
+        means = {row: float(np.mean(similar)) for row, similar in scores.items()}
+        background = float(np.median(list(means.values()))) if len(means) > MIN_OTHERS else None
+        matches = [
+            m for row, donor in donors.items() if (m := self._match(query, donor, scores[row], background)) is not None
+        ]
         if not matches:
             self.counts["unlike"] += 1
         self.counts["matches"] += len(matches)
@@ -132,9 +150,16 @@ class EmbeddingProvider(DonorLearner):
                 "routed": dict(self._prompts.counts),
             }
 
-    def _match(self, query: LookupQuery, donor: CatalogDonor, similar: Sequence[float]) -> SemanticTrtMatch | None:
+    def _match(
+        self, query: LookupQuery, donor: CatalogDonor, similar: Sequence[float], background: float | None
+    ) -> SemanticTrtMatch | None:
+        """`background`: how alike the donors are that the prompt's windows are nearest to; None where there are too few."""
         mean = float(np.mean(similar))
-        enough = self._config.min_similarity if len(similar) > 1 else self._config.min_similarity_alone
+        if background is not None and mean < background + self._config.min_lead:
+            return None
+        alone, together = self._config.min_similarity_alone, self._config.min_similarity
+        sure = 0.0 if background is None else min(1.0, (len(similar) - 1) / (CONVINCING - 1))
+        enough = alone + (together - alone) * sure
         alike = sum(value >= self._config.min_similarity for value in similar) / len(similar)
         reusable = min(len(query.tokens), donor.token_count, round(alike * len(query.tokens)))
         if mean < enough or reusable == 0 or not donor.creditable:
@@ -162,10 +187,28 @@ class EmbeddingProvider(DonorLearner):
         known = self._window_seconds
         self._window_seconds = seconds if known is None or seconds > known else 0.9 * known + 0.1 * seconds
 
-    def _encode(self, tokens: TokenArray, starts: Sequence[int]) -> Vectors:
+    def _key(self, digest: bytes, tokens: TokenArray, start: int) -> bytes:
+        """With the namespace's digest in it: how long a lookup takes must not tell what another tenant wrote."""
+        return digest + tokens[start : start + self._config.window_tokens].tobytes()
+
+    def _recall(self, digest: bytes, tokens: TokenArray, start: int) -> Vectors | None:
+        with self._memory:
+            return self._remembered.get(self._key(digest, tokens, start))
+
+    def _vectors(self, digest: bytes, tokens: TokenArray, starts: Sequence[int]) -> Vectors:
+        """Shape [len(starts), dimension]. What was not read before is read now."""
         window = self._config.window_tokens
-        texts = [self._detokenizer.text(tokens[start : start + window]) for start in starts]
-        return self._encoder.encode(texts, window)
+        found = {start: self._recall(digest, tokens, start) for start in starts}
+        new = [start for start, vector in found.items() if vector is None]
+        self.counts["remembered"] += len(starts) - len(new)
+        if new:
+            read = self._encoder.encode([self._detokenizer.text(tokens[at : at + window]) for at in new], window)
+            with self._memory:
+                for start, vector in zip(new, read, strict=True):
+                    found[start] = self._remembered[self._key(digest, tokens, start)] = vector
+                while len(self._remembered) > MAX_REMEMBERED:
+                    self._remembered.popitem(last=False)
+        return np.stack([vector for vector in found.values() if vector is not None])
 
     def _carry_on(self, donor: CatalogDonor) -> None:
         if donor.donor_id in self._indexed:
@@ -186,13 +229,14 @@ class EmbeddingProvider(DonorLearner):
 
     def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         starts = _spread(min(len(tokens), donor.token_count), self._config.window_tokens, self._config.max_windows)
+        donor_digest = bytes.fromhex(donor.namespace_digest_hex)
         for first in range(0, len(starts), _AT_ONCE):
             if not self._is_wanted(donor):
                 self.counts["stale"] += 1
                 return
             began = self._clock()
-            vectors = self._encode(tokens, starts[first : first + _AT_ONCE])
-            if self._window_seconds is None or first == 0:
+            vectors = self._vectors(donor_digest, tokens, starts[first : first + _AT_ONCE])
+            if self._window_seconds is None:
                 self._measured((self._clock() - began) / len(vectors))
             with self._lock:
                 if self._is_wanted(donor):
@@ -228,9 +272,14 @@ def _spread(tokens: int, window: int, most: int) -> list[int]:
 
 
 def _centred(tokens: int, window: int, count: int) -> list[int]:
-    """Starts of at most `count` windows, each in the middle of its part of the prompt."""
+    """Starts of at most `count` windows, each near the middle of its part of the prompt and on the grid of `_spread`."""
     count = min(count, max(1, tokens // window))
-    return [max(0, round((n + 0.5) * tokens / count - window / 2)) for n in range(count)]
+    return sorted({max(0, round((n + 0.5) * tokens / count / window - 0.5)) * window for n in range(count)})
+
+
+def _some(starts: Sequence[int], count: int) -> list[int]:
+    """`count` of them, evenly chosen, from the middle where it is one."""
+    return [starts[int((n + 0.5) * len(starts) / count)] for n in range(count)]
 
 
 def _scores(near: Near, donors: int) -> dict[int, list[float]]:

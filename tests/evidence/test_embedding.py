@@ -189,11 +189,55 @@ def test_no_more_windows_than_the_budget_pays_for(make: Callable[..., EmbeddingP
     provider = make(clock=clock, budget_ms=5.0, query_windows=8)
     learn(provider, "d", words(1))
     answered = []
-    for _ in range(200):
-        answered.append(bool(provider.lookup(query_of(words(1), A))))
+    for n in range(200):
+        answered.append(bool(provider.lookup(query_of(paraphrased(words(1), n), A))))
     assert 0 < provider.counts["no_time"] < 200
     assert True in answered[:3], "while windows were thought to be cheap"
     assert True in answered[100:], "and tried again now and then"
+
+
+class Counting:
+    """An encoder that counts the windows that it read."""
+
+    def __init__(self, encoder: OnnxEncoder) -> None:
+        self._encoder = encoder
+        self.dimension = encoder.dimension
+        self.windows = 0
+
+    def encode(self, texts: Sequence[str], length: int) -> Vectors:
+        self.windows += len(texts)
+        return self._encoder.encode(texts, length)
+
+
+def test_a_window_is_read_once_for_each_tenant(make: Callable[..., EmbeddingProvider], models: Path) -> None:
+    """A donor's windows were those of its prompt, the next turn begins with the same ones: only what is new costs anything. Another
+    tenant's lookup costs what it would without the first one: its time tells nothing."""
+    encoder = Counting(OnnxEncoder(models))
+    provider = make(encoder=encoder, query_windows=64)
+    learn(provider, "d", words(1, 512))
+    assert encoder.windows == 16
+    provider.lookup(query_of(words(1, 512), A))
+    assert encoder.windows == 16
+    provider.lookup(query_of(np.concatenate((words(1, 512), words(2, 64))), A))
+    assert encoder.windows == 18
+    learn(provider, "theirs", words(1, 512), B)
+    assert encoder.windows == 34
+    assert provider.counts["remembered"] == 32
+
+
+def test_what_is_no_more_alike_than_everybody_is_no_match(make: Callable[..., EmbeddingProvider]) -> None:
+    """Twelve donors that speak of the same sixty words, a stranger that does too: alike, and not more so to one than to the others."""
+    provider = make(min_lead=0.1)
+    own = np.random.default_rng(1).choice(np.arange(1, WORDS), 60, replace=False)
+    said = [np.random.default_rng(100 + n).choice(own, 512).astype(np.uint32) for n in range(13)]
+    for n, tokens in enumerate(said[:12]):
+        learn(provider, f"d{n}", tokens)
+    assert provider.lookup(query_of(said[12], A)) == []
+    assert [match.donor_id for match in provider.lookup(query_of(paraphrased(said[3]), A))] == ["d3"]
+    lenient = make(min_lead=0.0)
+    for n, tokens in enumerate(said[:12]):
+        learn(lenient, f"d{n}", tokens)
+    assert lenient.lookup(query_of(said[12], A)), "they are alike enough"
 
 
 def test_the_queue_and_the_store_are_bounded(make: Callable[..., EmbeddingProvider]) -> None:

@@ -16,7 +16,7 @@ from tests.evidence.tiny_models import write_encoder
 
 def configured(path: Path, *, model: Path | None = None, **sections: object) -> Config:
     embedding = EmbeddingConfig(enabled=True, model_path=str(path), tokenizer_path=None)
-    evidence = EvidenceConfig(**{"embedding": embedding, **sections})  # type: ignore[arg-type]
+    evidence = EvidenceConfig(**{"deadline_ms": 40.0, "embedding": embedding, **sections})  # type: ignore[arg-type]
     return Config(model=ModelConfig(path=str(model) if model is not None else None), evidence=evidence)
 
 
@@ -56,8 +56,8 @@ def test_semblend_without_its_package_is_named(tmp_path: Path, monkeypatch: pyte
         ({"embedding": {"enabled": True}}, r"evidence\.embedding\.model_path"),
         ({"semblend": {"enabled": True}}, r"evidence\.semblend\.model_path"),
         (
-            {"embedding": {"enabled": True, "model_path": "x", "budget_ms": 5.0}},
-            r"budget_ms.*less than evidence\.deadline_ms",
+            {"embedding": {"enabled": True, "model_path": "x"}},
+            r"budget_ms.*less than evidence\.deadline_ms, 5 \(40 there",
         ),
     ],
 )
