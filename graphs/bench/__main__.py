@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found[EXACTNESS] = exactness(quick=arguments.quick)
                 continue
             group, left_out = _able(known[name], arguments.contenders)
+            group = replace(group, only=tuple(arguments.scenario or ()))
             found["left_out"].update(left_out)
             try:
                 found["groups"][name] = measure(
@@ -85,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, required=True, help="where the figures go")
     parser.add_argument("--group", nargs="*", choices=names, help="default: all")
     parser.add_argument("--contenders", nargs="*", choices=groups.ALL, help="default: all that are installed")
+    parser.add_argument(
+        "--scenario", nargs="*", help="names, as the figures have them; the others are left out (default: all)"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--trace", type=Path, help="arrival times of a trace in Mooncake's form")

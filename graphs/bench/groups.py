@@ -41,6 +41,13 @@ class Group:
     max_num_tokens: int = 512
     slab_bytes: int = 128 * MIB
     disk_bytes: int = 0
+    only: tuple[str, ...] = ()
+    """Scenarios to run; empty: all. Prompts are the same either way."""
+
+    def planned(self, library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+        """Of one repeat."""
+        every = self.plan(library, sizes, seed, intervals)
+        return [one for one in every if not self.only or one.scenario.name in self.only]
 
 
 def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
@@ -107,10 +114,10 @@ def groups() -> dict[str, Group]:
             title="the RFC's scenarios, `tiny`, prompts of 1.5k tokens",
             model="tiny",
             blocks_per_rank=96,
-            sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3),
+            sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3, negatives=10),
             contenders=ALL,
             plan=_everything,
-            characters=1_500 * 42 + 24 * 500,
+            characters=1_500 * 46 + 24 * 500,
         ),
         "long": Group(
             name="long",

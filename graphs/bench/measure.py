@@ -92,7 +92,7 @@ def measure(
         scenarios: dict[str, dict[str, Any]] = {}
         for repeat in range(repeats):
             for number, planned in enumerate(
-                group.plan(library, replace(group.sizes, gap=gap), seed + repeat, intervals)
+                group.planned(library, replace(group.sizes, gap=gap), seed + repeat, intervals)
             ):
                 scenario = planned.scenario
                 scenarios[scenario.name] = _described(planned)

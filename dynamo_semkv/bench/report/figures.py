@@ -171,24 +171,29 @@ def figures(group: Mapping[str, Any]) -> Figures:
             part = [r for r in mine if r["contender"] == contender and r["scenario"] in both]
             if part:
                 _add(found, f"all_{kind}/{contender}", part, contender)
-        if (beyond := _beyond_rival(mine)) is not None:
-            found[f"all_{kind}/semkv/ttft_beyond_{RIVAL}"] = beyond
+        found |= {f"all_{kind}/semkv/{name}": figure for name, figure in _request_by_request(mine).items()}
     return found | _ratios(found)
 
 
-def _beyond_rival(records: Sequence[Record]) -> Figure | None:
-    """Median over the same requests of our time to first token less the rival's: where nothing is reused, what our router costs."""
-    times: dict[str, dict[tuple[object, ...], float]] = {"semkv": {}, RIVAL: {}}
+def _request_by_request(records: Sequence[Record]) -> Figures:
+    """Medians over the same requests, which a few slow ones do not move: our time to first token less the rival's (where nothing is
+    reused, what our router costs), and over it."""
+    times: dict[str, dict[tuple[Any, ...], float]] = {"semkv": {}, RIVAL: {}}
     for record in records:
-        if record["contender"] in times and record["ok"] and record["ttft"] is not None:
+        if record["contender"] in times and record["ok"] and record["ttft"]:
             key = (record["repeat"], record["scenario"], record["turn"], record["number"])
             times[record["contender"]][key] = record["ttft"]
-    by_repeat: dict[object, list[float]] = {}
-    for both in times["semkv"].keys() & times[RIVAL].keys():
-        by_repeat.setdefault(both[0], []).append(times["semkv"][both] - times[RIVAL][both])
-    if not by_repeat:
-        return None
-    return Figure("s", tuple(median(by_repeat[repeat]) for repeat in sorted(by_repeat, key=str)), "lower")
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    for both in sorted(times["semkv"].keys() & times[RIVAL].keys()):
+        pairs.setdefault(both[0], []).append((times["semkv"][both], times[RIVAL][both]))
+    if not pairs:
+        return {}
+    beyond = tuple(median(ours - theirs for ours, theirs in pairs[repeat]) for repeat in sorted(pairs))
+    over = tuple(median(ours / theirs for ours, theirs in pairs[repeat]) for repeat in sorted(pairs))
+    return {
+        f"ttft_beyond_{RIVAL}": Figure("s", beyond, "lower"),
+        f"ttft_request_to_{RIVAL}": Figure("ratio", over, "lower"),
+    }
 
 
 def _add(found: Figures, path: str, records: Sequence[Record], contender: str) -> None:

@@ -182,13 +182,32 @@ def _lookup_growth(figures: Figures) -> Measured | None:
     )
 
 
-def _compared(path: str, limit: float) -> Callable[[Figures], Measured | None]:
+def _compared(scenario: str, limit: float) -> Callable[[Figures], Measured | None]:
     def judge(figures: Figures) -> Measured | None:
-        figure = figures.get(path)
+        figure = figures.get(f"scenarios/rfc/{scenario}/semkv/ttft_mean_to_kv")
         if figure is None:
             return None
         note = f"{figure.low:.2f} to {figure.high:.2f}"
+        by_request = figures.get(f"scenarios/rfc/{scenario}/semkv/ttft_request_to_kv")
+        if by_request is not None:
+            note += f"; of the same requests, median {by_request.median:.2f}"
         return Measured(f"{figure.median:.2f}", figure.median <= limit, note)
+
+    return judge
+
+
+def _question(limit: float) -> Callable[[Figures], Measured | None]:
+    """The slower of the two numbers of resident prompts."""
+
+    def judge(figures: Figures) -> Measured | None:
+        found = {path: f.median for path, f in _matching(figures, "connector/lookup/32768/", "array/p99").items()}
+        if not found:
+            return None
+        path = max(found, key=lambda one: found[one])
+        own = figures.get(path.replace("/p99", "/own_p99"))
+        note = f"{path.split('/')[3]} prompts resident"
+        note += "" if own is None else f"; {_ms(own.median)} of its own processor time"
+        return Measured(_ms(found[path]), found[path] <= limit, note)
 
     return judge
 
@@ -227,9 +246,9 @@ def _shown_replay(figures: Figures) -> Measured | None:
 EVIDENCE, CONNECTOR, SCENARIOS, SCALING = "bench evidence", "bench connector", "bench report", "bench report, scaling"
 GOALS: tuple[Goal, ...] = (
     Goal("Connector", "get_num_new_matched_tokens for 32k tokens: p99 <= 1 ms", CONNECTOR,
-         _worst("connector/lookup/32768/", "array/p99", 1e-3, _ms, most=True)),
+         _question(1e-3)),
     Goal("Connector", "the same, <= 0.3 ms if it can be", CONNECTOR,
-         _worst("connector/lookup/32768/", "array/p99", 3e-4, _ms, most=True)),
+         _question(3e-4)),
     Goal("Connector", "copies at 0.8 of a plain copy, blocks of 64 KiB and more: load", CONNECTOR,
          _worst("connector/copy/", "/load_ratio", 0.8, _ratio, most=False, within=_large_blocks)),
     Goal("Connector", "the same: save", CONNECTOR,
@@ -266,13 +285,13 @@ GOALS: tuple[Goal, ...] = (
     Goal("Placement", "requests/s over the bare Python pass-through >= 0.9", "bench router",
          _worst("router/", "ratio", 0.9, _ratio, most=False)),
     Goal("Placement", "working set twice the device pools: mean TTFT <= 0.7 of Dynamo kv alone, uniform arrivals", SCENARIOS,
-         _compared("scenarios/rfc/working_set_uniform/semkv/ttft_mean_to_kv", 0.7)),
+         _compared("working_set_uniform", 0.7)),
     Goal("Placement", "the same, bursty arrivals", SCENARIOS,
-         _compared("scenarios/rfc/working_set_bursty/semkv/ttft_mean_to_kv", 0.7)),
+         _compared("working_set_bursty", 0.7)),
     Goal("Placement", "the same, Mooncake's arrivals", SCENARIOS,
-         _compared("scenarios/rfc/working_set_mooncake/semkv/ttft_mean_to_kv", 0.7)),
+         _compared("working_set_mooncake", 0.7)),
     Goal("Placement", "negative controls: mean TTFT <= 1.02 of Dynamo kv alone", SCENARIOS,
-         _compared("scenarios/rfc/all_negative/semkv/ttft_mean_to_kv", 1.02)),
+         _compared("all_negative", 1.02)),
     Goal("Placement", "Mooncake replay: prefill tokens against round robin, Dynamo kv and the oracle", "bench replay", _shown_replay),
 )  # fmt: skip
 PROVEN_BY_TESTS = (

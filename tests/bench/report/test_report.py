@@ -88,6 +88,9 @@ def test_limits_and_decisions_are_measured() -> None:
     assert 0 < row["p50"] <= row["p99"]
     with pytest.raises(RuntimeError, match="0 donors"):
         scaling.donor_cost(0, 8)
+    cost = scaling.donor_cost(50, 256, 5)
+    assert set(made.scaling()["donors"][0]) <= set(cost), "what goals and plots read of it"
+    assert cost["donors"] == 50
 
 
 @pytest.mark.graph
