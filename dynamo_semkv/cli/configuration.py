@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from dynamo_semkv.config.files import missing_files
 from dynamo_semkv.config.load import Loaded, load_config, read_salt_key
@@ -52,9 +53,12 @@ def _refused(loaded: Loaded) -> Iterator[Exception]:
     checks: list[Callable[[], object]] = [lambda: require_request_local_kv(config, advertised=False)]
     if "security.salt_key_file" not in fields:
         checks.append(lambda: read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY))
-    if config.dashboard.token_file is not None and "dashboard.token_file" not in fields:
-        token_file = config.dashboard.token_file
-        checks.append(lambda: read_token(token_file))
+    for field, file in (
+        ("dashboard.token_file", config.dashboard.token_file),
+        ("security.advise_token_file", config.security.advise_token_file),
+    ):
+        if file is not None and field not in fields:
+            checks.append(partial(read_token, file, field))
     for check in checks:
         try:
             check()

@@ -18,6 +18,7 @@ def missing_files(config: Config) -> Iterator[ContractError]:
         ("bus.credentials_file", config.bus.credentials_file),
         ("bus.tls_ca", config.bus.tls_ca),
         ("security.salt_key_file", config.security.salt_key_file),
+        ("security.advise_token_file", config.security.advise_token_file),
         ("dashboard.token_file", config.dashboard.token_file),
         ("connector.fetch.secret_file", config.connector.fetch.secret_file),
     ):

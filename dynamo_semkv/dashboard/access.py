@@ -61,15 +61,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_token(path: str) -> str:
+def read_token(path: str, field: str = "dashboard.token_file") -> str:
+    """ContractError, without its content, for a file that holds no token."""
     allowed = f"a file with {MIN_TOKEN} to {MAX_TOKEN} printable characters without blanks"
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ContractError("dashboard.token_file", f"{path} ({type(error).__name__})", allowed) from error
+        raise ContractError(field, f"{path} ({type(error).__name__})", allowed) from error
     printable = token.isascii() and token.isprintable() and " " not in token
     if not printable or not MIN_TOKEN <= len(token) <= MAX_TOKEN:
-        raise ContractError("dashboard.token_file", f"{path} (its content is not shown)", allowed)
+        raise ContractError(field, f"{path} (its content is not shown)", allowed)
     return token
 
 

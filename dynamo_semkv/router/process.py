@@ -23,6 +23,7 @@ from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.evidence.worker import SWITCH_SECONDS
 from dynamo_semkv.observe.measured import MeasuredJournal, MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
+from dynamo_semkv.router.advise_door import AdviseDoor
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.desk import AdviceDesk
 from dynamo_semkv.router.fallback import within
@@ -158,7 +159,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         context_length=edge.card.context_length,
     )
     desk.door = traced(desk.handle, TracedHandler, tracing)
-    edge.expose_route("semkv/advise", desk.answer_body)
+    edge.expose_route("semkv/advise", AdviseDoor(desk.answer_body, config.security, os.environ).answer)
     edge.expose_metrics(knowledge.view.metrics_text)
     advisor.refresh()
     if not await knowledge.replayed():

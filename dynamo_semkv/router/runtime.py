@@ -279,7 +279,7 @@ class DynamoEdge:
         self._public.metrics.register_prometheus_expfmt_callback(exposition)
 
     def expose_route(self, name: str, callback: RouteCallback) -> None:
-        """JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Unauthenticated: loopback or pod network only."""
+        """JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Dynamo asks nobody who they are: the callback must."""
         self._runtime.register_engine_route(name, callback)
 
     async def serve(self, generate: Handler, others: Mapping[str, Handler] | None = None) -> None:

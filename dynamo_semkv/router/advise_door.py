@@ -1,0 +1,63 @@
+"""Who may ask for advice at `/engine/semkv/advise`: Dynamo's status server, where that route is, lets everybody in who reaches it.
+
+An answer says whether KV of some text is there and where, for whatever tenant the question names, so beyond this machine it wants a
+token. It rides in the body, since a route of the status server is given nothing else of the request.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from dynamo_semkv.config.schema import SecurityConfig
+from dynamo_semkv.dashboard.access import is_loopback, read_token
+
+_log = logging.getLogger(__name__)
+
+ANYWHERE = "0.0.0.0"
+"""Where Dynamo 1.6 listens unless DYN_SYSTEM_HOST says otherwise."""
+FIELD = "security.advise_token_file"
+
+Answer = Callable[[Any], Awaitable[dict[str, Any]]]
+
+
+class AdviseDoor:
+    """Body in, answer or `error` out. ContractError for a token file that cannot be used."""
+
+    def __init__(self, answer: Answer, config: SecurityConfig, env: Mapping[str, str]) -> None:
+        self._answer = answer
+        self._host = env.get("DYN_SYSTEM_HOST") or ANYWHERE
+        self._token = read_token(config.advise_token_file, FIELD) if config.advise_token_file is not None else None
+        self.counts: Counter[str] = Counter()
+        """`answered`, `refused`."""
+
+    async def answer(self, body: Any) -> dict[str, Any]:
+        refusal = self._refusal(body)
+        if refusal is not None:
+            self.counts["refused"] += 1
+            count = self.counts["refused"]
+            if count & (count - 1) == 0:
+                _log.warning("advise: a question was refused (%d so far): %s", count, refusal)
+            return {"error": refusal}
+        self.counts["answered"] += 1
+        if isinstance(body, dict) and "token" in body and self._token is not None:
+            body = {name: value for name, value in body.items() if name != "token"}
+        return await self._answer(body)
+
+    def _refusal(self, body: Any) -> str | None:
+        if self._token is None:
+            if is_loopback(self._host):
+                return None
+            return (
+                f"token: Dynamo's status server listens on {self._host} and lets everybody in; set {FIELD} and send the token, or set "
+                "DYN_SYSTEM_HOST=127.0.0.1"
+            )
+        given = body.get("token") if isinstance(body, dict) else None
+        # Lone surrogates may come in JSON; strict encoding would raise.
+        right = isinstance(given, str) and hmac.compare_digest(
+            given.encode("utf-8", "surrogatepass"), self._token.encode()
+        )
+        return None if right else f"token: none, or another one than that of {FIELD}"
