@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from hypothesis import strategies as st
 from dynamo_semkv.config.schema import EmbeddingConfig, SemBlendConfig
 from dynamo_semkv.contracts.namespace import tenant_scope
 from dynamo_semkv.evidence.catalog import DonorCatalog
+from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus
 from dynamo_semkv.evidence.embedding import EmbeddingProvider
 from dynamo_semkv.evidence.encoder import OnnxEncoder, TokenizerFile
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.evidence.semblend import SemBlendProvider
 from dynamo_semkv.testing import EventTape, ManualClock
-from tests.bus.waiting import wait_for
+from tests.bus.waiting import until, wait_for
 from tests.evidence.documents import joined, namespace, query_of
+from tests.evidence.test_deadline import AMPLE
 from tests.evidence.test_embedding import words
 from tests.evidence.test_semblend_provider import BagOfWords
 from tests.evidence.tiny_models import write_encoder
 
+HIT, MISS, SKIPPED = LookupStatus.HIT, LookupStatus.MISS, LookupStatus.SKIPPED
 SALTS = ("a", "A", " a", "a ", " ", None)
 """What a careless comparison takes for the same."""
 TEXTS = [words(n, 256) for n in range(3)]
@@ -99,6 +103,49 @@ def test_no_history_shows_one_tenant_another(kind: str, parts: tuple[OnnxEncoder
     finally:
         if hasattr(provider, "close"):
             provider.close()
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_nor_do_all_providers_together_with_a_store_that_is_always_full(
+    parts: tuple[OnnxEncoder, TokenizerFile], steps: Any
+) -> None:
+    """Every registration evicts somebody, of this tenant or of another; rows and slots go from one tenant to the next."""
+    together = [made(kind, parts) for kind in ("fingerprint", "semblend", "embedding")]
+    catalog = DonorCatalog(together, clock=ManualClock(), max_donors=3, max_donors_per_namespace=2)
+    runner = DeadlineRunner(together, AMPLE, 64)
+    tapes = {salt: EventTape(worker_id=n + 1) for n, salt in enumerate(SALTS)}
+    spaces = {salt: namespace(tenant_scope(salt)) for salt in SALTS}
+    owner: dict[str, Any] = {}
+
+    async def ask(tokens: Any, where: Any) -> set[str]:
+        result = await runner.lookup(query_of(tokens, where))
+        assert {status for status, _ in result.by_provider.values()} <= {HIT, MISS, SKIPPED}
+        return {match.donor_id for match in result.matches}
+
+    async def play() -> None:
+        for tape in tapes.values():
+            catalog.apply(tape.reset())
+        for salt, text, how in steps:
+            tape, donor_id = tapes[salt], f"{salt!r}-{text}"
+            owner[donor_id] = salt
+            await ask(TEXTS[text], spaces[salt])
+            if how == "evict":
+                catalog.apply(tape.evict(donor_id))
+            elif how == "reset":
+                catalog.apply(tape.reset(f"{tape.generation}+"))
+            else:
+                catalog.apply(tape.register(donor_id, TEXTS[text], spaces[salt]))
+            await until("registered", lambda: all(map(settled, together)))
+            for other, where in spaces.items():
+                found = await ask(joined(TEXTS[text][:-32], np.flip(TEXTS[text][:32])), where)
+                assert {owner[donor_id] for donor_id in found} <= {other}
+        assert len(catalog) <= 3
+
+    try:
+        asyncio.run(play())
+    finally:
+        runner.close(timeout=10.0)
 
 
 def test_the_property_can_fail(parts: tuple[OnnxEncoder, TokenizerFile]) -> None:
