@@ -155,9 +155,7 @@ def _fetch_desk(settings: Settings, leader: Leader, outlet: Outlet, *, manual: b
     """It listens once it is known which rank this is. `manual`: when a test says so."""
     if settings.fetch_secret is None:
         return None
-    desk = FetchDesk(leader, settings.connector.fetch, settings.fetch_secret, manual=manual)
-    outlet.hints.on_fetch = desk.asked
-    return desk
+    return FetchDesk(leader, outlet.hints, settings.connector.fetch, settings.fetch_secret, manual=manual)
 
 
 def _leader(

@@ -25,6 +25,7 @@ from worker_connector.fetch_server import FetchServer
 from worker_connector.fetch_tier import FetchTier
 from worker_connector.fetch_transport import BlockTransport
 from worker_connector.fetcher import Fetcher, Order
+from worker_connector.hints import HintReader
 from worker_connector.leader import Leader
 from worker_connector.ledger import BlockEntry
 from worker_connector.request_view import RequestScope, pack_tokens
@@ -36,6 +37,7 @@ class FetchDesk:
     def __init__(
         self,
         leader: Leader,
+        reader: HintReader,
         config: FetchConfig,
         secret: bytes,
         *,
@@ -43,6 +45,8 @@ class FetchDesk:
         manual: bool = False,
     ) -> None:
         self._leader = leader
+        self._reader = reader
+        reader.on_fetch = self.asked
         self._config = config
         self._secret = secret
         self._opening = threading.Lock()
@@ -77,6 +81,7 @@ class FetchDesk:
                 _log.error("semkv connector: no blocks are served on %s port %d: %s", config.host, port, error)
                 return
             self._decided.set()
+        self.fetcher.start()
         _log.info("semkv connector: blocks of rank %d are served at %s", dp_rank, self.endpoint)
 
     @property
@@ -91,6 +96,11 @@ class FetchDesk:
         return self.endpoint
 
     # pulling
+
+    @property
+    def reader(self) -> HintReader:
+        """Counts what was in hints."""
+        return self._reader
 
     @property
     def wait_seconds(self) -> float:

@@ -79,7 +79,8 @@ class Fetcher:
         self.seconds = Durations(FETCH_SECONDS.buckets)
         self.counts: Counter[str] = Counter()
         """Pulls by what became of them: `complete`, `short` (the source had less), `nothing_missing`, `joined` (one for the same prompt
-        was under way), `crowded`, `resting`, `bad_address`, `address_not_allowed`, `error`, and the values of `Why` and `Stop`."""
+        was under way), `crowded` (too many wait, or no thread is there), `resting`, `bad_address`, `address_not_allowed`, `error`, and
+        the values of `Why` and `Stop`."""
         self.blocks = 0
         self.bytes = 0
 
@@ -90,30 +91,26 @@ class Fetcher:
             if found is not None and found.tokens == order.tokens:
                 self.counts["joined"] += 1
                 return found.done
-            if self._closing or len(self._waiting) >= MAX_WAITING:
+            if self._closing or len(self._waiting) >= MAX_WAITING or not (self._threads or self._manual):
                 self.counts["crowded"] += 1
                 order.done.set_result(0)
                 return order.done
             order.begun = self._clock()
-            if not self._manual and not self._staffed():
-                self.counts["crowded"] += 1
-                order.done.set_result(0)
-                return order.done
             self._open[order.name] = order
             self._waiting.append(order)
             self._wake.notify()
         return order.done
 
-    def _staffed(self) -> bool:
-        """Starts one more thread where all are busy; is there one at all?"""
-        if len(self._threads) < min(THREADS, len(self._open) + 1):
+    def start(self) -> None:
+        """Once; until then nothing is pulled. Not where somebody waits: starting a thread takes a while."""
+        for _ in range(0 if self._manual else THREADS):
             thread = threading.Thread(target=self._run, name="semkv-fetch-pull", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system gives no thread now: the ones that are there go on
-                return bool(self._threads)
+            except RuntimeError:
+                _log.exception("semkv connector: no thread for pulls")
+                return
             self._threads.append(thread)
-        return True
 
     def run_pending(self) -> int:
         """Manual mode: runs what waits; returns how many."""
@@ -169,8 +166,9 @@ class Fetcher:
         try:
             address = self._peers.address(order.endpoint)
         except NotAllowed as error:
-            if error.kind != "resting":
-                _log.warning("semkv connector: a hint's source is not followed: %s", error.kind)
+            times = self.counts[error.kind] + 1
+            if error.kind != "resting" and times & (times - 1) == 0:  # 1, 2, 4, 8, ...
+                _log.warning("semkv connector: a hint's source is not followed (%d times): %s", times, error.kind)
             return 0, error.kind
         deadline = order.begun + self._config.deadline_ms / 1e3
         if self._clock() >= deadline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "semantic_donor"})
+HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "router_hint", "semantic_donor"})
 """Names under which engines and Dynamo look for hints; cleared at every level where a client can write."""
 
 PIN_KEYS = ("backend_instance_id", "decode_worker_id", "prefill_worker_id")

@@ -102,9 +102,10 @@ def test_a_prompt_that_one_worker_holds_is_materialized_on_the_other(graph: Loca
             break
         assert cached == 0  # Dynamo had not learned of the blocks yet, so there was no hint: another prompt
     assert pulls(graph, "worker-1", 0) == {"complete": 1}
-    assert cached == blocks * BLOCK
+    sent = rank_of(graph, "worker-0", 1)["connector"]["fetch"]["serving"]["sent_blocks"]
+    assert 0 < cached == sent * BLOCK <= blocks * BLOCK
     wait_until("the materialization is confirmed", lambda: fetched(graph, "worker-1", 0) == cached)
-    assert rank_of(graph, "worker-0", 1)["connector"]["fetch"]["serving"]["sent_blocks"] == blocks
+    assert rank_of(graph, "worker-1", 0)["connector"]["hints"]["fetch"] == 1
 
 
 def test_another_tenants_blocks_are_not_pulled(graph: LocalGraph) -> None:
@@ -117,6 +118,6 @@ def test_another_tenants_blocks_are_not_pulled(graph: LocalGraph) -> None:
         own, _, cached = chat(graph, seed, "worker-1", 0, "tenant-a")
         assert own == text
         if cached:
-            assert cached == blocks * BLOCK
+            assert cached <= blocks * BLOCK
             return
     raise AssertionError("Dynamo never hinted at the tenant's own blocks")

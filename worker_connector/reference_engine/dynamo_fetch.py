@@ -11,7 +11,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo_semkv.contracts.hints import KvHintsEnvelope
+from msgspec.structs import replace
+
+from dynamo_semkv.contracts.hints import DONOR_ACTION, KvHintsEnvelope
 from worker_connector.fetch_desk import FetchDesk
 from worker_connector.hints import HintReader
 from worker_connector.reference_engine.dynamo_request import Submission
@@ -41,19 +43,23 @@ async def endpoints_of(desks: Sequence[FetchDesk]) -> dict[int, str]:
 
 
 class FetchAhead:
-    """`wait_seconds`: how long a request may be held."""
+    """`wait_seconds`: how long a request may be held. `counted`: what is in its hint is counted by whoever gets it on the request."""
 
-    def __init__(self, desks: Sequence[FetchDesk], wait_seconds: float) -> None:
+    def __init__(self, desks: Sequence[FetchDesk], wait_seconds: float, *, counted: bool = False) -> None:
         self._desks = desks
         self._wait = wait_seconds
-        self._reader = HintReader(fetches=True)
+        self._reader = HintReader(fetches=True) if counted else desks[0].reader
         self.waited: dict[str, int] = {"arrived": 0, "late": 0}
 
     async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
         """Returns when what can come in time has come. Never raises but for cancellation."""
         rank = asked.dp_rank if asked.dp_rank is not None else 0 if len(self._desks) == 1 else None
-        fetch = self._reader.parse(hints, by_dynamo=True).fetch if hints is not None else None
-        if fetch is None or rank is None:
+        if hints is None or rank is None:
+            return
+        # Donors are not our matter: theirs come to the connector by the hint table, or on the request.
+        others = [action for action in hints.actions if action.action_type != DONOR_ACTION]
+        fetch = self._reader.parse(replace(hints, actions=others), by_dynamo=True).fetch
+        if fetch is None:
             return
         pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
         if pull is None or self._wait <= 0:

@@ -240,7 +240,7 @@ class DynamoWorker:
         endpoints = await endpoints_of(desks) if desks else {}
         if endpoints:
             publish_router_hint(card, endpoints, _HINT_ROLES[self._settings.role])
-            self._ahead = FetchAhead(desks, desks[0].wait_seconds)
+            self._ahead = FetchAhead(desks, desks[0].wait_seconds, counted=self._settings.native_hints)
 
     async def _publish(self, endpoint: Any) -> None:
         """KV events and load, before the first request can come."""

@@ -11,6 +11,7 @@ import pytest
 
 from dynamo_semkv.contracts.hints import FetchHint
 from worker_connector import router_hint
+from worker_connector.hints import HintReader
 from worker_connector.reference_engine.dynamo_fetch import FetchAhead, desks_of, endpoints_of
 from worker_connector.reference_engine.dynamo_request import Submission, merged_hints
 from worker_connector.reference_engine.sampling import SamplingParams
@@ -31,6 +32,7 @@ class Desk:
         self.future = future
         self.asked: list[tuple[list[int], FetchHint, str | None]] = []
         self._endpoint = endpoint
+        self.reader = HintReader(fetches=True)
 
     def fetch(self, tokens: list[int], hint: FetchHint, *, salt: str | None = None) -> Future[int] | None:
         self.asked.append((tokens, hint, salt))
@@ -63,6 +65,7 @@ async def test_dynamos_hint_is_followed_with_the_requests_own_salt_and_rank() ->
     ((tokens, hint, salt),) = desks[1].asked
     assert (tokens, hint.block_hashes, salt) == ([1, 2, 3], [5000, 5001], "tenant")
     assert ahead.waited == {"arrived": 1, "late": 0}
+    assert desks[0].reader.counts == {"unknown_action": 1, "fetch": 1}
 
 
 FROM_A_CLIENT = [
