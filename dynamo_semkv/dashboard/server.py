@@ -30,6 +30,7 @@ from dynamo_semkv.dashboard import http_log
 from dynamo_semkv.dashboard.access import Access
 from dynamo_semkv.dashboard.broadcast import Broadcast, Full
 from dynamo_semkv.dashboard.files import page_files
+from dynamo_semkv.dashboard.rate import Rate
 from dynamo_semkv.observe.health import Readiness
 from dynamo_semkv.observe.snapshot import explain
 from dynamo_semkv.outcome.history import History
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 MAX_WATCHERS = 32
 WRITE_SECONDS = 10.0
 """A watcher that takes nothing for so long is let go."""
+PER_SECOND, BURST = 50.0, 200
+"""Answers that are made anew for each request, over all who ask: each takes milliseconds of the loop that streams need too."""
 COOKIE = "semkv_dashboard"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Probes have no token; without one `/readyz` says yes or no and nothing else."""
@@ -78,6 +81,7 @@ class DashboardServer:
         self._readiness = readiness
         self._broadcast = Broadcast(self._snapshot_text, interval_seconds, MAX_WATCHERS)
         self._files = page_files()
+        self._rate = Rate(PER_SECOND, BURST)
         self._runner: web.AppRunner | None = None
         self._port: int | None = None
 
@@ -140,8 +144,10 @@ class DashboardServer:
     def _refusal(self, request: web.Request) -> web.StreamResponse | None:
         if not self._access.host_allowed(request.headers.get("Host")):
             return _json({"error": "this page answers to 127.0.0.1, ::1 and localhost"}, status=421)
-        if request.path in OPEN_PATHS or self._authorized(request):
+        if request.path in OPEN_PATHS:
             return None
+        if self._authorized(request):
+            return self._too_often(request)
         if request.path == "/" and self._access.token_allowed(None, None, request.query.get("token")):
             # Away from the URL at once: a URL ends in histories and logs.
             answer: web.Response = web.Response(status=303, headers={"Location": "/"})
@@ -150,6 +156,13 @@ class DashboardServer:
         refusal = _json({"error": "a token is needed: Authorization: Bearer ..., or open /?token=... once"}, status=401)
         refusal.headers["WWW-Authenticate"] = "Bearer"
         return refusal
+
+    def _too_often(self, request: web.Request) -> web.StreamResponse | None:
+        if (request.path != "/metrics" and not request.path.startswith("/api/")) or self._rate.take():
+            return None
+        busy = _json({"error": f"more than {PER_SECOND:.0f} questions a second"}, status=429)
+        busy.headers["Retry-After"] = "1"
+        return busy
 
     def _authorized(self, request: web.Request) -> bool:
         return self._access.token_allowed(request.headers.get("Authorization"), request.cookies.get(COOKIE))

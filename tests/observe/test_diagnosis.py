@@ -173,3 +173,30 @@ def test_every_standing_of_the_router_has_a_remedy() -> None:
 def test_few_requests_are_not_judged() -> None:
     findings = diagnose(CONFIG, bus(announcement()), snapshot(requests=3, beside={}, outcomes=[]), NOW)
     assert bad(findings) == []
+
+
+ASKED_FOR = {
+    "block size mismatch": ("replicas", "block_size_mismatch"),
+    "worker publishes no events": ("kv_events", "saw none coming"),
+    "stable id absent": ("replicas", "no_stable_id"),
+    "block reuse off": ("block_reuse", "no engine reused anything"),
+    "connector not attached": ("replicas", "unannounced"),
+    "no connector at all": ("connectors", "no worker's connector"),
+    "clock skew": ("clock", "clock and this machine's differ"),
+    "NATS unreachable": ("bus", "no connection to"),
+    "NATS without JetStream": ("jetstream", "JetStream is off"),
+    "namespace fields unknown": ("namespace", "not known to the engine"),
+}
+
+
+@pytest.mark.parametrize("fault", ASKED_FOR)
+def test_each_fault_that_a_newcomer_makes_is_found_and_the_remedy_says_what_to_do(fault: str) -> None:
+    check, says = ASKED_FOR[fault]
+    found = [
+        finding
+        for seen, page, *_ in CASES
+        for finding in bad(diagnose(CONFIG, seen, page, NOW))
+        if finding.check == check and says in finding.detail
+    ]
+    assert found
+    assert all(len(finding.remedy.split()) > 1 for finding in found)
