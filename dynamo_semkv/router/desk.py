@@ -30,6 +30,7 @@ from dynamo_semkv.config.schema import Config, PlacementMode
 from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, new_route_id
+from dynamo_semkv.router.facts import UNCONSTRAINED, constraints_of
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.ingress import strip_client_hints
 from dynamo_semkv.router.replicas import ReplicaDirectory
@@ -146,14 +147,21 @@ class AdviceDesk:
         routing: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
         seconds = self._config.evidence.exact_deadline_ms / 1000
         try:
+            constraints = constraints_of(request) or UNCONSTRAINED
             choice = await within(
                 seconds,
-                self._edge.best_choice(request["token_ids"], routing.get("cache_salt"), routing.get("lora_name")),
+                self._edge.best_choice(
+                    request["token_ids"],
+                    routing.get("cache_salt"),
+                    routing.get("lora_name"),
+                    constraints.required_taints,
+                ),
             )
         except Exception as error:  # noqa: BLE001 - the gateway has its own choice; said in the log, and null in the answer
             logger.debug("advise: Dynamo's own choice: %s", error)
             return None
-        return choice.replica
+        # Dynamo has no way to be asked within allowed workers only: no choice is better than one that it would refuse.
+        return choice.replica if constraints.allow(choice.replica.worker_id) else None
 
     def _bounded(self, count: int) -> int:
         if count > self._max_tokens:

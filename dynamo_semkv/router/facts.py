@@ -80,6 +80,12 @@ def request_facts(request: Request) -> RequestFacts:
     )
 
 
+def constraints_of(request: Request) -> Constraints | None:
+    """Of a request whose other facts do not matter. None: see `_constraints`."""
+    nvext = {**_mapping(request, "nvext"), **_mapping(_mapping(request, "extra_args"), "nvext")}
+    return _constraints(_mapping(request, "routing"), nvext, request)
+
+
 def token_list(token_ids: object) -> list[int]:
     """A list as it is; packed little-endian i32 unpacked."""
     if isinstance(token_ids, (bytes, bytearray, memoryview)):

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from dynamo.llm import (
     ModelType,
     RouterConfig,
     RouterMode,
+    RoutingConstraints,
     WorkerType,
     register_model,
 )
@@ -236,12 +237,19 @@ class DynamoEdge:
         }
 
     async def best_choice(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self,
+        token_ids: Sequence[int],
+        cache_namespace: str | None = None,
+        lora_name: str | None = None,
+        required_taints: Collection[str] = (),
     ) -> Choice:
         """Dynamo's own choice, not booked. RequestFailed(NO_WORKER) when there is none."""
         try:
             worker, rank, blocks = await self._kv.best_worker(
-                _ids(token_ids), lora_name=lora_name, cache_namespace=cache_namespace
+                _ids(token_ids),
+                lora_name=lora_name,
+                cache_namespace=cache_namespace,
+                routing_constraints=RoutingConstraints(set(required_taints)) if required_taints else None,
             )
         except Exception as error:
             raise RequestFailed(FailureKind.NO_WORKER, str(error)) from error

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -148,7 +148,11 @@ class Edge(Protocol):
     ) -> Mapping[ReplicaKey, RankLoad]: ...
 
     async def best_choice(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self,
+        token_ids: Sequence[int],
+        cache_namespace: str | None = None,
+        lora_name: str | None = None,
+        required_taints: Collection[str] = (),
     ) -> Choice: ...
 
     def dispatch(

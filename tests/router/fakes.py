@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,8 +215,13 @@ class FakeEdge:
         return {key: load(key) for key in self.live}
 
     async def best_choice(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self,
+        token_ids: Sequence[int],
+        cache_namespace: str | None = None,
+        lora_name: str | None = None,
+        required_taints: Collection[str] = (),
     ) -> Choice:
+        self.asked.append(("best_choice", sorted(required_taints)))
         return Choice(self.dynamos_choice, 0)
 
     def dispatch(

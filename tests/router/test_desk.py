@@ -119,3 +119,21 @@ async def test_large_prompts_too_many_at_once_are_told_so_and_small_ones_go_on(m
     go_on.set()
     assert all("decision" in answer for answer in await asyncio.gather(*held))
     assert "decision" in await desk.answer_body(large), "the slots are free again"
+
+
+async def test_dynamos_own_choice_is_asked_within_the_request_s_constraints() -> None:
+    rig = Rig(lookup=donor_on_a1())
+    asked = {"routing_constraints": {"required_taints": ["b", "a"]}}
+    (answer,) = [chunk async for chunk in desk_of(rig).handle(a_request(routing=asked), a_call())]
+    assert ("best_choice", ["a", "b"]) in rig.edge.asked
+    assert (answer["decision"], answer["replica"]) == ("donor_unreachable", None)
+
+
+@pytest.mark.parametrize(("allowed", "shown"), [([11], None), ([22, 33], {"worker_id": "22", "dp_rank": 1})])
+async def test_a_choice_of_dynamos_outside_the_allowed_workers_is_not_shown(
+    allowed: list[int], shown: dict[str, Any] | None
+) -> None:
+    rig = Rig()
+    request = a_request(routing={"allowed_worker_ids": allowed})
+    (answer,) = [chunk async for chunk in desk_of(rig).handle(request, a_call())]
+    assert answer["dynamo"] == shown

@@ -156,7 +156,7 @@ def test_what_the_edge_knows_of_the_workers(healthy: Healthy) -> None:
     status = wait_until("both workers to be live", whole, 20.0)
     assert set(status["overlap"]) == set(status["loads"]) == set(replicas)
     for key, name in replicas.items():
-        assert status["live"][key] == [f"stable-{name}", 32, 4096, {"semkv_probe": {"worker": name}}]
+        assert status["live"][key] == [f"stable-{name}", 32, 4096, {"semkv_probe": {"worker": name}}, [], "aggregated"]
     assert status["prompt_blocks"] == 3
     assert f"{status['choice'][0]}/{status['choice'][1]}" in replicas
     assert all(load[0] == 100 for load in status["loads"].values())

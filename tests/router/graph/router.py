@@ -98,6 +98,8 @@ class Service:
                     c.block_size,
                     c.total_kv_blocks,
                     dict(c.runtime_data),
+                    sorted(c.taints),
+                    c.role.value,
                 ]
                 for k, c in live.items()
             },

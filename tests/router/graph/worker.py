@@ -7,6 +7,7 @@ Control (system status server, POST JSON):
     /engine/kv      {"rank", "events": [...]}           publish raw KV events of one rank through its ZMQ relay
     /engine/load    {"rank", "active_decode_blocks"}    publish one rank's load
     /engine/fail    {"after", "kind"}                   the next request fails after that many chunks
+    /engine/update/model_taints {"taints": [...]}       Dynamo's own: replace the taints on the card
 An annotation `hold:<seconds>` delays the first chunk, as a long prefill does.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 import uvloop
 import zmq
+from dynamo.common.model_taints import register_model_taint_route
 from dynamo.llm import (
     KvEventPublisher,
     ModelInput,
@@ -171,10 +173,12 @@ class Worker:
             endpoint,
             arguments.model_dir,
             arguments.model_name,
-            worker_type=WorkerType.Aggregated,
+            worker_type=getattr(WorkerType, arguments.role),
+            needs={"Prefill": [[WorkerType.Decode]], "Decode": [[WorkerType.Prefill]]}.get(arguments.role),
             kv_cache_block_size=arguments.block_size,
             runtime_config=config,
         )
+        register_model_taint_route(runtime, endpoint)
         self.relays = [RankRelay(endpoint, rank, arguments.block_size) for rank in range(arguments.ranks)]
         await self.metrics.create_endpoint(endpoint)
         for relay in self.relays:
@@ -191,6 +195,7 @@ async def main(runtime: DistributedRuntime) -> None:
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--model-name", default="m", help="name on the hidden card; the router offers it by default")
     parser.add_argument("--endpoint", default="test.backend.generate")
+    parser.add_argument("--role", default="Aggregated", choices=["Aggregated", "Prefill", "Decode"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--delay-s", type=float, default=0.0)
