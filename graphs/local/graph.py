@@ -215,12 +215,8 @@ class LocalGraph:
             if decodes:
                 arguments += ["--disaggregation-mode", "decode"]
             elif self.decode_names:
-                arguments += [
-                    "--disaggregation-mode",
-                    "prefill",
-                    "--served-model-name",
-                    f"{settings.served_model}-prefill",
-                ]
+                arguments += ["--disaggregation-mode", "prefill"]
+                arguments += [] if settings.offers_model else ["--served-model-name", f"{settings.served_model}-prefill"]
             arguments += ["--offer-model"] if settings.offers_model else []
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,
@@ -307,9 +303,8 @@ class LocalGraph:
         if self.decode_names and "Prefill router target activated" not in log:
             return False
         health = self._get(f"{self.frontend_url}/health")
-        component, parts = (
-            ("backend", self.worker_names) if self.settings.offers_model else ("semkv", self.router_names)
-        )
+        workers = "prefill" if self.decode_names else "backend"
+        component, parts = (workers, self.worker_names) if self.settings.offers_model else ("semkv", self.router_names)
         served = [i for i in health.get("instances", ()) if i["component"] == component and i["endpoint"] == "generate"]
         return len(served) == len(parts)
 

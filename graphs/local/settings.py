@@ -48,8 +48,6 @@ class GraphSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.decode_workers < 0:
             raise ValueError(f"decode_workers is {self.decode_workers}; it must be at least 0")
-        if self.decode_workers and self.direct:
-            raise ValueError("direct is True; with decode_workers it must be False")
         if self.router_mode is not None and self.router_mode not in ROUTER_MODES:
             raise ValueError(
                 f"router_mode is {self.router_mode!r}; it must be one of {', '.join(ROUTER_MODES)}, or None"
@@ -89,7 +87,7 @@ class GraphSettings:
         if self.decode_workers:
             base["dynamo"] = {"worker_component": "prefill"}
         if self.direct:
-            base["dynamo"] = {"offer_model": False}
+            base["dynamo"] = {**base.get("dynamo", {}), "offer_model": False}
         if self.otlp_endpoint is not None:
             base["observe"] = {"otlp_endpoint": self.otlp_endpoint}
         for section, values in self.overrides.items():
