@@ -216,7 +216,9 @@ class LocalGraph:
                 arguments += ["--disaggregation-mode", "decode"]
             elif self.decode_names:
                 arguments += ["--disaggregation-mode", "prefill"]
-                arguments += [] if settings.offers_model else ["--served-model-name", f"{settings.served_model}-prefill"]
+                arguments += (
+                    [] if settings.offers_model else ["--served-model-name", f"{settings.served_model}-prefill"]
+                )
             arguments += ["--offer-model"] if settings.offers_model else []
             env = self.environment(
                 DYN_STABLE_ROUTING_ID=name,

@@ -7,7 +7,7 @@ What Dynamo's own answers cost is not in it (its index and its bookings are Rust
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +100,11 @@ class SimulatedEdge:
         return {key: RankLoad(tokens + 64 * (at % 2), blocks, at % 2) for at, key in enumerate(self.live)}
 
     async def best_choice(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+        self,
+        token_ids: Sequence[int],
+        cache_namespace: str | None = None,
+        lora_name: str | None = None,
+        required_taints: Collection[str] = (),
     ) -> Choice:
         return Choice(next(iter(self.live)), 0)
 
