@@ -21,6 +21,8 @@ DONOR_GRACE_SECONDS = 60.0
 """How long a replica may be silent on the donor stream after the router's start (ai-dynamo/dynamo#12095)."""
 DROP_SECONDS = 15.0
 """How long without another drop until messages count as flowing again."""
+VERSION_SECONDS = 600.0
+"""How long after a message of another version it is still told: announcements come every few seconds, reports with requests."""
 _NAMED = 5
 
 
@@ -64,6 +66,7 @@ def readiness(state: RouterState) -> Readiness:
             _advice(state),
             _bus(state),
             _replay(state),
+            _versions(state),
             _donor_events(state),
             _catalog(state),
             _providers(state),
@@ -109,6 +112,16 @@ def _replay(state: RouterState) -> Check:
         return Check("replay", Level.OK, "everything that the bus kept was read")
     level = Level.FAIL if state.uptime_seconds < START_SECONDS and not state.replayed else Level.WARN
     return Check("replay", level, f"still reading {', '.join(behind) or 'what the bus kept'}")
+
+
+def _versions(state: RouterState) -> Check:
+    strange = [(s.name, s.unsupported[1], s.unsupported_version) for s in state.streams if s.unsupported is not None]
+    if not strange:
+        return Check("versions", Level.OK, "every message is of a version that is spoken here")
+    now = [s.unsupported is not None and s.unsupported[0] < VERSION_SECONDS for s in state.streams]
+    told = listed(f"{name} (version {version[:20]}, {count} dropped)" for name, version, count in strange)
+    detail = f"{told}: routers and workers are releases apart, upgrade the older ones (docs/releasing.md); requests are served"
+    return Check("versions", Level.WARN if any(now) else Level.OK, detail)
 
 
 def _donor_events(state: RouterState) -> Check:

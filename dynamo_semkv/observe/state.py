@@ -51,6 +51,8 @@ class StreamStatus:
     malformed: int = 0
     unsupported_version: int = 0
     foreign_subject: int = 0
+    unsupported: tuple[float, str] | None = None
+    """Seconds since the last message of a version that is not spoken here, and that version."""
 
 
 @dataclass(frozen=True)

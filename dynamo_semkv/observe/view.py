@@ -150,6 +150,7 @@ class RouterView:
             counts[f"{name}.malformed"],
             counts[f"{name}.unsupported_version"],
             counts[f"{name}.foreign_subject"],
+            self._intake.unsupported(name),
         )
 
     def _ask(self, what: str, call: Callable[[], T], unknown: T) -> T:

@@ -88,6 +88,7 @@ class Intake:
     ) -> None:
         self.counts: Counter[str] = Counter()
         """`<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`."""
+        self._unsupported: dict[str, tuple[float, str]] = {}
         self._subscriber = subscriber
         self._book = book
         self._apply_donor_event = apply_donor_event
@@ -110,6 +111,11 @@ class Intake:
     def waiting(self) -> int:
         """Own events that wait for the replay."""
         return len(self._own)
+
+    def unsupported(self, stream: str) -> tuple[float, str] | None:
+        """Seconds since a message of a version that is not spoken here came last, and which version; None: none came."""
+        found = self._unsupported.get(stream)
+        return (self._monotonic() - found[0], found[1]) if found is not None else None
 
     async def start(self) -> None:
         subscribe = self._subscriber.subscribe_stream
@@ -255,6 +261,7 @@ class Intake:
         try:
             return decode(message.payload)
         except UnsupportedVersion as error:
+            self._unsupported[stream] = (self._monotonic(), str(error.value)[:40])
             self._refused(stream, "unsupported_version", error)
         except ContractError as error:
             self._refused(stream, "malformed", error)

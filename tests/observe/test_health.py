@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dynamo_semkv.observe.health import DONOR_GRACE_SECONDS, DROP_SECONDS, START_SECONDS, Level, readiness
+from dynamo_semkv.observe.health import (
+    DONOR_GRACE_SECONDS,
+    DROP_SECONDS,
+    START_SECONDS,
+    VERSION_SECONDS,
+    Level,
+    readiness,
+)
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
 from tests.observe.fake_state import empty_state, fake_history, fake_state
 
@@ -130,3 +137,17 @@ def test_dropped_messages_show_and_are_over_once_messages_flow_again() -> None:
     assert check(state(publisher=later), "bus") == (Level.OK, words)  # still told, and counted
     assert readiness(state(publisher=later)).state == "ready"
     assert check(state(publisher=replace(later, connected=False)), "bus")[0] is Level.WARN
+
+
+def test_releases_that_are_too_far_apart_are_named_and_forgotten_when_it_is_over() -> None:
+    def heard(ago: float) -> RouterState:
+        stranger = StreamStatus("reports", True, 10, 0, 7, 0, (ago, "2.0"))
+        return state(streams=[StreamStatus("donors", True, 5), stranger])
+
+    level, detail = check(heard(3.0), "versions")
+    assert (level, readiness(heard(3.0)).ready) == (Level.WARN, True)
+    assert "reports (version 2.0, 7 dropped)" in detail
+    assert "upgrade the older ones" in detail
+    level, detail = check(heard(VERSION_SECONDS + 1), "versions")
+    assert (level, "7 dropped" in detail) == (Level.OK, True)
+    assert check(state(), "versions")[0] is Level.OK

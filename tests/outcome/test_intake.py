@@ -328,6 +328,9 @@ async def test_another_major_version_is_counted_apart(broker: FakeBroker, router
     assert (
         router.intake.counts["reports.unsupported_version"] == router.intake.counts["routes.unsupported_version"] == 1
     )
+    broker.clock.advance(5.0)
+    assert router.intake.unsupported("reports") == (5.0, "2.0")
+    assert router.intake.unsupported("donors") is None
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf")])
