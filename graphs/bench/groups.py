@@ -97,7 +97,8 @@ def _lengths(lengths: Sequence[int], name: str) -> Callable[[Library, Sizes, int
 
 def _disk(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
     title = "disk: working set larger than device pools and host slabs"
-    return [Planned(workload.working_set(library, sizes, "uniform", name="disk", title=title), ALL)]
+    patterns = ("uniform", "bursty")  # in a burst, those that wait give the disk its time
+    return [Planned(workload.working_set(library, sizes, one, name="disk", title=title), ALL) for one in patterns]
 
 
 def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
@@ -137,10 +138,10 @@ def groups() -> dict[str, Group]:
             title="disk tier, `tiny`, prompts of 1k tokens",
             model="tiny",
             blocks_per_rank=48,
-            sizes=Sizes(characters=1_000, gap=0.0, documents=14, passes=3),
+            sizes=Sizes(characters=1_000, gap=0.0, documents=14, passes=2),
             contenders=("semkv", "kv", "kv_connector"),
             plan=_disk,
-            characters=1_000 * 14,
+            characters=1_000 * 28,
             slab_bytes=9 * MIB,
             disk_bytes=512 * MIB,
         ),

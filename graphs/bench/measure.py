@@ -32,8 +32,8 @@ from graphs.local.settings import MODELS
 from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import ModelSource, load_model
 
-GAP = 1.25
-"""Arrivals are on average so many cold prefills apart: two engines are busy for less than half of the time, and bursts queue."""
+GAP = 1.0
+"""Arrivals are on average so many cold prefills apart: two engines are busy for half of the time at most, and bursts queue."""
 SHORTEST_GAP = 0.05
 ROUTES_SECONDS = 45.0
 """Longer than a route waits for its report."""

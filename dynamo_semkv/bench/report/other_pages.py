@@ -86,14 +86,13 @@ def evidence(found: Mapping[str, Any] | None) -> str:
         parts.append(title)
         head = ["right donor first, as decided", *(standing["method"] for standing in standings)]
         rows = [
-            [line["scenario"], *(f"{standing['lines'][n]['decided']:.2f}" for standing in standings)]
+            [line["scenario"], *(_decimal(standing["lines"][n]["decided"]) for standing in standings)]
             for n, line in enumerate(standings[0]["lines"])
         ]
         rows.append(["negatives accepted", *(f"{s['false_positives']:.1%} of {s['negatives']}" for s in standings)])
-        rows.append(
-            ["lookup p50 / p99, ms", *(f"{s['find_p50'] * 1e3:.2f} / {s['find_p99'] * 1e3:.2f}" for s in standings)]
-        )
+        rows.append(["lookup p50 / p99, ms", *(f"{_ms(s['find_p50'])} / {_ms(s['find_p99'])}" for s in standings)])
         rows.append(["adds/s", *(number(s["adds_per_second"], 1) for s in standings)])
+        rows.append(["prompts asked, in the time given", *(f"{s['asked']} of {s['of']}" for s in standings)])
         parts.append(table(head, rows))
     return "\n\n".join(parts)
 
@@ -103,6 +102,15 @@ def _standings(found: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, An
     if found.get("paraphrase"):
         made.append(("True paraphrase, the same verses in two translations:", found["paraphrase"]["standings"]))
     return [(title, standings) for title, standings in made if standings]
+
+
+def _decimal(value: float | None) -> str:
+    """Of what a method had no time for: a dash."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.2f}"
 
 
 def _share(value: float | None) -> str:

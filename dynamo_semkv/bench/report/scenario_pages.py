@@ -39,7 +39,7 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
     scenarios = group["scenarios"]
     ours = [contender for contender in contenders if contender in OURS]
     parts = [f"### {group['title']}"]
-    pace = f"requests come {group['gap'] * 1e3:.0f} ms apart on average, which is 1.25 times what a cold prompt takes"
+    pace = f"requests come {group['gap'] * 1e3:.0f} ms apart on average, which is what a cold prompt takes"
     if not any(described["paced"] for described in scenarios.values()):
         pace = "one request at a time"
     parts.append(f"{group['workers']} workers, {group['device_tokens']:,} tokens of device pages in all; {pace}.")
