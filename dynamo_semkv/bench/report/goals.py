@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo_semkv.bench.report.statistics import Figure, Figures, growth
+from dynamo_semkv.config.schema import FingerprintConfig
 
 VERBATIM = ("other instruction", "reordered chunks", "5 of 10 chunks shared", "sibling", "template")
 EDITED = ("1 in", "numbers changed")
 MIN_SHARED = 0.2
+LEAST_SHARE = FingerprintConfig().min_overlap_share
 GOAL_DONORS = 100_000
 
 
@@ -101,6 +103,24 @@ def _scenario(*names: str) -> Callable[[str], bool]:
 
 def _large_blocks(path: str) -> bool:
     return int(path.split("/")[3]) >= 64 * 1024
+
+
+def _recall(figures: Figures) -> Measured | None:
+    """Of verbatim scenarios. What shares less than the provider is set to look for is named, and does not count."""
+    found: dict[str, float] = {}
+    below: dict[str, float] = {}
+    for path, figure in _matching(figures, "evidence/", "/recall_at_1").items():
+        share = figures.get(path.replace("/recall_at_1", "/true_share"))
+        if share is not None and _scenario(*VERBATIM)(path):
+            where = path.removeprefix("evidence/").removesuffix("/recall_at_1")
+            (found if share.median >= LEAST_SHARE else below)[where] = figure.median
+    if not found:
+        return None
+    worst = min(found, key=lambda one: found[one])
+    note = worst + "".join(
+        f"; not counted, shares less than {LEAST_SHARE:.0%}: {one} {value:.3f}" for one, value in below.items()
+    )
+    return Measured(_ratio(found[worst]), found[worst] >= 0.99, note)
 
 
 def _edited_flag(figures: Figures) -> Measured | None:
@@ -234,6 +254,14 @@ def _router(quantile: str, limit_ms: float) -> Callable[[Figures], Measured | No
     return judge
 
 
+def _shown(start: str, end: str) -> Callable[[Figures], Measured | None]:
+    def judge(figures: Figures) -> Measured | None:
+        found = _matching(figures, start, end)
+        return Measured(", ".join(f"{figure.median:.2f}" for figure in found.values()), None) if found else None
+
+    return judge
+
+
 def _shown_replay(figures: Figures) -> Measured | None:
     start = "replay/salted/materializes/"
     found = _matching(figures, start, "/mean_prefill_tokens")
@@ -262,7 +290,7 @@ GOALS: tuple[Goal, ...] = (
     Goal("Connector", "loaded KV gives the same log-probabilities: largest difference to the device-warm run is 0.0", SCENARIOS,
          _exact_quality),
     Goal("Evidence", "recall@1 >= 0.99 where text is verbatim", EVIDENCE,
-         _worst("evidence/", "/recall_at_1", 0.99, _ratio, most=False, within=_scenario(*VERBATIM))),
+         _recall),
     Goal("Evidence", "recall@1 >= 0.95 where common runs cover a fifth, at <= 1 % false positives", EVIDENCE, _recall_with_threshold),
     Goal("Evidence", "recall >= 0.9 on true paraphrase with the embedding provider", EVIDENCE, _paraphrase),
     Goal("Evidence", "reusable_token_count within 10 % on verbatim text (95th percentile)", EVIDENCE,
@@ -283,7 +311,9 @@ GOALS: tuple[Goal, ...] = (
     Goal("Placement", "added router time p50 <= 1 ms (8k tokens, 10,000 donors, 8 ranks)", "bench router", _router("p50", 1.0)),
     Goal("Placement", "added router time p99 <= 3 ms", "bench router", _router("p99", 3.0)),
     Goal("Placement", "requests/s over the bare Python pass-through >= 0.9", "bench router",
-         _worst("router/", "ratio", 0.9, _ratio, most=False)),
+         _worst("router/throughput/", "/ours_over_bare", 0.9, _ratio, most=False)),
+    Goal("Placement", "the same over Dynamo's own router, reported beside", "bench router",
+         _shown("router/throughput/", "/ours_over_rust")),
     Goal("Placement", "working set twice the device pools: mean TTFT <= 0.7 of Dynamo kv alone, uniform arrivals", SCENARIOS,
          _compared("working_set_uniform", 0.7)),
     Goal("Placement", "the same, bursty arrivals", SCENARIOS,

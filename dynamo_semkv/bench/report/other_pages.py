@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dynamo_semkv.bench.report.markdown import number, spread, table
@@ -177,12 +177,40 @@ def router(found: Mapping[str, Any] | None, figures: Figures, missing: str | Non
             names = [name for name in next(iter(rows.values())) if name != "replicas"]
             cells = [[label, *(spread(row.get(name), 1.0, 3) for name in names)] for label, row in rows.items()]
             parts += [title, table([place, *(name.replace("_", " ") for name in names)], cells)]
+    for row in found.get("throughput", ()):
+        parts += list(_throughput(row, of))
+        shown |= {path for path in of if path.startswith(f"throughput/{row['ranks']}/")}
     rest = [
-        [path, _plain(figure)] for path, figure in of.items() if path not in shown and path not in ("donors", "tokens")
+        [path, _plain(figure)]
+        for path, figure in of.items()
+        if path not in shown and path not in ("donors", "tokens", "requests")
     ]
     if rest:
         parts.append(table(["figure", "value"], rest))
     return "\n\n".join(parts)
+
+
+def _throughput(row: Mapping[str, Any], of: Mapping[str, Figure]) -> Iterator[str]:
+    start = f"throughput/{row['ranks']}"
+    titles = {
+        "mock": "Dynamo's own router (kv, in the frontend)",
+        "bare": "a bare pass-through in Python",
+        "ours": "ours",
+    }
+    yield (
+        f"Through the frontend to mock engines of {row['ranks']} ranks, prompts of {row['tokens']:,} tokens, {row['concurrency']} at a "
+        f"time, {row['rounds']} rounds in turns: requests a second over the bare pass-through {row['ours_over_bare']:.2f}, over Dynamo's own "
+        f"router {row['ours_over_rust']:.2f}; the bare pass-through over Dynamo's own {row['bare_over_rust']:.2f}. "
+        "Processor time is that of the process that routes; of Dynamo's own it is the whole frontend, so those two do not compare."
+    )
+    rows = [
+        [titles.get(name, name), *(spread(of.get(f"{start}/contenders/{name}/{what}"), 1.0, 1) for what in _THROUGHPUT)]
+        for name in row["contenders"]
+    ]
+    yield table(["router", "requests/s", "TTFT p50, ms", "processor time, ms a request"], rows)
+
+
+_THROUGHPUT = ("per_second", "ttft_p50_ms", "processor_ms")
 
 
 def _plain(figure: Figure) -> str:

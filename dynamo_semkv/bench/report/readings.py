@@ -123,7 +123,9 @@ def _label(item: Any, number: int) -> Any:
     """By what a row calls itself; its place in the list where it does not."""
     if not isinstance(item, Mapping):
         return number
-    return next((item[name] for name in ("stage", "name", "part", "replicas", "contender") if name in item), number)
+    return next(
+        (item[name] for name in ("stage", "name", "part", "replicas", "contender", "ranks") if name in item), number
+    )
 
 
 def _numbers(path: str, rows: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> Figures:

@@ -96,7 +96,7 @@ class Sections:
             arguments += ["--peer-tokens", "512", "--peer-size", "2", "--pairs", "2"]
         else:
             arguments = ["--tokens", "2048", "8192", "16384", "32768", "--size", "20", "--background", "500"]
-            arguments += ["--peer-tokens", "2048", "--peer-size", "4", "--pairs", "12", "--peer-seconds", "40"]
+            arguments += ["--peer-tokens", "2048", "--peer-size", "4", "--pairs", "12", "--peer-seconds", "60"]
         return self._to_file("dynamo_semkv.bench.evidence_run", [*arguments, "--donors"])
 
     def _replay(self) -> Any:

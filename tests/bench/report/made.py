@@ -164,4 +164,23 @@ def router(p50: float = 0.8) -> dict[str, Any]:
         "requests": 400,
         "stages": [cost("weigh", 0.5), cost("whole")],
         "decisions": rows,
+        "throughput": [throughput()],
+    }
+
+
+def throughput() -> dict[str, Any]:
+    def one(rate: float) -> dict[str, Any]:
+        return {"per_second": [rate, 2 * rate], "ttft_p50_ms": [10.0, 5.0], "processor_ms": [4.0, 4.0], "failed": 0}
+
+    return {
+        "ranks": 8,
+        "tokens": 8_192,
+        "max_tokens": 16,
+        "concurrency": 16,
+        "rounds": 2,
+        "contenders": {"mock": one(40.0), "bare": one(30.0), "ours": one(28.0)},
+        "log_errors": 0,
+        "ours_over_bare": 28 / 30,
+        "ours_over_rust": 0.7,
+        "bare_over_rust": 0.75,
     }

@@ -86,6 +86,9 @@ def test_the_routers_bench_is_read_where_it_is_there() -> None:
     assert words(made.run(router=made.router(p50=2.0)))["added router time p99 <= 3 ms"] == "**no**"
     page = document.page(run, all_figures(run["sections"]), {})
     assert "| whole | 0.800 | 1.600 | 0.800 | 1.600 |" in page
+    assert "| ours | 42.0 (28.0 to 56.0) | 7.5 (5.0 to 10.0) | 4.0 |" in page
+    assert found["requests/s over the bare Python pass-through >= 0.9"] == "yes"
+    assert found["the same over Dynamo's own router, reported beside"] == "shown"
     assert curves(run["sections"])["route"].exponent == pytest.approx(1.0)
 
 
@@ -190,3 +193,21 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "3 figures, 0 beyond both spreads; 0 are in one of the runs only" in said
     assert compare.main([str(a), str(tmp_path / "no.json")]) == 2
     assert "no.json" in capsys.readouterr().err
+
+
+def test_recall_counts_what_the_provider_is_set_to_look_for() -> None:
+    """A template that is 4 % of a prompt is below `min_overlap_share`: named, not counted."""
+
+    def score(scenario: str, recall: float, share: float) -> dict[str, object]:
+        return {"scenario": scenario, "recall_at_1": recall, "true_share": share, "matched": recall}
+
+    scores = [score("same template, new body", 0.0, 0.04), score("other instruction", 1.0, 0.99)]
+    found = {"reports": [{"tokens": 2048, "scores": scores}], "side_by_side": [], "paraphrase": None}
+    (verdict,) = [
+        v
+        for v in verdicts(all_figures(made.run(evidence=found)["sections"]))
+        if v.goal.text == "recall@1 >= 0.99 where text is verbatim"
+    ]
+    assert verdict.word == "yes"
+    assert verdict.measured is not None
+    assert "2048/same template, new body 0.000" in verdict.measured.note
