@@ -199,8 +199,8 @@ def _throughput(row: Mapping[str, Any], of: Mapping[str, Figure]) -> Iterator[st
     }
     yield (
         f"Through the frontend to mock engines of {row['ranks']} ranks, prompts of {row['tokens']:,} tokens, {row['concurrency']} at a "
-        f"time, {row['rounds']} rounds in turns: requests a second over the bare pass-through {row['ours_over_bare']:.2f}, over Dynamo's own "
-        f"router {row['ours_over_rust']:.2f}; the bare pass-through over Dynamo's own {row['bare_over_rust']:.2f}. "
+        f"time, {row['rounds']} rounds in turns. Requests a second over the bare pass-through: {row['ours_over_bare']:.2f}; over "
+        f"Dynamo's own router: {row['ours_over_rust']:.2f}; the bare pass-through over Dynamo's own: {row['bare_over_rust']:.2f}. "
         "Processor time is that of the process that routes; of Dynamo's own it is the whole frontend, so those two do not compare."
     )
     rows = [
