@@ -40,12 +40,12 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(folder: Path) -> list[Path]:
-    """An sdist, and the wheel that is built from it, as an installer would."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
+    """By `python -m build`: an sdist, and the wheel that is built from it, with a build backend of the index."""
+    builder = folder / "builder"
+    run(sys.executable, "-m", "venv", builder, cwd=ROOT)
+    run(builder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "build", cwd=ROOT)
+    run(builder / "bin" / "python", "-m", "build", "--outdir", folder, ROOT, cwd=folder)
     (sdist,) = folder.glob("*.tar.gz")
-    run("tar", "-xzf", sdist, "-C", folder, cwd=folder)
-    (source,) = (path for path in folder.iterdir() if path.is_dir())
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
     (wheel,) = folder.glob("*.whl")
     return [wheel, sdist]
 
