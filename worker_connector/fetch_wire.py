@@ -186,9 +186,10 @@ class Channel:
 
 
 def _mac(key: bytes, number: int, payload: bytes | bytearray | memoryview) -> bytes:
-    mac = hashlib.blake2b(_NUMBER.pack(number), digest_size=MAC_BYTES, key=key, person=b"semkv-fetch")
+    """HMAC-SHA256, cut: processors have instructions for it, which makes it twice as fast as BLAKE2 on those that serve models."""
+    mac = hmac.new(key, _NUMBER.pack(number), hashlib.sha256)
     mac.update(payload)
-    return mac.digest()
+    return mac.digest()[:MAC_BYTES]
 
 
 # bytes

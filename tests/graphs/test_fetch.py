@@ -1,5 +1,5 @@
-"""Two workers behind Dynamo's own KvRouter: a prompt that one of them holds is served by the other from blocks that it pulled, because
-Dynamo's `kv.fetch` hint said where they are."""
+"""Two workers behind Dynamo's own KvRouter, and behind ours: a prompt that one of them holds is served by the others from blocks that they
+pulled, because Dynamo's `kv.fetch` hint said where they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import secrets
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,25 @@ import pytest
 
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import get, prompt, wait_until
+from tests.graphs.traffic import ask, get, prompt, send, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
 BLOCK = 32
 
 
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LocalGraph]:
-    directory = tmp_path_factory.mktemp("graph")
+def pulling(directory: Path, model_dir: Path, **options: Any) -> LocalGraph:
     secret = directory / "fetch-secret"
     secret.write_text(secrets.token_hex(32))
     fetch = {"enabled": True, "secret_file": str(secret), "wait_ms": 20_000.0, "deadline_ms": 20_000.0}
-    settings = GraphSettings(
-        model="tiny", threads=1, blocks_per_rank=160, router_mode="kv", overrides={"connector": {"fetch": fetch}}
-    )
-    with LocalGraph(settings, run_dir=directory, model_dir=model_dir) as started:
+    overrides = {"connector": {"fetch": fetch}, **options.pop("overrides", {})}
+    settings = GraphSettings(model="tiny", threads=1, blocks_per_rank=160, overrides=overrides, **options)
+    return LocalGraph(settings, run_dir=directory, model_dir=model_dir)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LocalGraph]:
+    with pulling(tmp_path_factory.mktemp("graph"), model_dir, router_mode="kv") as started:
         yield started
 
 
@@ -121,3 +124,24 @@ def test_another_tenants_blocks_are_not_pulled(graph: LocalGraph) -> None:
             assert cached <= blocks * BLOCK
             return
     raise AssertionError("Dynamo never hinted at the tenant's own blocks")
+
+
+def test_behind_our_router_a_prompt_that_one_rank_holds_is_warm_on_those_that_dynamo_spreads_it_to(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """Dynamo's KvRouter works inside our router. Its choice is made nearly at random here, as an even load would."""
+    spread = {"dynamo": {"kv_router": {"router_temperature": 100.0}}}
+    with pulling(tmp_path, model_dir, mode="shadow", overrides=spread) as started:
+        ranks = [(worker, rank) for worker in started.worker_names for rank in range(2)]
+        for seed in range(50, 60):
+            first = send(started, ask(seed, 4))
+            assert first.cached_tokens == 0
+            with ThreadPoolExecutor(8) as clients:
+                answers = list(clients.map(lambda _, seed=seed: send(started, ask(seed, 4)), range(8)))  # type: ignore[misc]
+            assert {answer.text for answer in answers} == {first.text}
+            if any(pulls(started, *rank).get("complete") for rank in ranks):
+                break  # else Dynamo had not learned of the blocks in time: another prompt
+        results = {name for rank in ranks for name in pulls(started, *rank)}
+        assert "complete" in results
+        assert results <= {"complete", "short", "joined", "nothing_missing"}
+        wait_until("materializations are confirmed", lambda: sum(fetched(started, *rank) for rank in ranks) > 0)

@@ -48,7 +48,7 @@ class FetchAhead:
     def __init__(self, desks: Sequence[FetchDesk], wait_seconds: float, *, counted: bool = False) -> None:
         self._desks = desks
         self._wait = wait_seconds
-        self._reader = HintReader(fetches=True) if counted else desks[0].reader
+        self._uncounted = HintReader(fetches=True) if counted else None
         self.waited: dict[str, int] = {"arrived": 0, "late": 0}
 
     async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
@@ -58,7 +58,8 @@ class FetchAhead:
             return
         # Donors are not our matter: theirs come to the connector by the hint table, or on the request.
         others = [action for action in hints.actions if action.action_type != DONOR_ACTION]
-        fetch = self._reader.parse(replace(hints, actions=others), by_dynamo=True).fetch
+        reader = self._uncounted or self._desks[rank].reader
+        fetch = reader.parse(replace(hints, actions=others), by_dynamo=True).fetch
         if fetch is None:
             return
         pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)

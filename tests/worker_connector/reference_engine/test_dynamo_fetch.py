@@ -65,7 +65,7 @@ async def test_dynamos_hint_is_followed_with_the_requests_own_salt_and_rank() ->
     ((tokens, hint, salt),) = desks[1].asked
     assert (tokens, hint.block_hashes, salt) == ([1, 2, 3], [5000, 5001], "tenant")
     assert ahead.waited == {"arrived": 1, "late": 0}
-    assert desks[0].reader.counts == {"unknown_action": 1, "fetch": 1}
+    assert desks[1].reader.counts == {"unknown_action": 1, "fetch": 1}
 
 
 FROM_A_CLIENT = [
