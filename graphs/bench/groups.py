@@ -103,7 +103,7 @@ def _disk(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float])
 
 def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
     """Real language: what comes out matters here."""
-    found = [Planned(one, ALL) for one in workload.by_length(library, [sizes.characters], "language")]
+    found = [Planned(one, ALL) for one in workload.by_length(library, [sizes.characters], "language", "characters")]
     return [*found, Planned(replace(workload.negatives(library, sizes), name="language_negative"), ALL)]
 
 

@@ -35,6 +35,8 @@ from worker_connector.reference_engine.models import ModelSource, load_model
 GAP = 1.0
 """Arrivals are on average so many cold prefills apart: two engines are busy for half of the time at most, and bursts queue."""
 SHORTEST_GAP = 0.05
+WARM_UPS = 2
+"""Prompts of every graph before anything counts; the last one's time is taken for the gap."""
 ROUTES_SECONDS = 45.0
 """Longer than a route waits for its report."""
 SETTLE_SECONDS = 10.0
@@ -78,7 +80,8 @@ def measure(
 ) -> dict[str, Any]:
     """-> {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...]}. GraphError where a graph does not come up."""
     model_dir = write_model_directory(ModelSource(_served(group)), folder / "models")
-    library = Library(group.characters * repeats + 6 * group.sizes.characters, installed())
+    warm_up = len(group.contenders) * WARM_UPS * _warm_up_characters(group)
+    library = Library(group.characters * repeats + warm_up, installed())
     with ExitStack() as stack:
         graphs: dict[str, LocalGraph] = {}
         for name in group.contenders:
@@ -144,13 +147,17 @@ def _calibrate(graphs: dict[str, LocalGraph], library: Library, group: Group) ->
     seconds = [0.0]
     for graph in graphs.values():
         client = ChatClient(graph.frontend_url, graph.settings.served_model)
-        for _ in range(2):
-            text = library.take(min(group.sizes.characters, 4_000)).text
+        for _ in range(WARM_UPS):
+            text = library.take(_warm_up_characters(group)).text
             answer = asyncio.run(client.send(ChatRequest(({"role": "user", "content": text},), "warm-up", 4)))
             if answer.ttft_seconds is None:
                 raise RuntimeError(f"{group.name}: the warm-up failed: {answer.error}")
             seconds.append(answer.ttft_seconds)
-    return max(SHORTEST_GAP, GAP * median(seconds[2::2]))
+    return max(SHORTEST_GAP, GAP * median(seconds[WARM_UPS::WARM_UPS]))
+
+
+def _warm_up_characters(group: Group) -> int:
+    return min(group.sizes.characters, 4_000)
 
 
 def _run(graph: LocalGraph, contender: str, scenario: Timed, repeat: int) -> list[_Sent]:

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     sections = Sections(_options(arguments))
     for name in arguments.sections:
-        run["sections"][name] = sections.run(name)
+        measured = sections.run(name)
+        if name == "scenarios" and arguments.group:
+            measured = _with_groups(run["sections"].get(name, {}), measured)
+        run["sections"][name] = measured
         file.write_text(json.dumps(run))  # after each: a run that is cut is not lost
     file.write_text(json.dumps(run))
     _write(run, arguments.docs)
@@ -52,6 +55,20 @@ def _earlier(path: Path | None) -> dict[str, Any]:
     if "sections" not in run:
         raise NotARun(f"{path}: has figures only; take a raw run from .run/bench")
     return run
+
+
+def _with_groups(earlier: Mapping[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """Groups that were measured one by one make one section: those of before stay where they were not measured again."""
+    if "found" not in earlier or "found" not in measured:
+        return measured
+    before, now = earlier["found"], measured["found"]
+    found = {
+        **now,
+        "groups": {**before["groups"], **now["groups"]},
+        "left_out": {**before["left_out"], **now["left_out"]},
+        "exactness": now["exactness"] or before["exactness"],
+    }
+    return {**measured, "found": found, "seconds": earlier["seconds"] + measured["seconds"]}
 
 
 def _about(arguments: argparse.Namespace) -> dict[str, Any]:

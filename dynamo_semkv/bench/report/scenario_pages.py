@@ -65,7 +65,8 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
         parts.append(f"{TITLES[contender]}: lookups, loads and declines:")
         parts.append(_routes(group, scenarios, contender, of))
     parts.append(
-        "Answers against the cold run's (8 tokens each; token match / ROUGE-L / F1) and prompt tokens served a second:"
+        "Answers against the cold run's (8 tokens each; token match / ROUGE-L / F1) and prompt tokens served a second. No model judges "
+        "the answers: what is the same to the token needs no judge."
     )
     parts.append(_quality(scenarios, contenders, of))
     return "\n\n".join(parts)

@@ -163,8 +163,9 @@ def negatives(library: Library, sizes: Sizes) -> Timed:
     return _timed("negative", "negative controls", "negative", made.requests, sizes.gap)
 
 
-def by_length(library: Library, lengths: Sequence[int], name: str = "long") -> list[Timed]:
-    """For each length in characters: cold, exactly the same again, and the same once the device has forgotten it."""
+def by_length(library: Library, lengths: Sequence[int], name: str = "long", unit: str = "tokens") -> list[Timed]:
+    """For each length in characters (of which a byte tokenizer makes as many tokens): cold, exactly the same again, and the same once the
+    device has forgotten it."""
     found = []
     for length in lengths:
         ask = _answers([_ask(library.take(length))])
@@ -173,7 +174,7 @@ def by_length(library: Library, lengths: Sequence[int], name: str = "long") -> l
             Pass(ask, (0.0,), phases=("again",)),
             Pass(ask, (0.0,), empties_device=True, phases=("after_eviction",)),
         )
-        found.append(Timed(f"{name}_{_thousands(length)}", f"{_thousands(length)} prompt", "reuse", passes))
+        found.append(Timed(f"{name}_{_thousands(length)}", f"prompt of {_thousands(length)} {unit}", "reuse", passes))
     return found
 
 

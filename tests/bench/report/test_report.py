@@ -65,6 +65,31 @@ def test_a_run_is_put_together_of_two(tmp_path: Path, monkeypatch: pytest.Monkey
     assert report.main(["--json-in", str(tmp_path / "docs" / "benchmarks" / "latest.json"), *places]) == 2
 
 
+def test_groups_of_scenarios_can_be_measured_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"groups": {"rfc": made.group()}, "left_out": {}, "exactness": None}
+    other = {"groups": {"long": made.group()}, "left_out": {"semblend": "why"}, "exactness": [made.exactness()]}
+    answers = iter([one, other, one])
+    monkeypatch.setattr(Sections, "run", lambda self, name: made.run(scenarios=next(answers))["sections"][name])
+    places = ["--docs", str(tmp_path / "docs"), "--raw", str(tmp_path / "raw"), "--sections", "scenarios"]
+
+    def measured(*arguments: str) -> dict[str, Any]:
+        assert report.main([*places, *arguments]) == 0
+        newest = max((tmp_path / "raw").glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+        section: dict[str, Any] = json.loads(newest.rename(tmp_path / "earlier.json").read_text())["sections"][
+            "scenarios"
+        ]
+        return section
+
+    measured("--group", "rfc")
+    both = measured("--group", "long", "--json-in", str(tmp_path / "earlier.json"))
+    assert set(both["found"]["groups"]) == {"rfc", "long"}
+    assert both["found"]["exactness"]
+    assert both["seconds"] == 120.0
+    assert set(measured("--json-in", str(tmp_path / "earlier.json"))["found"]["groups"]) == {"rfc"}, (
+        "measured anew as a whole"
+    )
+
+
 def test_unknown_sections_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         report.main(["--sections", "everything"])
