@@ -12,6 +12,7 @@ from types import ModuleType
 
 import msgspec
 from field_docs import cell, class_doc
+from wire_words import FIELDS, VALUES
 
 from dynamo_semkv import contracts
 from dynamo_semkv.bus.streams import stream_config
@@ -134,7 +135,7 @@ def struct_page(kind: type[msgspec.Struct]) -> str:
     for field in fields:
         doc = documented.fields[field.name]
         lines.append(
-            f"| `{field.encode_name}` | `{cell(doc.annotation)}` | {unit(field.name, doc.annotation)} | {_default(field)} | {cell(doc.text)} |"
+            f"| `{field.encode_name}` | `{cell(doc.annotation)}` | {unit(field.name, doc.annotation)} | {_default(field)} | {cell(doc.text or FIELDS.get(field.name, ''))} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -145,7 +146,10 @@ def enum_page(kind: type[Enum]) -> str:
     if documented.text:
         lines += [documented.text, ""]
     lines += ["| value | meaning |", "|---|---|"]
-    lines += [f"| `{member.value}` | {cell(documented.constants[member.name])} |" for member in kind]
+    lines += [
+        f"| `{member.value}` | {cell(documented.constants[member.name] or VALUES.get(str(member.value), ''))} |"
+        for member in kind
+    ]
     return "\n".join(lines) + "\n"
 
 

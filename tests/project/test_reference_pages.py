@@ -60,11 +60,13 @@ def test_every_type_and_field_of_the_contracts_is_named_with_its_unit(kind: type
     assert section
     if issubclass(kind, Enum):
         assert {row[0].strip() for row in rows(section)} == {f"`{member.value}`" for member in kind}
+        assert all(row[1].strip() for row in rows(section)), "a text under it, or scripts/wire_words.py"
         return
     assert issubclass(kind, msgspec.Struct)
     found = {row[0].strip(" `"): row for row in rows(section)}
     assert list(found) == list(kind.__struct_encode_fields__)
     for name, row in found.items():
+        assert row[4].strip(), f"{kind.__name__}.{name} has no meaning: a text under it, or scripts/wire_words.py"
         if re.search(r"\b(int|float|bytes)\b", row[1]):
             assert row[2].strip(), f"{kind.__name__}.{name} has no unit: scripts/reference_wire.py"
 
