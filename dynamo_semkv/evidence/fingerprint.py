@@ -8,7 +8,7 @@
   prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have found the donor.
 * A donor is a match when its shared samples weigh `min_evidence` and stand for `min_overlap_share` of the prompt (a sample for 32 tokens,
   times its rarity), and one run is verbatim over `min_run_tokens`, or short ones in a row over three times as many; or when its proven
-  prefix alone is `min_overlap_share` of the prompt. Ranking alone would always name somebody.
+  prefix alone is `min_overlap_share` of the prompt, or ENOUGH_PROVEN tokens. Ranking alone would always name somebody.
 * `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the match claims, and
   every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its proven prefix.
 
@@ -36,6 +36,8 @@ from dynamo_semkv.evidence.postings import MAX_ROWS, ROW_BITS, Hits
 from dynamo_semkv.evidence.provider import LookupQuery
 
 MAX_CANDIDATES = 16
+ENOUGH_PROVEN = 512
+"""Tokens of a proven prefix that are worth naming in a prompt of any length: they save what they save."""
 MAX_COMPARED = 4 * MAX_SAMPLES
 """Samples of the prompt: at the smallest spacing those of 131,072 tokens."""
 MAX_SEGMENTS = 32
@@ -234,7 +236,7 @@ class FingerprintProvider:
     def _objection(
         self, donor: CatalogDonor, alignment: Alignment, evidence: float, prompt: int, proven: int
     ) -> str | None:
-        if 0 < proven >= self._config.min_overlap_share * prompt:
+        if 0 < proven >= min(ENOUGH_PROVEN, self._config.min_overlap_share * prompt):
             return None if donor.creditable else "stale"  # proof needs no evidence, however many have the same
         if evidence < self._config.min_evidence:
             return "weak"
