@@ -5,7 +5,8 @@ of its last one is the same, but for a chance of 2**-16 a link. Runs are what se
 
 The *estimate* also counts what lies beside the runs. Between two runs on (nearly) one diagonal there is a change; how much of the gap it
 took follows from the samples that died in it: a changed token kills 8 windows, a replaced passage all of its own. At the loose end of a
-run the change comes, on average, half way to the next sample that contradicts it.
+run the change comes, on average, half way to the next sample that contradicts it. A sample with nothing near on either side is a
+common phrase, and counts as no more than it is.
 
 All candidates are aligned at once in NumPy: the cost hardly depends on how many there are.
 """
@@ -122,7 +123,7 @@ class _Partners(NamedTuple):
 
 def _partners(prompt: Samples, donor: _Flat) -> _Partners:
     """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner before, else leads to
-    the next one after, else the first for the donor's first, the second for its second."""
+    the next one after, else is nearest to where that partner would have it; without one the first for the donor's first, and so on."""
     m = len(prompt.fingerprints)
     shift = np.uint32(16 if m <= 1_024 else 11)
     table = np.zeros(1 << (32 - int(shift)), np.int32)
@@ -161,8 +162,31 @@ def _follow_neighbours(prompt: Samples, donor: _Flat, at: I64, sure: Bools, repe
         at[open_ones[fits]] = place[fits]
         sure[open_ones[fits]] = True
     lost = open_ones[~sure[open_ones]]
-    if len(lost):
-        at[lost] = _in_turn(prompt.fingerprints, donor.fingerprints[lost], donor.owner[lost])
+    if len(lost) == 0:
+        return
+    anchor = before[lost]
+    near = (anchor >= 0) & (donor.owner[anchor] == donor.owner[lost])
+    anchor = np.where(near, anchor, np.minimum(after[lost], len(at) - 1))
+    near |= sure[anchor] & (donor.owner[anchor] == donor.owner[lost])
+    at[lost] = _in_turn(prompt.fingerprints, donor.fingerprints[lost], donor.owner[lost])
+    led = lost[near]
+    expected = prompt.positions[at[anchor[near]]] + donor.positions[led] - donor.positions[anchor[near]]
+    at[led] = _nearest(prompt, donor.fingerprints[led], expected)
+
+
+def _nearest(prompt: Samples, wanted: npt.NDArray[np.uint32], expected: I64) -> I64:
+    """For each of `wanted` the index of the prompt that has it and is nearest to the expected position."""
+    by_value = np.argsort(prompt.fingerprints, kind="stable")
+    places = (prompt.fingerprints[by_value].astype(np.int64) << 31) + prompt.positions[by_value]
+    wish = wanted.astype(np.int64) << 31
+    above = np.searchsorted(places, wish + np.clip(expected, 0, 2**31 - 1))
+    below = np.maximum(above - 1, 0)
+    above = np.minimum(above, len(places) - 1)
+    distance = [
+        np.abs(places[n] - wish - expected) + (places[n] >> 31 != wanted) * np.int64(2**40) for n in (below, above)
+    ]
+    found: I64 = by_value[np.where(distance[0] <= distance[1], below, above)]
+    return found
 
 
 def _in_turn(prompt: npt.NDArray[np.uint32], wanted: npt.NDArray[np.uint32], owner: I64) -> I64:
@@ -296,6 +320,10 @@ class _Pairs:
         open_end[:-1] = ~(self.linked | self.near)
         open_start = np.ones(len(self.target), np.bool_)
         open_start[1:] = open_end[:-1]
+        # A sample on its own is a common phrase rather than a passage: it is what it is.
+        alone = open_start & open_end
+        open_start &= ~alone
+        open_end &= ~alone
         ends, starts = open_end.nonzero()[0], open_start.nonzero()[0]
         after = np.minimum(
             _room_after(prompt_at, self.target[ends], prompt_tokens),
