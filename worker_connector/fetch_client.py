@@ -64,7 +64,7 @@ class TcpSource:
         while True:
             said = channel.receive(wire.ANSWER, deadline)
             if isinstance(said, wire.Refused):
-                raise FetchFailed(said.why, said.detail[:200])
+                raise FetchFailed(said.why, repr(said.detail[:200]))
             if isinstance(said, wire.Done):
                 return Answer(said.life, tuple(blocks))
             at = len(blocks)

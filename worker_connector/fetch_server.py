@@ -32,7 +32,7 @@ IDLE_SECONDS = 10.0
 
 class FetchServer:
     """OSError if the address cannot be had. `counts`: `greeted`, `unauthorized`, `malformed`, `busy`, `foreign`, `reset`, `timeout`,
-    `lost`, `exchanges`, `sent_blocks`, `sent_bytes`; `crowded`, `accept_failed` (ConnectionServer)."""
+    `lost`, `error`, `exchanges`, `sent_blocks`, `sent_bytes`; `crowded`, `accept_failed` (ConnectionServer)."""
 
     def __init__(
         self,
@@ -76,6 +76,10 @@ class FetchServer:
             # 1, 2, 4, 8, ...: a stranger who knocks again and again does not fill the log.
             if failed.why in (Why.UNAUTHORIZED, Why.MALFORMED) and times & (times - 1) == 0:
                 _log.warning("semkv connector: a worker that wanted blocks was refused (%d times): %s", times, failed)
+        except Exception:  # noqa: BLE001 - one connection's fault is that connection's; counted and logged
+            with self._lock:
+                self.counts["error"] += 1
+            _log.exception("semkv connector: a worker that wanted blocks could not be served")
         finally:
             with self._lock:
                 self._open -= admitted

@@ -96,6 +96,7 @@ class Fetcher:
                 order.done.set_result(0)
                 return order.done
             order.begun = self._clock()
+            order.done.set_running_or_notify_cancel()  # whoever waits for it may give up, and cannot take it back
             self._open[order.name] = order
             self._waiting.append(order)
             self._wake.notify()

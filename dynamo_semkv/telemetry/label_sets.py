@@ -152,6 +152,7 @@ SERVING_EVENTS = (
     "reset",
     "timeout",
     "lost",
+    "error",
     "crowded",
     "accept_failed",
 )

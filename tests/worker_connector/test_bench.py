@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from worker_connector.bench import __main__ as bench
-from worker_connector.bench import copying, lookup, throughput
+from worker_connector.bench import copying, lookup, pulling, throughput
 from worker_connector.bench.rig import Rig, quantile, random_tokens
+from worker_connector.fetch_export import SlabExport
 
 
 def test_questions_are_answered_from_resident_blocks() -> None:
@@ -44,6 +45,15 @@ def test_copies_have_ratios_for_both_patterns_and_ways() -> None:
     rates = copying.measure(torch.device("cpu"), 4_096, total=64 * 1024, rounds=1)
     assert [rate.pattern for rate in rates] == ["neighbours", "scattered"]
     assert all(min(rate.plain_gb_per_s, rate.load_ratio, rate.save_ratio) > 0 for rate in rates)
+
+
+def test_a_pull_is_timed_only_where_every_block_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = pulling.measure(4_096, total=64 * 1024, rounds=1)
+    assert rate.block_bytes == 4_096
+    assert min(rate.mib_per_s, rate.mib_per_cpu_s, rate.ratio) > 0
+    monkeypatch.setattr(SlabExport, "read", lambda self, wanted, key, into: None)
+    with pytest.raises(RuntimeError, match="ended after 0 of 16 blocks"):
+        pulling.measure(4_096, total=64 * 1024, rounds=1)
 
 
 def test_what_is_cold_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

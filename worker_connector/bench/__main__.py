@@ -1,8 +1,9 @@
-"""`python -m worker_connector.bench [lookup] [copy] [throughput] [--json]`: what the connector costs on this machine.
+"""`python -m worker_connector.bench [lookup] [copy] [throughput] [pull] [--json]`: what the connector costs on this machine.
 
 lookup      get_num_new_matched_tokens, by length of the prompt and number of resident prompts (goal: p99 below 1 ms for 32k tokens)
 copy        slab <-> pages, as a ratio to a plain copy of as many bytes (goal: 0.8)
 throughput  prefill and decode of the reference engine with the connector saving, over without (goal: 0.97)
+pull        blocks of another worker over loopback, as a ratio to a bare socket (only where it is named)
 
 Exit status 0 whatever the figures are: a machine that does other things misses goals that the code meets.
 """
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 
-from worker_connector.bench import copying, lookup
+from worker_connector.bench import copying, lookup, pulling
 
-PARTS = ("lookup", "copy", "throughput")
+DEFAULT = ("lookup", "copy", "throughput")
+PARTS = (*DEFAULT, "pull")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: the first three)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--quick", action="store_true", help="few rounds of small sizes: does it run at all?")
     parser.add_argument("--device", help="of the pages for `copy`: cpu or cuda (default: cuda where there is one)")
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"part {unknown[0]!r} is none of {', '.join(PARTS)}")
     found: dict[str, list[dict[str, Any]]] = {}
-    for part in arguments.parts or PARTS:
+    for part in arguments.parts or DEFAULT:
         rows = _measure(part, arguments.quick, arguments.device)
         found[part] = [asdict(row) for row in rows]
         if not arguments.json:
@@ -60,6 +62,10 @@ def _measure(part: str, quick: bool, device: str | None) -> list[Any]:
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         total, rounds = (copying.MIB, 5) if quick else (64 * copying.MIB, 9)
         return [rate for size in copying.SIZES for rate in copying.measure(where, size, total=total, rounds=rounds)]
+    if part == "pull":
+        if quick:
+            return [pulling.measure(4_096, total=pulling.MIB, rounds=1)]
+        return [pulling.measure(size) for size in pulling.SIZES]
     # Here, because the reference engine needs more than the connector does (the extra `local`).
     from worker_connector.bench import throughput
 
@@ -92,6 +98,11 @@ def _text(part: str, rows: Sequence[Any]) -> str:
                 f"{r.save_ratio:.2f}",
             )
             for r in rows
+        ]
+    elif part == "pull":
+        head = ("block KiB", "MiB/s", "MiB/s of a core", "to a bare socket")
+        cells = [
+            (r.block_bytes // 1024, f"{r.mib_per_s:.0f}", f"{r.mib_per_cpu_s:.0f}", f"{r.ratio:.2f}") for r in rows
         ]
     else:
         head = ("model", "phase", "pass ms", "tokens/s without", "with / without", "by CPU time", "blocks saved")
