@@ -7,7 +7,6 @@ messages must match in the major number, and fields that a newer minor adds are 
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ from dynamo_semkv.contracts.donor_events import (
     DonorRegistered,
     DonorRelocated,
     DonorsPurged,
+    GenerationReset,
     PurgeLocation,
     PurgeWorker,
 )
@@ -42,6 +42,10 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 MAX_REPORT_BYTES = 16 * 1024
 MAX_ANNOUNCEMENT_BYTES = 32 * 1024
+MAX_GENERATION = 256
+"""Characters."""
+MAX_SECONDS = 1e10
+"""Three hundred years: more than any clock shows, and what a sum or a ratio of 64-bit floats still bears."""
 
 T = TypeVar("T")
 
@@ -110,6 +114,7 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
     check_u64("donor_event.worker_id", event.worker_id)
     _check_rank("donor_event.dp_rank", event.dp_rank)
     data = event.data
+    _check_generation(data.generation if isinstance(data, GenerationReset) else data.provider_generation)
     if isinstance(data, DonorRegistered):
         return msgspec.structs.replace(event, data=_check_registered(data))
     if isinstance(data, (DonorEvicted, DonorRelocated)):
@@ -122,6 +127,12 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
         elif isinstance(data.scope, PurgeLocation):
             _check_location("donors_purged.scope.location", data.scope.location)
     return event
+
+
+def _check_generation(generation: int | str) -> None:
+    """It goes into route events and hints, which are bounded: one that fills them would cost every route to its worker its record."""
+    if len(str(generation)) > MAX_GENERATION:
+        raise ContractError("donor_event.generation", generation, f"at most {MAX_GENERATION} characters")
 
 
 def _check_location(field: str, location: Location) -> None:
@@ -261,11 +272,11 @@ def _check_counts(kind: str, message: object, *names: str) -> None:
 
 
 def _check_seconds(kind: str, message: object, *names: str) -> None:
-    """msgpack carries NaN and infinity; one of them in a sum or a deadline is there for ever."""
+    """msgpack carries NaN and infinity, and numbers whose sum is; one of them in a sum or a deadline is there for ever."""
     for name in names:
         value = getattr(message, name)
-        if value is not None and not 0.0 <= value < math.inf:
-            raise ContractError(f"{kind}.{name}", value, "finite seconds, 0 or more")
+        if value is not None and not 0.0 <= value <= MAX_SECONDS:
+            raise ContractError(f"{kind}.{name}", value, f"0 to {MAX_SECONDS:g} seconds")
 
 
 def envelope_to_plain(envelope: KvHintsEnvelope) -> dict[str, Any]:

@@ -64,8 +64,12 @@ def check_route_id(value: str) -> RouteId:
     return RouteId(value)
 
 
+def is_donor_id(value: str) -> bool:
+    return _DONOR_ID.fullmatch(value) is not None
+
+
 def check_donor_id(value: str) -> DonorId:
-    if not _DONOR_ID.fullmatch(value):
+    if not is_donor_id(value):
         raise ContractError("donor_id", value, "1 to 128 printable ASCII characters without blanks")
     return DonorId(value)
 

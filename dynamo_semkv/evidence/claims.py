@@ -8,19 +8,25 @@ of that costs its own thread and its own deadline; the event loop, which every s
 
 from __future__ import annotations
 
+import re
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
+import msgspec
 import numpy as np
 
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
-from dynamo_semkv.contracts.location import SharedLocation, WorkerLocation
+from dynamo_semkv.contracts.identity import is_donor_id
+from dynamo_semkv.contracts.location import SharedLocation, Tier, WorkerLocation
 from dynamo_semkv.evidence.provider import LookupQuery
 
 MAX_CLAIMS = 1_000
 """Matches that are looked at per lookup: some times the largest `evidence.max_matches`."""
 MAX_SEGMENTS = 256
 """Of one match."""
+MAX_NAME = 256
+"""Characters of a provider's name or generation."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WHOLE = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
 
@@ -40,13 +46,13 @@ def checked(said: object, query: LookupQuery) -> Claims:
     looked = list(islice(said, MAX_CLAIMS + 1))
     claimed = looked[:MAX_CLAIMS]
     prompt = len(query.tokens)
-    matches = tuple(match for match in claimed if _is_sound(match, prompt))
+    matches = tuple(_plain(match) for match in claimed if _is_sound(match, prompt))
     return Claims(matches, len(claimed) - len(matches), len(looked) > MAX_CLAIMS)
 
 
-def _is_sound(match: object, prompt: int) -> bool:
+def _is_sound(match: object, prompt: int) -> TypeGuard[SemanticTrtMatch]:
     """What a match claims is possible for a prompt of so many tokens, and of the types that the contract says: they are compared,
-    hashed and summed in the event loop later."""
+    hashed, summed and written down in the event loop later, beside what other providers said."""
     return (
         type(match) is SemanticTrtMatch
         and isinstance(match.exact_prefix_tokens, _WHOLE)
@@ -58,13 +64,50 @@ def _is_sound(match: object, prompt: int) -> bool:
         and isinstance(match.confidence, _NUMBER)
         and 0.0 <= match.confidence <= 1.0
         and isinstance(match.match_type, MatchType)
-        and type(match.location) in (WorkerLocation, SharedLocation)
+        and _is_place(match.location)
         and isinstance(match.donor_id, str)
-        and isinstance(match.provider, str)
-        and isinstance(match.provider_generation, str)
+        and is_donor_id(match.donor_id)
+        and _is_name(match.provider)
+        and _is_name(match.provider_generation)
         and isinstance(match.segments, tuple)
         and len(match.segments) <= MAX_SEGMENTS
         and all(type(s) is SemanticTrtSegment and s.target_start + s.token_count <= prompt for s in match.segments)
+    )
+
+
+def _is_place(location: object) -> bool:
+    if type(location) is WorkerLocation:
+        ids = isinstance(location.worker_id, _WHOLE) and isinstance(location.dp_rank, _WHOLE)
+        return ids and isinstance(location.tier, Tier)
+    return (
+        type(location) is SharedLocation
+        and isinstance(location.backend, str)
+        and isinstance(location.locator, str)
+        and isinstance(location.tier, Tier)
+    )
+
+
+def _is_name(text: object) -> bool:
+    """Short enough for a route event, and no half of a surrogate pair, which cannot be encoded."""
+    return isinstance(text, str) and len(text) <= MAX_NAME and (text.isascii() or not _SURROGATE.search(text))
+
+
+def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
+    """With Python's own numbers: whoever works with NumPy returns its, and neither a hint nor a route event can be written with them."""
+    at = match.location
+    if type(at) is WorkerLocation and not type(at.worker_id) is type(at.dp_rank) is int:
+        at = WorkerLocation(int(at.worker_id), int(at.dp_rank), at.tier)
+    elif type(match.exact_prefix_tokens) is type(match.reusable_token_count) is int and (
+        type(match.overlap) is type(match.confidence) is float
+    ):
+        return match
+    return msgspec.structs.replace(
+        match,
+        exact_prefix_tokens=int(match.exact_prefix_tokens),
+        reusable_token_count=int(match.reusable_token_count),
+        overlap=float(match.overlap),
+        confidence=float(match.confidence),
+        location=at,
     )
 
 

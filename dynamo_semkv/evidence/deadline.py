@@ -10,6 +10,7 @@ finds alike, and once one has proven `ENOUGH` of the prompt nobody waits for tho
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 ENOUGH = 0.5
 """Share of the prompt that a match must have located for the providers after its own not to be waited for."""
+
+
+MAX_STATE = 64 * 1_024
+"""Characters of JSON that a provider may show of itself."""
 
 
 class LookupStatus(str, Enum):
@@ -155,7 +160,10 @@ class DeadlineRunner:
         until = time.monotonic() + timeout
         for seat in self._seats:
             if isinstance(seat.worker.provider, Closes):
-                seat.worker.provider.close(max(0.0, until - time.monotonic()))
+                try:
+                    seat.worker.provider.close(max(0.0, until - time.monotonic()))
+                except Exception:  # the others are still to be closed
+                    logger.exception("provider %s could not be closed", seat.worker.name)
             if not seat.worker.join(max(0.0, until - time.monotonic())):
                 logger.warning(
                     "provider %s is still inside a lookup; its thread is left to the process", seat.worker.name
@@ -165,7 +173,6 @@ class DeadlineRunner:
         """JSON-able: each provider's counters, breaker, and own state if it offers one."""
         plain: dict[str, Any] = {}
         for seat in self._seats:
-            provider = seat.worker.provider
             plain[seat.worker.name] = {
                 "lookups": dict(seat.counts),
                 "late": seat.worker.counts["late"],
@@ -174,9 +181,33 @@ class DeadlineRunner:
                 "breaker": seat.breaker.state.value,
                 "opened": seat.breaker.opened,
                 "last_error": seat.last_error,
-                "state": provider.snapshot() if isinstance(provider, Snapshots) else {},
+                "state": self._state_of(seat),
             }
         return plain
+
+    @staticmethod
+    def _state_of(seat: _Seat) -> dict[str, Any]:
+        """What the provider shows of itself; nothing where it fails at that, or it is not JSON-able or too much: a page is one document,
+        and one part of it that cannot be written costs all others."""
+        provider = seat.worker.provider
+        if not isinstance(provider, Snapshots):
+            return {}
+        try:
+            state = provider.snapshot()
+            if not isinstance(state, dict):
+                raise TypeError(f"a snapshot is a dict, not {type(state).__name__}")
+            text = json.dumps(state, allow_nan=False)
+            if len(text) > MAX_STATE:
+                raise ValueError(f"a snapshot of {len(text)} characters, allowed: {MAX_STATE}")
+        except Exception as error:  # noqa: BLE001 - somebody else's code; counted and logged
+            seat.counts["snapshot_errors"] += 1
+            if seat.counts["snapshot_errors"] == 1:
+                logger.warning("provider %s has no state to show: %r", seat.worker.name, error)
+            return {}
+        copied: dict[str, Any] = json.loads(
+            text
+        )  # whoever writes the page is not the only one who holds the provider's own
+        return copied
 
     def _settle(
         self, seat: _Seat, answer: asyncio.Future[Answer] | None, waited: float

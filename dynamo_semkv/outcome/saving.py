@@ -24,6 +24,8 @@ its own says nothing."""
 NEEDED = 3
 MIN_COLD_TOKENS = 128
 """A shorter prefill is mostly overhead and no measure of a rate."""
+MIN_SECONDS_PER_TOKEN = 1e-9
+"""A thousand million tokens a second: what is less was not measured, and its reciprocal may be infinite."""
 MAX_REPLICAS = 1_024
 
 
@@ -85,9 +87,10 @@ def cold_seconds_per_token(
 ) -> float | None:
     """None where too little was computed to tell."""
     own = input_tokens - reused_tokens
-    if own < MIN_COLD_TOKENS or not ttft_seconds > 0.0:
+    if own < MIN_COLD_TOKENS:
         return None
-    return ttft_seconds / (own + (queued_tokens or 0))
+    rate = ttft_seconds / (own + (queued_tokens or 0))
+    return rate if rate >= MIN_SECONDS_PER_TOKEN else None
 
 
 def saving_of(

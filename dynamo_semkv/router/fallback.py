@@ -27,7 +27,8 @@ class FallbackReason(str, Enum):
     LOOKUP_ERROR = "lookup_error"
     ADVICE_ERROR = "advice_error"
     SCORER_ERROR = "scorer_error"
-    """A scorer of `plugins.scorers` raised, or said what is no number: it counts for nothing on that replica."""
+    """A scorer of `plugins.scorers` raised, or said what is no number: it counts for nothing on that replica. Or it was slow: it counts for
+    nothing, and is put aside for a while."""
     HINT_ERROR = "hint_error"
     """No hint could be made, or the request's `extra_args` is no mapping and cannot carry it (it went over the bus only)."""
     HINT_NOT_SENT = "hint_not_sent"

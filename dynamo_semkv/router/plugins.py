@@ -1,7 +1,7 @@
 """Providers and scorers of somebody else: `plugins.providers` and `plugins.scorers` name what is imported when the router starts.
 
     plugged_providers(config) -> list[EvidenceProvider]
-    plugged_scorers(config, on_fault) -> list[GuardedScorer]
+    plugged_scorers(config, on_fault, clock=time.monotonic) -> list[GuardedScorer]
 
 Each entry is `module:name`, several are separated by commas; the name is a class or a function that is called without arguments. What
 cannot be had is refused at the start (ContractError), never at a request.
@@ -9,6 +9,7 @@ cannot be had is refused at the start (ContractError), never at a request.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, cast
@@ -30,11 +31,13 @@ def plugged_providers(config: Config) -> list[EvidenceProvider]:
     return found
 
 
-def plugged_scorers(config: Config, on_fault: Callable[[Exception], None]) -> list[GuardedScorer]:
+def plugged_scorers(
+    config: Config, on_fault: Callable[[BaseException], None], clock: Callable[[], float] = time.monotonic
+) -> list[GuardedScorer]:
     found: list[GuardedScorer] = []
     for entry, made in _made("plugins.scorers", config.plugins.scorers):
         try:
-            scorer = GuardedScorer(cast(ExtraScorer, made), on_fault)
+            scorer = GuardedScorer(cast(ExtraScorer, made), on_fault, clock)
         except ContractError as error:
             raise ContractError("plugins.scorers", entry, f"{error} (docs/writing-a-scorer.md)") from error
         if scorer.name in {other.name for other in found}:
@@ -60,7 +63,7 @@ def _made(field: str, text: str | None) -> Iterator[tuple[str, Any]]:
             for part in name.split("."):
                 found = getattr(found, part)
             made = found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that was written to be run, not imported, ends itself
             allowed = "module:name of a class or function that can be imported and called without arguments"
             raise ContractError(field, entry, f"{allowed} ({type(error).__name__}: {error})") from error
         yield entry, made

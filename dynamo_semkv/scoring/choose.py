@@ -115,9 +115,17 @@ def choose(
     filters = {view.replica: filtered_by(view) for view in views}
     situation = _situation([view for view in views if filters[view.replica] is None] or views, input_tokens)
     credit = credit if credit is not None else PriorCredit(config)
+    exact_values = [exact_value(view, input_tokens, config, credit) for view in views]
+    strongest = [
+        _strongest(view, donors.get(view.replica, []), input_tokens, credit, exact)
+        for view, exact in zip(views, exact_values, strict=True)
+    ]
+    names = tuple(scorer.name for scorer in extra)
+    matched = [donor.match if donor is not None else None for donor in strongest]
+    said = [scorer.values(views, matched, situation) for scorer in extra]
     rows = [
-        _row(view, donors.get(view.replica, []), situation, filters[view.replica], config, credit, extra)
-        for view in views
+        _row(view, exact, donor, situation, filters[view.replica], config, names, tuple(column[n] for column in said))
+        for n, (view, exact, donor) in enumerate(zip(views, exact_values, strongest, strict=True))
     ]
     seed = hashlib.blake2b(seed_material).digest()
     rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed)))
@@ -135,33 +143,32 @@ def _situation(views: Sequence[ReplicaView], input_tokens: int) -> Situation:
 
 def _row(
     view: ReplicaView,
-    matches: Sequence[SemanticTrtMatch],
+    exact_values: tuple[TokenValue, TokenValue, TokenValue],
+    strongest: DonorValue | None,
     situation: Situation,
     filtered: FilteredBy | None,
     config: ScoringConfig,
-    credit: Credit,
-    extra: Sequence[GuardedScorer],
+    extra: tuple[str, ...],
+    said: tuple[TokenValue, ...],
 ) -> ScoreRow:
-    exact_values = exact_value(view, situation.input_tokens, config, credit)
-    strongest = _strongest(view, matches, situation.input_tokens, credit, exact_values)
-    match = strongest.match if strongest is not None else None
+    """`extra`: names of scorers of somebody else, and beside them in `said` what they say of this replica."""
     device, host, disk = exact_values
     donor = strongest.beyond_exact if strongest is not None else TokenValue(0.0)
     load = TokenValue(-config.load_weight * situation.excess(view))
-    values = (device, host, disk, donor, load, *(scorer.value(view, match, situation) for scorer in extra))
+    values = (device, host, disk, donor, load, *said)
     return ScoreRow(
         replica=view.replica,
         stable=view.stable,
         total=TokenValue(sum(values)),
         evidence=TokenValue(host + disk + donor),
-        match=match,
+        match=strongest.match if strongest is not None else None,
         claimed_tokens=strongest.claimed_tokens if strongest is not None else 0,
         proven_tokens=strongest.proven_tokens if strongest is not None else 0,
         filtered_by=filtered,
         view=view,
         situation=situation,
         values=values,
-        extra=tuple(scorer.name for scorer in extra),
+        extra=extra,
     )
 
 

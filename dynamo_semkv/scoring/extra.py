@@ -1,22 +1,27 @@
 """Scorers of somebody else beside ours: one number a replica, in the sheet's own unit.
 
 An extra scorer may raise, or answer what is no number: it then says nothing of that replica, and `on_fault` is told. It is called in the
-event loop, once for each replica of each request that is weighed, so it computes and never waits.
+event loop, once for each replica of each request that is weighed, so it computes and never waits. One that takes long says nothing of any
+replica, and is put aside for a while: every stream of the router stands still as long as it does.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
+from dynamo_semkv.evidence.breaker import Breaker
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.donor_value import TokenValue
 from dynamo_semkv.scoring.scorers import SCORERS, Situation
 
+BUDGET_SECONDS = 0.010
+"""For all replicas of one request."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -32,10 +37,19 @@ class ExtraScorer(Protocol):
         ...
 
 
-class GuardedScorer:
-    """What an extra scorer says, made safe: finite, bounded by the prompt, 0 for a fault."""
+class ScorerSlow(Exception):
+    """It took longer than its budget."""
 
-    def __init__(self, scorer: ExtraScorer, on_fault: Callable[[Exception], None]) -> None:
+
+class GuardedScorer:
+    """What an extra scorer says, made safe: finite, bounded by the prompt, 0 for a fault, and nothing at all where it is slow."""
+
+    def __init__(
+        self,
+        scorer: ExtraScorer,
+        on_fault: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """ContractError for a name that cannot be, or something that cannot be called."""
         name = getattr(scorer, "name", None)
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in SCORERS:
@@ -46,13 +60,40 @@ class GuardedScorer:
         self.name = name
         self._scorer = scorer
         self._on_fault = on_fault
+        self._clock = clock
+        self._breaker = Breaker(clock, threshold=1)
 
-    def value(self, view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> TokenValue:
+    def values(
+        self, views: Sequence[ReplicaView], matches: Sequence[SemanticTrtMatch | None], at: Situation
+    ) -> list[TokenValue]:
+        """One a view, `matches` beside them. All 0 while it is put aside, or where it ran out of its budget half way: replicas that it
+        had no time for would be compared with those that it had."""
+        nothing = [TokenValue(0.0)] * len(views)
+        if not self._breaker.allow():
+            return nothing
+        began = self._clock()
+        said = []
+        for view, match in zip(views, matches, strict=True):
+            said.append(self._value(view, match, at))
+            took = self._clock() - began
+            if took > BUDGET_SECONDS:
+                self._breaker.failure()
+                text = f"scorer {self.name}: {1_000 * took:.0f} ms for {len(said)} of {len(views)} replicas"
+                self._on_fault(
+                    ScorerSlow(f"{text}, expected at most {1_000 * BUDGET_SECONDS:.0f} ms; put aside for a while")
+                )
+                return nothing
+        self._breaker.success()
+        return said
+
+    def _value(self, view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> TokenValue:
         try:
             said = float(self._scorer.tokens(view, match, at))
             if not math.isfinite(said):
                 raise ContractError(f"scorer {self.name}", said, "a finite number of tokens")
-        except Exception as error:  # noqa: BLE001 - somebody else's code; counted and logged by who listens, and the request goes on
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - somebody else's code, and SystemExit or CancelledError of its would end the loop or the request; counted and logged by who listens
             self._on_fault(error)
             return TokenValue(0.0)
         return TokenValue(max(-float(at.input_tokens), min(float(at.input_tokens), said)))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
-from dynamo_semkv.contracts.location import Tier, WorkerLocation
+from dynamo_semkv.contracts.location import SharedLocation, Tier, WorkerLocation
 from dynamo_semkv.evidence.breaker import Breaker, BreakerState
 from dynamo_semkv.evidence.claims import MAX_CLAIMS
 from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus
@@ -191,6 +194,14 @@ async def test_one_providers_fault_leaves_the_others_evidence(runner: Runners) -
         match(reusable_token_count=1.5),
         match(location=[1]),
         match(donor_id=[]),
+        match(donor_id="two words"),
+        match(donor_id="d" * 129),
+        match(provider="p" * 257),
+        match(provider="\ud800"),
+        match(provider_generation="g" * 257),
+        match(location=WorkerLocation([], 0, Tier.HOST_PINNED)),
+        match(location=WorkerLocation(1, 0, "host_pinned")),
+        match(location=SharedLocation([], Tier.DISK, "x")),
         match(match_type="semantic_candidate"),
         "not a match",
         None,
@@ -203,6 +214,55 @@ async def test_an_impossible_claim_is_not_believed(runner: Runners, unsound: Any
     assert [m.donor_id for m in result.matches] == ["sound"]
     assert (await target.lookup(QUERY)).status is LookupStatus.ERROR
     assert target.snapshot()["scripted"]["lookups"]["unsound_matches"] == 2
+
+
+async def test_numpys_numbers_become_pythons_which_hints_and_route_events_are_written_with(runner: Runners) -> None:
+    found = match(
+        reusable_token_count=np.int64(128),
+        exact_prefix_tokens=np.uint32(64),
+        overlap=np.float32(0.5),
+        confidence=np.float64(0.25),
+        location=WorkerLocation(np.uint64(2**64 - 1), np.int32(1), Tier.DISK),
+    )
+    (plain,) = (await runner(ScriptedProvider([found])).lookup(QUERY)).matches
+    assert msgspec.convert(msgspec.to_builtins(plain), SemanticTrtMatch) == plain
+    assert plain.location == WorkerLocation(2**64 - 1, 1, Tier.DISK)
+    assert plain == match(
+        reusable_token_count=128,
+        exact_prefix_tokens=64,
+        confidence=0.25,
+        location=WorkerLocation(2**64 - 1, 1, Tier.DISK),
+    )
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [ValueError("at it"), [], {"a": {1, 2}}, {"a": math.nan}, {"a": "x" * 100_000}],
+    ids=lambda it: str(it)[:20],
+)
+async def test_a_provider_that_cannot_show_itself_costs_the_page_its_own_part_only(runner: Runners, shown: Any) -> None:
+    class Showing(ScriptedProvider):
+        def snapshot(self) -> dict[str, Any]:
+            if isinstance(shown, Exception):
+                raise shown
+            return shown  # type: ignore[no-any-return]
+
+    page = runner(Showing([match()], name="showing"), ScriptedProvider([match()])).snapshot()
+    assert json.loads(json.dumps(page, allow_nan=False)) == page
+    assert page["showing"]["state"] == {}
+    assert page.keys() == {"showing", "scripted"}
+
+
+async def test_a_provider_that_cannot_be_closed_keeps_no_other_open(runner: Runners) -> None:
+    closed: list[str] = []
+
+    class Closing(ScriptedProvider):
+        def close(self, timeout: float) -> None:
+            closed.append(self.name)
+            raise ValueError("not now")
+
+    runner(Closing(name="one"), Closing(name="two")).close()
+    assert closed == ["one", "two"]
 
 
 def endless() -> Iterator[SemanticTrtMatch]:

@@ -109,6 +109,13 @@ def test_a_short_prompt_is_no_measure() -> None:
     assert cold_seconds_per_token(input_tokens=1_000, reused_tokens=0, ttft_seconds=0.0, queued_tokens=None) is None
 
 
+@pytest.mark.parametrize("seconds", [5e-324, 1e-310, 1e-9])
+def test_no_clock_shows_so_little_and_its_reciprocal_is_no_number(seconds: float) -> None:
+    of = taught(*(cold(n, seconds=seconds) for n in range(1, 9)))
+    assert of.snapshot()["prefill"] == []
+    assert close(of, loaded(10)).saving is None
+
+
 def test_old_routes_leave_the_rate_and_a_replica_without_one_has_the_fleets() -> None:
     rates = PrefillRates(max_replicas=2)
     assert rates.seconds_per_token(A0) is None

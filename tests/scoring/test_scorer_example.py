@@ -14,6 +14,7 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.router.plugins import plugged_scorers
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, choose
+from dynamo_semkv.testing import ManualClock
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "writing-a-scorer.md"
 A, B = ReplicaKey(1, 0), ReplicaKey(2, 0)
@@ -35,8 +36,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def sheet(*views: ReplicaView) -> ScoreSheet:
     (text,) = blocks("yaml")
     config = build(yaml.safe_load(text))
-    faults: list[Exception] = []
-    found = choose(views, [], PROMPT, config.scoring, b"s", None, plugged_scorers(config, faults.append))
+    faults: list[BaseException] = []
+    found = choose(views, [], PROMPT, config.scoring, b"s", None, plugged_scorers(config, faults.append, ManualClock()))
     assert not faults
     return found
 
