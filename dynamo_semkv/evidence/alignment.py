@@ -131,10 +131,14 @@ def _partners(prompt: Samples, donor: _Flat) -> _Partners:
     at: I64 = table[donor.fingerprints >> shift].astype(np.int64) - 1
     at[prompt.fingerprints[at] != donor.fingerprints] = -1
     first = table[prompt.fingerprints >> shift] - 1
-    # Two fingerprints that share a slot of the table: one in two prompts has such a pair.
-    for lost in (prompt.fingerprints[first] != prompt.fingerprints).nonzero()[0][::-1].tolist():
-        at[donor.fingerprints == prompt.fingerprints[lost]] = lost
-        first[prompt.fingerprints == prompt.fingerprints[lost]] = lost
+    # Two fingerprints that share a slot of the table: one in two prompts has such a pair. All at once: a prompt can be made of them.
+    lost = (prompt.fingerprints[first] != prompt.fingerprints).nonzero()[0]
+    if len(lost):
+        values, begins = np.unique(prompt.fingerprints[lost], return_index=True)
+        for fingerprints, places in ((donor.fingerprints, at), (prompt.fingerprints, first)):
+            slot = np.minimum(np.searchsorted(values, fingerprints), len(values) - 1)
+            found = (values[slot] == fingerprints).nonzero()[0]
+            places[found] = lost[begins[slot[found]]]
     again = (first != np.arange(m)) & (prompt.fingerprints[first] == prompt.fingerprints)
     sure = at >= 0
     if again.any():

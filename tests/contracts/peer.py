@@ -209,7 +209,8 @@ async def router(url: str, numbers: range, served_by: str) -> None:
     publisher = connected(url, name)
     await asyncio.to_thread(publish, publisher, messages)
     closed: list[Any] = []
-    book = OutcomeBook(30.0, closed.append, settle_seconds=0.0)
+    # Minutes may pass on a busy machine between a worker's report and the router that opens its route.
+    book = OutcomeBook(3_600.0, closed.append, settle_seconds=0.0)
     announced: dict[str, str] = {}
     donors: set[str] = set()
     subscriber = BusSubscriber(BusConfig(url=url, stream_max_bytes=16 * 2**20), name)

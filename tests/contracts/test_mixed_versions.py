@@ -116,6 +116,7 @@ def router(place: Path, url: str, numbers: str, served_by: str) -> Iterator[Any]
             answer: dict[str, Any] = json.loads(process.stdout.readline())
             return answer
 
+        ask()  # started: how long that takes is not what anybody waits for
         yield ask
         process.stdin.close()
         assert process.wait(30) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -174,3 +176,28 @@ def test_no_run_is_ever_anything_but_verbatim(
     assert_verbatim(found, prompt, donor)
     assert 0 <= found.verified_tokens <= found.reusable_tokens <= min(len(prompt), len(donor))
     assert len(set(found.shared.tolist())) == len(found.shared)
+
+
+class Counted(np.ndarray[Any, Any]):
+    """Counts how many operations a prompt's fingerprints go through."""
+
+    operations = 0
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        Counted.operations += 1
+        return getattr(ufunc, method)(*[np.asarray(it) for it in inputs], **kwargs)
+
+
+@pytest.mark.parametrize("alternate", [2, 2_000])
+def test_a_prompt_made_of_fingerprints_that_share_a_slot_costs_no_more_operations_than_others(alternate: int) -> None:
+    """Each of thousands of places cost a pass over all samples of all donors: half a second of the provider's thread."""
+    m = 16_000
+    links, at = np.ones(m, np.uint16), np.arange(m, dtype=np.uint32) * 8
+    spread = np.arange(m, dtype=np.uint32) * np.uint32(2**18)
+    donor = DonorSketch.pack(2_500, Samples(spread[:300], at[:300], links[:300]), [])
+    counts = []
+    for fingerprints in (np.arange(m, dtype=np.uint32) % np.uint32(alternate), spread):
+        Counted.operations = 0
+        align(Samples(fingerprints.view(Counted), at, links), 8 * m, [donor])
+        counts.append(Counted.operations)
+    assert counts[0] < counts[1] + 50
