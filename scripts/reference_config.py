@@ -35,7 +35,7 @@ value out of range or a file that is not there is refused with its path, the val
 
 MEANINGS = {
     "dynamo.namespace": "Dynamo namespace of workers and routers.",
-    "dynamo.worker_component": "Component under which the workers serve.",
+    "dynamo.worker_component": "Component under which the workers serve; `prefill` where prefill and decode are apart.",
     "dynamo.worker_endpoint": "Their endpoint.",
     "dynamo.router_component": "Component under which this router serves; several routers under one name share the requests.",
     "dynamo.router_endpoint": "Its endpoint.",

@@ -178,12 +178,19 @@ def views(
     queued: Mapping[ReplicaKey, int | None] | None = None,
     wanted: Collection[ReplicaKey] | None = None,
 ) -> list[ReplicaView]:
-    """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one counts as overloaded: no donor
-    is worth that wait. `queued`: of all live ones; None: `queues`."""
+    """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one that the request may go to
+    counts as overloaded: no donor is worth that wait. `queued`: of all live ones; None: `queues`."""
     size = exact.overlap.block_size
     live = directory.live()
     queued = queues(live, exact, prompt) if queued is None else queued
-    idlest = min((tokens for tokens in queued.values() if tokens is not None), default=0)
+    idlest = min(
+        (
+            tokens
+            for replica, tokens in queued.items()
+            if tokens is not None and may_go(replica, live[replica], directory, constraints)
+        ),
+        default=0,
+    )
     found = []
     for replica in live if wanted is None else wanted:
         card = live[replica]
@@ -206,6 +213,16 @@ def views(
             )
         )
     return found
+
+
+def may_go(
+    replica: ReplicaKey, card: ReplicaCard, directory: ReplicaDirectory, constraints: Constraints = UNCONSTRAINED
+) -> bool:
+    """Whether nothing about the replica itself rules it out, whatever its load."""
+    return directory.fits(card) and (
+        constraints is UNCONSTRAINED
+        or (constraints.allow(replica.worker_id) and constraints.required_taints <= card.taints)
+    )
 
 
 def queued_prefill(exact: Exact, replica: ReplicaKey, prompt_tokens: int) -> int | None:
@@ -285,12 +302,7 @@ def weigh(
     def barred(replica: ReplicaKey) -> bool:
         card, load = live[replica], exact.loads[replica]
         used = load.potential_decode_blocks - exact.overlap.prompt_blocks
-        return (
-            not directory.fits(card)
-            or not constraints.allow(replica.worker_id)
-            or not constraints.required_taints <= card.taints
-            or 0 < (card.total_kv_blocks or 0) <= used
-        )
+        return not may_go(replica, card, directory, constraints) or 0 < (card.total_kv_blocks or 0) <= used
 
     if not scorers:  # what somebody else's scorer says may lift any replica
         turn = int.from_bytes(seed_material[-8:], "little")

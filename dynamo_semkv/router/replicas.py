@@ -98,7 +98,7 @@ class ReplicaDirectory:
 
     def fits(self, card: ReplicaCard) -> bool:
         """Whether a worker does what this router is in front of. One that does not say is taken at Dynamo's word: it is at our endpoint."""
-        return WorkerRole.UNKNOWN in (self._role, card.role) or card.role is self._role
+        return self._role is WorkerRole.UNKNOWN or card.role is self._role or card.role is WorkerRole.UNKNOWN
 
     def update_live(self, live: Mapping[ReplicaKey, ReplicaCard]) -> None:
         """Replaces the set of live replicas by what discovery and the model cards list now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         model="tiny",
         threads=1,
         workers=2,
-        decode_workers=1,
+        decode_workers=2,
         routers=2,
         data_parallel_size=1,
         blocks_per_rank=160,
@@ -96,8 +97,8 @@ def test_the_router_sees_prefill_workers_only_and_clients_one_model(graph: Local
 
 def instance(graph: LocalGraph, component: str) -> int:
     health = get(f"{graph.frontend_url}/health")
-    (found,) = [it for it in health["instances"] if (it["component"], it["endpoint"]) == (component, "generate")]
-    return int(found["instance_id"])
+    found = [it for it in health["instances"] if (it["component"], it["endpoint"]) == (component, "generate")]
+    return int(found[0]["instance_id"])
 
 
 def test_a_client_that_names_its_decode_worker_is_prefilled_with_advice_and_decoded_there(graph: LocalGraph) -> None:
@@ -112,6 +113,35 @@ def test_a_client_that_names_its_decode_worker_is_prefilled_with_advice_and_deco
     # `chatcmpl-<the id that the router saw>`
     route = wait_until("its route", lambda: routes(graph, "router-0", answer["id"].removeprefix("chatcmpl-")))[0]
     assert route["decision"] != "client_pinned"
+
+
+def streams_under_a_kill(graph: LocalGraph, expected: dict[int, str]) -> list[list[dict[str, Any]]]:
+    """The routes of each stream, one an attempt; decode-1 is killed under whichever of them it has, and comes back."""
+    with ThreadPoolExecutor(len(expected)) as pool:
+        waiting = {seed: pool.submit(send, graph, ask(seed, 200)) for seed in expected}
+        wait_until("a stream on decode-1", lambda: engine(graph, "decode-1")["engine"]["active_blocks"] > 0)
+        graph.kill("decode-1")
+        answers = {seed: future.result(90) for seed, future in waiting.items()}
+    graph.restart("decode-1")
+    wait_until("decode-1 again", lambda: get(f"{graph.status_url('decode-1')}/engine/semkv"), 60.0)
+    assert {seed: (it.ok, it.text) for seed, it in answers.items()} == {s: (True, text) for s, text in expected.items()}
+    return [
+        wait_until("its routes", lambda request_id=answer.request_id: routes(graph, "router-0", request_id))
+        for answer in answers.values()
+    ]
+
+
+def test_a_decode_worker_that_dies_has_its_streams_prefilled_again_and_ended_elsewhere(graph: LocalGraph) -> None:
+    expected = {seed: send(graph, ask(seed, 200)).text for seed in range(20, 24)}
+    for _ in range(3):  # a stream may have ended between being seen and the kill
+        found = streams_under_a_kill(graph, expected)
+        for attempts in found:
+            assert sorted(route["attempt"] for route in attempts) == list(range(len(attempts)))
+        if max(map(len, found)) > 1:
+            break
+    else:
+        raise AssertionError("no stream was on the worker that was killed")
+    graph.wait_ready()
 
 
 def test_one_of_two_routers_that_dies_costs_nobody_an_answer(graph: LocalGraph) -> None:

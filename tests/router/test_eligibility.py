@@ -192,3 +192,20 @@ async def test_an_aggregated_router_leaves_a_named_decode_worker_to_dynamo() -> 
     await made.run(a_request(routing={"decode_worker_id": 99, "dp_rank": 3}))
     assert made.dispatch.pin is None
     assert made.dispatch.request["routing"] == {"decode_worker_id": 99, "dp_rank": 3}
+
+
+async def test_a_queue_is_measured_against_replicas_that_the_request_may_go_to() -> None:
+    """An idle decode worker beside aggregated ones, or one outside the constraints, is no alternative: nobody is overloaded by it."""
+    behind = Rig().config.placement.max_load_gap_tokens + 1
+    cards = {replica: replace(it, role=WorkerRole.AGGREGATED) for replica, it in CARDS.items()}
+    idle = {
+        replica: replace(it, role=WorkerRole.DECODE) if replica.worker_id == 22 else it for replica, it in cards.items()
+    }
+    made = rig(idle)
+    made.directory.serve_as("m", WorkerRole.AGGREGATED)
+    made.edge.queued = {A0: behind, A1: behind}
+    assert (await advice(made)).decision.placed == A1
+    made = rig()
+    made.edge.queued = {A0: behind, A1: behind}
+    assert (await advice(made)).decision.placed is None
+    assert (await advice(made, routing={"allowed_worker_ids": [11]})).decision.placed == A1
