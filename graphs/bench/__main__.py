@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 found["groups"][name] = measure(
                     group,
-                    repeats=arguments.repeats,
+                    repeats=_repeats(group, arguments),
                     seed=arguments.seed,
                     intervals=intervals,
                     folder=Path(folder),
@@ -61,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.json.write_text(json.dumps(found))
     arguments.json.write_text(json.dumps(found))
     return 0
+
+
+def _repeats(group: groups.Group, arguments: argparse.Namespace) -> int:
+    asked: int = arguments.repeats
+    return asked if arguments.group or group.default_repeats is None else min(asked, group.default_repeats)
 
 
 def _able(group: groups.Group, wanted: Sequence[str] | None) -> tuple[groups.Group, dict[str, str]]:

@@ -41,6 +41,8 @@ class Group:
     max_num_tokens: int = 512
     slab_bytes: int = 128 * MIB
     disk_bytes: int = 0
+    default_repeats: int | None = None
+    """At most so many where the group was not asked for by name: what takes minutes each time. None: as often as all others."""
     only: tuple[str, ...] = ()
     """Scenarios to run; empty: all. Prompts are the same either way."""
 
@@ -52,7 +54,7 @@ class Group:
 
 def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
     """The RFC's scenarios but for the lengths and the disk."""
-    loaded = ("semkv", "kv", "kv_connector")
+    both = ("semkv", "kv")
     routed = ("semkv", "kv", "round_robin")
     single = [
         workload.exact_repeat(library, sizes),
@@ -67,7 +69,7 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
     found = [Planned(scenario, BUT_ABLATION) for scenario in single]
     found.append(Planned(workload.working_set(library, sizes, "uniform"), ALL))
     found += [
-        Planned(workload.working_set(library, sizes, pattern, intervals), loaded) for pattern in ("bursty", "mooncake")
+        Planned(workload.working_set(library, sizes, pattern, intervals), both) for pattern in ("bursty", "mooncake")
     ]
     found.append(Planned(workload.high_load(library, sizes), routed))
     return found
@@ -109,6 +111,19 @@ def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]
 
 def groups() -> dict[str, Group]:
     """Of the full report. Device pools of `rfc`: 2 x 96 blocks of 32 tokens; its working set is twice that."""
+    long = Group(
+        name="long",
+        title="8k and 16k tokens, `tiny`",
+        model="tiny",
+        blocks_per_rank=1_100,
+        sizes=Sizes(characters=16_384, gap=0.0),
+        contenders=("semkv", "kv"),
+        plan=_lengths([8_192, 16_384], "long"),
+        characters=24 * 1024,
+        threads=2,
+        max_num_tokens=2_048,
+        slab_bytes=256 * MIB,
+    )
     return {
         "rfc": Group(
             name="rfc",
@@ -120,18 +135,14 @@ def groups() -> dict[str, Group]:
             plan=_everything,
             characters=1_500 * 46 + 24 * 500,
         ),
-        "long": Group(
-            name="long",
-            title="8k, 16k and 32k tokens, `tiny`",
-            model="tiny",
-            blocks_per_rank=1_100,
-            sizes=Sizes(characters=32_768, gap=0.0),
-            contenders=("semkv", "kv"),
-            plan=_lengths([8_192, 16_384, 32_768], "long"),
-            characters=60 * 1024,
-            threads=2,
-            max_num_tokens=2_048,
-            slab_bytes=256 * MIB,
+        "long": long,
+        "longest": replace(
+            long,
+            name="longest",
+            title="32k tokens, `tiny`",
+            plan=_lengths([32_768], "long"),
+            characters=32 * 1024,
+            default_repeats=1,
         ),
         "disk": Group(
             name="disk",

@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--million", action="store_true", help="also a million donors: about 4 GB and a quarter of an hour"
     )
-    parser.add_argument("--group", nargs="*", help="of the scenarios: rfc, long, disk, language, exactness (all)")
+    parser.add_argument(
+        "--group", nargs="*", help="of the scenarios: rfc, long, longest, disk, language, exactness (all, longest once)"
+    )
     parser.add_argument(
         "--contenders", nargs="*", help="semkv, kv, kv_connector, round_robin, semblend, cold (all that are installed)"
     )

@@ -109,9 +109,7 @@ def _summary(figures: Figures) -> str:
 
 
 def _pictures(pictures: Mapping[str, str]) -> str:
-    return "\n\n".join(
-        f"![{name}]({path})" for name, path in pictures.items() if name.startswith(("ttft_", "lengths_"))
-    )
+    return "\n\n".join(f"![{name}]({path})" for name, path in pictures.items() if name.startswith(("ttft_", "lengths")))
 
 
 def _router(sections: Mapping[str, Any], figures: Figures) -> str:

@@ -40,9 +40,13 @@ def draw(sections: Mapping[str, Any], figures: Figures, folder: Path) -> dict[st
     for name, group in (scenarios or {"groups": {}})["groups"].items():
         made[f"ttft_{name}"] = f"ttft_{name}.svg"
         _bars(name, group, figures, folder / made[f"ttft_{name}"])
-        if len(points := _lengths(name, group, figures)) > 1:
-            made[f"lengths_{name}"] = f"lengths_{name}.svg"
-            _by_length(group["title"], points, folder / made[f"lengths_{name}"])
+    points: Points = {}
+    for name, group in (scenarios or {"groups": {}})["groups"].items():
+        if group["model"] == "tiny":
+            points |= _lengths(name, group, figures)
+    if len(points) > 1:
+        made["lengths"] = "lengths.svg"
+        _by_length("reference engine, `tiny`", dict(sorted(points.items())), folder / made["lengths"])
     return made
 
 
@@ -85,7 +89,7 @@ def _lengths(name: str, group: Mapping[str, Any], figures: Figures) -> Points:
         }
         if len(points) == 2 * len(PHASES):
             found[max(tokens)] = points
-    return dict(sorted(found.items()))
+    return found
 
 
 def _by_length(title: str, points: Points, path: Path) -> None:

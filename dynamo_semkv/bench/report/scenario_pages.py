@@ -46,7 +46,9 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
     if group["trouble"]:
         parts.append(f"{len(group['trouble'])} lines of trouble in the logs, the first: `{group['trouble'][0][:200]}`")
     failed = sum(not record["ok"] for record in group["records"])
-    parts.append(f"{len(group['records']):,} requests, {failed} failed.")
+    repeats = len({record["repeat"] for record in group["records"]})
+    times = "measured once" if repeats == 1 else f"{repeats} repeats"
+    parts.append(f"{len(group['records']):,} requests, {failed} failed; {times}.")
     rows = []
     for scenario, described in [*scenarios.items(), *_sums(scenarios)]:
         cells = [milliseconds(of(scenario, contender, "ttft_mean")) for contender in contenders]

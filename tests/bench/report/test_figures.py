@@ -121,6 +121,26 @@ def test_the_page_and_its_plots(tmp_path: Path) -> None:
     assert "Not measured in this run" in page, "of the other sections"
 
 
+def test_a_plot_by_length_needs_every_phase_of_both(tmp_path: Path) -> None:
+    group = made.group()
+    group["scenarios"] = {
+        f"long_{n}": {"title": f"{n}", "kind": "reuse", "requests": 3, "paced": False} for n in (1, 2)
+    }
+    group["records"] = [
+        made.record(f"long_{n}", contender, repeat, 0, 0.1 * n, phase=phase, turn=turn, prompt_tokens=1_000 * n)
+        for n in (1, 2)
+        for contender in ("semkv", "kv")
+        for repeat in (0, 1)
+        for turn, phase in enumerate(("first", "again", "after_eviction"))
+    ]
+    run = made.run(scenarios={"groups": {"long": group}, "left_out": {}, "exactness": None})
+    found = raw.figures_of(run)
+    assert set(plots.draw(run["sections"], found, tmp_path)) == {"ttft_long", "lengths"}
+    assert "one request at a time" in document.page(run, found, {})
+    group["records"] = [r for r in group["records"] if (r["contender"], r["turn"]) != ("kv", 2)]
+    assert set(plots.draw(run["sections"], raw.figures_of(run), tmp_path)) == {"ttft_long"}
+
+
 def test_a_run_without_anything_is_a_page_too() -> None:
     assert "not measured" in document.page(made.run(), {}, {})
 
