@@ -362,7 +362,11 @@ class DonorCatalog:
         for listener in self._listeners:
             try:
                 what(listener)
-            except Exception:  # a listener's fault must not cost the others their events
+            except KeyboardInterrupt:
+                raise
+            except (
+                BaseException
+            ):  # a listener's fault, SystemExit included, must not cost the others their events, or the loop
                 self.counts["listener_error"] += 1
                 count = self.counts["listener_error"]
                 if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: one that always fails does not fill the log

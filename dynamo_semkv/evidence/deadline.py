@@ -81,7 +81,9 @@ class DeadlineRunner:
     ) -> None:
         self.set_limits(deadline_seconds, max_matches, min_overlap_tokens)
         self._seats = [_Seat(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
-        self._prompt_listeners = [provider for provider in providers if isinstance(provider, PromptListener)]
+        self._listening = [
+            (seat, seat.worker.provider) for seat in self._seats if isinstance(seat.worker.provider, PromptListener)
+        ]
 
     def set_limits(self, deadline_seconds: float, max_matches: int, min_overlap_tokens: int) -> None:
         """From the next lookup on."""
@@ -115,8 +117,8 @@ class DeadlineRunner:
             seat.counts[status.value] += 1
             by_provider[seat.worker.name] = (status, seconds)
             matches += found
-        for listener in self._prompt_listeners:
-            self._tell(listener, query)
+        for seat, listener in self._listening:
+            self._tell(seat, listener, query)
         best = self._best(matches)
         statuses = {status for status, _ in by_provider.values()}
         return LookupResult(_overall(statuses, bool(best)), best, time.monotonic() - began, by_provider)
@@ -141,11 +143,19 @@ class DeadlineRunner:
         )
 
     @staticmethod
-    def _tell(listener: PromptListener, query: LookupQuery) -> None:
+    def _tell(seat: _Seat, listener: PromptListener, query: LookupQuery) -> None:
         try:
             listener.prompt_routed(query)
-        except Exception:
-            logger.exception("a provider failed to take note of a prompt; donors made of it have no text there")
+        except KeyboardInterrupt:
+            raise
+        except (
+            BaseException
+        ):  # somebody else's code, and SystemExit or CancelledError of its would end the loop or the request
+            seat.counts["prompt_errors"] += 1
+            count = seat.counts["prompt_errors"]
+            if count & (count - 1) == 0:
+                text = "provider %s failed to take note of a prompt (%d so far); donors made of it have no text there"
+                logger.exception(text, seat.worker.name, count)
 
     def _abandon(self, asked: Container[str]) -> None:
         """The answer is not wanted any more: a trial that the lookup was carrying is owed to the next one."""

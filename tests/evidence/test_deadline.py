@@ -253,6 +253,21 @@ async def test_a_provider_that_cannot_show_itself_costs_the_page_its_own_part_on
     assert page.keys() == {"showing", "scripted"}
 
 
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(1), asyncio.CancelledError()], ids=repr)
+async def test_a_provider_that_fails_to_take_note_fails_no_lookup_and_fills_no_log(
+    runner: Runners, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Noting(ScriptedProvider):
+        def prompt_routed(self, query: LookupQuery) -> None:
+            raise error
+
+    target = runner(Noting([match()]))
+    for _ in range(9):
+        assert (await target.lookup(QUERY)).status is LookupStatus.HIT
+    assert target.snapshot()["scripted"]["lookups"]["prompt_errors"] == 9
+    assert caplog.text.count("failed to take note") == 4, "1, 2, 4, 8"
+
+
 async def test_a_provider_that_cannot_be_closed_keeps_no_other_open(runner: Runners) -> None:
     closed: list[str] = []
 
