@@ -18,7 +18,7 @@ import msgspec
 from dynamo_semkv import __version__
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.health import readiness, wire_ids
-from dynamo_semkv.observe.state import ReplicaStatus, RouterState, stream_states
+from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
 from dynamo_semkv.outcome.history import BUCKET_SECONDS
 from dynamo_semkv.outcome.totals import STEPS, ReplicaTotals, Totals
@@ -101,7 +101,7 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
         "recent": [route_row(route) for route in sorted(state.recent, key=_newest_first)],
         "publisher": asdict(state.publisher) if state.publisher is not None else None,
         "subscriber": asdict(state.subscriber) if state.subscriber is not None else None,
-        "streams": [asdict(stream) for stream in state.streams],
+        "streams": [_stream(stream) for stream in state.streams],
         "catalog": {
             **state.catalog,
             "streams": _donor_streams(state),
@@ -210,6 +210,11 @@ def _dynamo(tokens: DynamoTokens | None) -> dict[str, Any] | None:
             for step, count in steps.items()
         ],
     }
+
+
+def _stream(stream: StreamStatus) -> dict[str, Any]:
+    """Counts alone: which version it was, readiness says."""
+    return {name: value for name, value in asdict(stream).items() if name != "unsupported"}
 
 
 def _donor_streams(state: RouterState) -> list[dict[str, Any]]:

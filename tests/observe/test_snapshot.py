@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_semkv.observe.snapshot import MAX_REPLICA_ROWS, MAX_SAFE_INTEGER, build_snapshot, explain, to_plain
-from dynamo_semkv.observe.state import ReplicaStatus
+from dynamo_semkv.observe.state import ReplicaStatus, StreamStatus
 from dynamo_semkv.outcome.closed import JoinedBy, close_route
 from dynamo_semkv.outcome.history import History
 from tests.observe.fake_state import empty_state, fake_history, fake_state
@@ -130,3 +130,11 @@ def test_deep_and_odd_values() -> None:
     assert to_plain(2**63) == str(2**63)
     assert to_plain(float("nan")) is None
     assert to_plain(object()) == "object"
+
+
+def test_rows_of_the_bus_are_counts_also_with_a_stranger_among_them() -> None:
+    stranger = StreamStatus("reports", True, 10, 0, 7, 0, (3.0, "2.0"))
+    (row,) = build_snapshot(fake_state(fake_history(1), streams=[stranger]))["streams"]
+    assert row == {
+        "name": "reports", "caught_up": True, "messages": 10, "malformed": 0, "unsupported_version": 7, "foreign_subject": 0,
+    }  # fmt: skip
