@@ -25,8 +25,9 @@ from dynamo_semkv.observe import dynamo_counters
 from dynamo_semkv.observe.diagnosis import diagnose
 from dynamo_semkv.observe.snapshot import SCHEMA, build_snapshot
 from dynamo_semkv.router.facts import RequestFacts, request_facts
-from dynamo_semkv.router.ingress import strip_client_hints, without_own_pin
+from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
 from dynamo_semkv.router.runtime_cards import MAX_RANKS, CardError, CardTable, parse_card
+from dynamo_semkv.router.runtime_types import WorkerRole
 from dynamo_semkv.telemetry import traceparent
 from dynamo_semkv.telemetry.target import otlp_target, shown
 from tests.fuzz import odd
@@ -37,8 +38,18 @@ from tests.router.test_desk import desk_of
 NAMES = (
     "model", "token_ids", "routing", "extra_args", "nvext", "annotations", "agent_context", "multi_modal_data", "prefill_result",
     "cache_salt", "lora_name", "kv_hints", "semkv", "backend_instance_id", "mm_hashes", "dp_rank",
+    "decode_worker_id", "allowed_worker_ids", "routing_constraints", "required_taints", "preferred_taints",
 )  # fmt: skip
-requests = odd.changed(a_request(8)) | odd.mappings(*NAMES)
+CONSTRAINED = a_request(
+    8,
+    routing={
+        "decode_worker_id": 5,
+        "dp_rank": 1,
+        "allowed_worker_ids": [1, 2],
+        "routing_constraints": {"required_taints": ["a"], "preferred_taints": {}},
+    },
+)
+requests = odd.changed(a_request(8)) | odd.changed(CONSTRAINED) | odd.mappings(*NAMES)
 
 
 @settings(max_examples=120)
@@ -48,7 +59,8 @@ def test_any_request_is_read_or_refused(request: Any) -> None:
         return
     stripped, count = strip_client_hints(request)
     assert count >= 0
-    without_own_pin(stripped, 7)
+    routing = prefill_half(without_own_pin(stripped, 7)).get("routing")
+    assert not isinstance(routing, dict) or routing.get("decode_worker_id") is None
     try:
         facts = request_facts(stripped)
         tokens = as_tokens(facts.token_ids)
@@ -57,15 +69,17 @@ def test_any_request_is_read_or_refused(request: Any) -> None:
         return
     assert isinstance(facts, RequestFacts)
     assert tokens.dtype == np.uint32
+    assert {type(it) for it in facts.constraints.required_taints} <= {str}
+    assert {type(it) for it in facts.constraints.workers or ()} <= {int}
 
 
 @settings(max_examples=30)
-@given(requests.filter(lambda value: isinstance(value, dict)))
-def test_any_request_is_served(request: Any) -> None:
+@given(requests.filter(lambda value: isinstance(value, dict)), st.sampled_from(WorkerRole))
+def test_any_request_is_served(request: Any, role: WorkerRole) -> None:
     """Through the whole service: Dynamo gets it, whatever advice made of it, and the stream is whole."""
 
     async def serve() -> None:
-        rig = Rig()
+        rig = Rig(role=role)
         assert await rig.run(request)
         assert len(rig.edge.dispatched) == 1
 
@@ -76,7 +90,9 @@ CARD = {
     "display_name": "m", "source_path": "/m", "kv_cache_block_size": 32, "context_length": 4096,
     "runtime_config": {
         "data_parallel_size": 2, "data_parallel_start_rank": 0, "stable_routing_id": "w", "total_kv_blocks": 9, "runtime_data": {},
+        "taints": ["a", "b"],
     },
+    "worker_type": "prefill",
 }  # fmt: skip
 
 
@@ -92,6 +108,8 @@ def test_any_card_is_a_replica_or_named(text: str) -> None:
     else:
         assert 1 <= card.data_parallel_size <= MAX_RANKS
         assert card.block_size >= 1
+        assert isinstance(card.role, WorkerRole)
+        assert {type(taint) for taint in card.taints} <= {str}
     assert len(CardTable().update({"5": text})) <= MAX_RANKS
 
 
