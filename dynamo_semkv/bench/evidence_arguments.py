@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-NAMES = ("fingerprint", "embedding", "semblend", "minilm", "minhash", "dynamo")
-MODELLED = frozenset({"embedding", "semblend", "minilm"})
+NAMES = ("fingerprint", "embedding", "budgeted", "semblend", "minilm", "minhash", "dynamo")
+MODELLED = frozenset({"embedding", "budgeted", "semblend", "minilm"})
 """Methods that need the sentence encoder."""
 
 

@@ -36,6 +36,7 @@ _REMEDY = escape(remedy("peers"))
 
 NEEDS = {
     "embedding": ("onnxruntime", "usearch"),
+    "budgeted": ("onnxruntime", "usearch"),
     "minilm": ("onnxruntime",),
     "semblend": ("semblend_core", "rapidfuzz", "sentence_transformers", "torch"),
     "minhash": ("datasketch",),

@@ -1,6 +1,7 @@
 """What we are measured against, each behind the same two methods: `add` a donor, `find` the best one for a prompt.
 
     fingerprint    ours                                     embedding    ours, without the budget: what it can find
+    budgeted       the same with its default budget, as many windows a lookup as that pays for on this machine
     semblend       SemBlend 0.3.25 with its stock gates     minilm       all-MiniLM-L6-v2, a text's windows pooled, brute force
     minhash        datasketch, 128 values over token 5-grams, brute force
     dynamo         Dynamo's exact index (RadixTree of 1.6.1), blocks of 32 tokens
@@ -66,8 +67,8 @@ class Texts(Protocol):
 class Provided:
     """One of our providers, fed as a router feeds it: prompts, then donor events."""
 
-    def __init__(self, provider: Any, where: CacheNamespace) -> None:
-        self.name: str = provider.name
+    def __init__(self, provider: Any, where: CacheNamespace, name: str | None = None) -> None:
+        self.name: str = name or provider.name
         self.provider = provider
         self._where, self._digest, self._life = where, where.digest(), Life("g1")
 
@@ -217,13 +218,13 @@ def peers(
     """`model`: all-MiniLM-L6-v2 as sentence-transformers wants it, `onnx`: the same for `OnnxEncoder`. Raises ImportError for
     what is asked for and not installed (the extra `peers`)."""
 
-    def embedding() -> Peer:
-        config = EmbeddingConfig(budget_ms=1_000.0, max_donors=100_000)
-        return Provided(EmbeddingProvider(config, OnnxEncoder(onnx or ""), texts), where)
+    def embedding(name: str, config: EmbeddingConfig) -> Peer:
+        return Provided(EmbeddingProvider(config, OnnxEncoder(onnx or ""), texts), where, name)
 
     make: dict[str, Callable[[], Peer]] = {
         "fingerprint": lambda: Provided(FingerprintProvider(FingerprintConfig()), where),
-        "embedding": embedding,
+        "embedding": lambda: embedding("embedding", EmbeddingConfig(budget_ms=1_000.0)),
+        "budgeted": lambda: embedding("budgeted", EmbeddingConfig()),
         "semblend": lambda: Provided(SemBlendProvider(SemBlendConfig(), minilm(str(model)), texts), where),
         "minilm": lambda: MiniLM(OnnxEncoder(onnx or ""), texts),
         "minhash": MinHash,
