@@ -133,14 +133,18 @@ class FingerprintProvider:
         # The request's own block size: a donor's is what its emitter says.
         tokens_per_block = 0 if query.namespace.unknown_fields() else query.namespace.tokens_per_block or 0
         matches = []
-        for spacing in {sketch.spacing for _, sketch, _ in candidates}:
+        by_spacing: dict[int, list[_Candidate]] = {}
+        for candidate in candidates:
+            by_spacing.setdefault(candidate[1].spacing, []).append(candidate)
+        for spacing, alike in by_spacing.items():
             # A donor is compared at its own spacing: the shorter it is, the finer.
             samples = widest if spacing == SAMPLING else text.samples(spacing, MAX_COMPARED)
-            alike = [candidate for candidate in candidates if candidate[1].spacing == spacing]
             found = align(samples, len(query.tokens), [sketch for _, sketch, _ in alike])
+            weights = _weights(samples.fingerprints, unique, rarity)
+            # What a sample weighs in a donor that posts only one in 2**k.
+            said = {k: np.where(samples.fingerprints & unposted_bits(k) == 0, weights, 0.0) for _, _, k in alike}
             for (donor, sketch, thinned), alignment in zip(alike, found, strict=True):
-                shared = samples.fingerprints[alignment.shared]
-                evidence = _weight(shared[shared & unposted_bits(thinned) == 0], unique, rarity) * (1 << thinned)
+                evidence = float(said[thinned][alignment.shared].sum()) * (1 << thinned)
                 match = self._match(query, donor, sketch, alignment, evidence, tokens_per_block)
                 if match is not None:
                     donor.used()
@@ -248,12 +252,11 @@ class FingerprintProvider:
         return None if donor.creditable else "stale"
 
 
-def _weight(fingerprints: U32Array, known: U32Array, rarity: FloatArray) -> float:
-    """Sum of the rarity of `fingerprints`, shape [n], those of `known` (ascending, with `rarity` beside) that stand in it."""
-    if len(known) == 0:
-        return 0.0
-    at = np.minimum(np.searchsorted(known, fingerprints), len(known) - 1)
-    return float(rarity[at[known[at] == fingerprints]].sum())
+def _weights(fingerprints: U32Array, known: U32Array, rarity: FloatArray) -> FloatArray:
+    """Rarity of each of `fingerprints`, shape [n]: as it stands beside `known` (ascending, not empty), 0 for those that do not."""
+    at = np.minimum(known.searchsorted(fingerprints), len(known) - 1)
+    weights: FloatArray = np.where(known[at] == fingerprints, rarity[at], 0.0)
+    return weights
 
 
 def _leading(runs: Sequence[Run], proven: int) -> int:
