@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dynamo_semkv.bench import evidence_run
+from dynamo_semkv.bench import evidence_page, evidence_run
 
 
 def test_one_small_run_ours_and_dynamos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +22,17 @@ def test_one_small_run_ours_and_dynamos(tmp_path: Path, capsys: pytest.CaptureFi
     assert [standing["method"] for standing in side["standings"]] == ["fingerprint", "dynamo"]
     assert [cost["donors"] for cost in said["cost"]] == [20]
     assert "other instruction" in capsys.readouterr().out
+    document = tmp_path / "page.md"
+    document.write_text(f"Before.\n{evidence_page.BEGIN}\nold\n{evidence_page.END}\nAfter.\n")
+    assert evidence_page.main([str(figures), str(document)]) == 0
+    written = document.read_text()
+    assert written.startswith("Before.\n")
+    assert written.endswith("\nAfter.\n")
+    assert "old" not in written
+    assert all(part in written for part in ("| other instruction |", "negatives accepted", "| 20 |"))
+    assert evidence_page.page(written, said) == written, "writing it again changes nothing"
+    with pytest.raises(ValueError, match="page: it has no"):
+        evidence_page.page("nothing to replace", said)
 
 
 def test_more_text_than_there_is_is_refused(
