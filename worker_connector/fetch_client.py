@@ -18,7 +18,10 @@ class TcpTransport:
     def connect(self, host: str, port: int, deadline: float) -> TcpSource:
         """`host`: an IP address; no name is ever looked up."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptor left, or no IPv6 here
+            raise FetchFailed(Why.UNREACHABLE, str(error)) from error
         try:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             connection.connect((host, port))

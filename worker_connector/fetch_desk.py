@@ -54,7 +54,7 @@ class FetchDesk:
         """It listens, or never will."""
         self._server: FetchServer | None = None
         self.export = SlabExport(leader.lock, self._held)
-        tier = FetchTier(leader.lock, self._held, self._entered, self._withdrawn)
+        tier = FetchTier(leader.lock, self._held, self._entered, self._kept, self._withdrawn)
         transport = transport or TcpTransport(secret)
         self.fetcher = Fetcher(tier, transport, Peers(config.allowed_networks), config, manual=manual)
 
@@ -146,12 +146,19 @@ class FetchDesk:
         life, _, slab = self._leader.cache()
         if life is None or life.ledger is None or slab is None or slab.incarnation != life.pool.incarnation:
             return None  # the rank has a new pool, and its leader does not know yet
+        if not self._leader.comparable:
+            return None
         return Held(life.pool, life.ledger, slab, life.content)
 
-    def _entered(self, namespace: CacheNamespace, entries: Sequence[BlockEntry]) -> None:
+    def _entered(self, entries: Sequence[BlockEntry]) -> None:
         life, _, _ = self._leader.cache()
         if life is not None:
-            life.running.arrived(namespace, entries)
+            life.running.staged(entries)
+
+    def _kept(self, namespace: CacheNamespace, entries: Sequence[BlockEntry]) -> None:
+        life, _, _ = self._leader.cache()
+        if life is not None:
+            life.running.kept(namespace, entries)
 
     def _withdrawn(self) -> None:
         life, _, _ = self._leader.cache()

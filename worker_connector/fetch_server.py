@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 GREETING_SECONDS = 5.0
 """For the whole greeting, however it arrives."""
+STRANGER_SECONDS = 0.002
+"""Before the next connection where one has ended that did not greet. Under a flood of them pulls come late or not at all; the engine, whose
+process this is, must not."""
 IDLE_SECONDS = 10.0
 """Between two requests of a connection."""
 
@@ -54,7 +57,9 @@ class FetchServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=MAX_NEW)
         self.port: int = listening.getsockname()[1]
-        self._server = ConnectionServer(listening, "semkv-fetch", self._serve, self.counts)
+        self._server = ConnectionServer(
+            listening, "semkv-fetch", self._serve, self.counts, pause_seconds=STRANGER_SECONDS
+        )
         self._server.start()
 
     def close(self, timeout: float = 5.0) -> None:
@@ -66,10 +71,11 @@ class FetchServer:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             channel = self._greet(connection)
-            self._server.settle(connection)
             with self._lock:
                 admitted = self._open < self._max
                 self._open += admitted
+            if admitted:  # one too many stays new, of which there are few, until it has been told
+                self._server.settle(connection)
             self._listen(channel, admitted)
         except FetchFailed as failed:
             times = self._count(failed.why)
@@ -127,17 +133,17 @@ class FetchServer:
                 get.bytes_per_block,
                 tuple(map(BlockKey, get.keys)),
             )
+            life = self._export.life()  # before the comparison, or it could be of a pool that is no more
             field = self._export.foreign(wanted)
             if field is not None:
                 self._refuse(channel, Why.FOREIGN, field, deadline)
                 return
             if row is None:  # only now: its size is our own pool's
                 row = np.zeros((1, padded(wanted.bytes_per_block)), dtype=np.uint8)
-            if not self._answer(channel, wanted, row, deadline):
+            if not self._answer(channel, wanted, life, row, deadline):
                 return
 
-    def _answer(self, channel: wire.Channel, wanted: Wanted, row: Rows, deadline: float) -> bool:
-        life = self._export.life()
+    def _answer(self, channel: wire.Channel, wanted: Wanted, life: str, row: Rows, deadline: float) -> bool:
         sent = 0
         for key in wanted.keys:
             block = self._export.read(wanted, key, row)

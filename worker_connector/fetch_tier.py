@@ -72,22 +72,25 @@ class FetchTier:
         self,
         lock: AbstractContextManager[object],
         held: Callable[[], Held | None],
-        on_entered: Callable[[CacheNamespace, Sequence[BlockEntry]], None],
+        on_entered: Callable[[Sequence[BlockEntry]], None],
+        on_kept: Callable[[CacheNamespace, Sequence[BlockEntry]], None],
         on_withdrawn: Callable[[], None],
     ) -> None:
-        """`held`: what there is now. `on_entered`: consecutive blocks became resident. `on_withdrawn`: some left. All under `lock`."""
+        """`held`: what there is now. `on_entered`: consecutive blocks became resident. `on_kept`: of those, what stays, as the pull is
+        over. `on_withdrawn`: some left. All under `lock`."""
         self._lock = lock
         self._held = held
         self._on_entered = on_entered
+        self._on_kept = on_kept
         self._on_withdrawn = on_withdrawn
 
-    def plan(self, namespace: CacheNamespace, digest: bytes, tokens: bytes, limit: int) -> Pull | None:
+    def plan(self, namespace: CacheNamespace, digest: bytes, tokens: bytes, limit: int) -> Pull | Stop | None:
         """`tokens`: the prompt, packed; `limit`: its blocks that the source has and that may be served. None: nothing is missing, or a
         request here is just saving it."""
         with self._lock:
             held = self._held()
             if held is None:
-                return None
+                return Stop.STALE
             horizon = held.ledger.tick
             match = held.ledger.match(digest, tokens, limit)
             if match.missing is None:
@@ -122,6 +125,12 @@ class FetchTier:
         finally:
             refused = self._admit(pull, entries if written else [], [entry for _, entry in fresh])
         return refused or stop
+
+    def keep(self, pull: Pull) -> None:
+        """The pull is over: what it has entered stays."""
+        with self._lock:
+            if self._current(pull) and (kept := [entry for entry in pull.entered if entry.resident]):
+                self._on_kept(pull.namespace, kept)
 
     def withdraw(self, pull: Pull) -> None:
         """Whatever it has entered is worth nothing, and goes with all that continues it."""
@@ -199,5 +208,5 @@ class FetchTier:
                     ledger.remove(entry)
             if run:
                 pull.entered += run
-                self._on_entered(pull.namespace, run)
+                self._on_entered(run)
         return stop

@@ -31,6 +31,9 @@ THREADS = 2
 MAX_WAITING = 64
 """Pulls that wait for a thread; more are refused."""
 _PEERS_FAULT = (Why.UNREACHABLE, Why.TIMEOUT, Why.UNAUTHORIZED, Why.MALFORMED, Why.LOST, Why.FOREIGN, Why.BUSY)
+_CALLED_BACK = (Why.RESET, Why.FOREIGN)
+"""Also a source that was not foreign when it gave something, and is now."""
+_LIES = (Stop.WRONG_TOKENS, Stop.WRONG_BYTES)
 
 
 @dataclass(eq=False)
@@ -85,7 +88,14 @@ class Fetcher:
         self.bytes = 0
 
     def begin(self, order: Order) -> Future[int]:
-        """Never waits. Of a pull for the same prompt that is under way, its future."""
+        """Never waits. Of a pull for the same prompt that is under way, its future. An address that is not followed is known at once: the
+        request is not held until a thread has time to say so."""
+        try:
+            self._peers.address(order.endpoint)
+        except NotAllowed as error:
+            self._not_followed(error)
+            order.done.set_result(0)
+            return order.done
         with self._wake:
             found = self._open.get(order.name)
             if found is not None and found.tokens == order.tokens:
@@ -101,6 +111,13 @@ class Fetcher:
             self._waiting.append(order)
             self._wake.notify()
         return order.done
+
+    def _not_followed(self, error: NotAllowed) -> None:
+        with self._wake:
+            self.counts[error.kind] += 1
+            times = self.counts[error.kind]
+        if error.kind != "resting" and times & (times - 1) == 0:  # 1, 2, 4, 8, ...: hints do not fill the log
+            _log.warning("semkv connector: a hint's source is not followed (%d times): %s", times, error.kind)
 
     def start(self) -> None:
         """Once; until then nothing is pulled. Not where somebody waits: starting a thread takes a while."""
@@ -122,7 +139,8 @@ class Fetcher:
         return done
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends after the exchanges in hand. What waits ends with nothing."""
+        """Ends after the exchanges in hand, or `timeout`. What waits ends with nothing."""
+        deadline = time.monotonic() + timeout
         with self._wake:
             self._closing = True
             waiting = list(self._waiting)
@@ -132,7 +150,7 @@ class Fetcher:
             order.done.set_result(0)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     # on the threads
 
@@ -159,37 +177,40 @@ class Fetcher:
             _log.exception("semkv connector: a pull failed")
         with self._wake:
             self.counts[result] += 1
-            self._open.pop(order.name, None)
+            if self._open.get(order.name) is order:
+                del self._open[order.name]
             self.seconds.add(self._clock() - order.begun)
         order.done.set_result(entered)
 
     def _pull(self, order: Order) -> tuple[int, str]:
         try:
             address = self._peers.address(order.endpoint)
-        except NotAllowed as error:
-            times = self.counts[error.kind] + 1
-            if error.kind != "resting" and times & (times - 1) == 0:  # 1, 2, 4, 8, ...
-                _log.warning("semkv connector: a hint's source is not followed (%d times): %s", times, error.kind)
+        except NotAllowed as error:  # another pull has just failed on it
             return 0, error.kind
         deadline = order.begun + self._config.deadline_ms / 1e3
         if self._clock() >= deadline:
             return 0, Why.TIMEOUT.value
         pull = self._tier.plan(order.namespace, order.digest, order.tokens, order.limit)
-        if pull is None:
-            return 0, "nothing_missing"
+        if not isinstance(pull, Pull):
+            return 0, "nothing_missing" if pull is None else pull.value
         pool = pull.held.pool
         most = self._config.max_pull_bytes // pool.bytes_per_block
         del pull.keys[max(most, 1) :]
         try:
             result = self._exchange(pull, address, deadline)
-            self._peers.worked(address)
+            if result in _LIES:
+                self._peers.failed(address)
+            else:
+                self._peers.worked(address)
         except FetchFailed as failed:
             result = failed.why.value
             if failed.why in _PEERS_FAULT:
                 self._peers.failed(address)
-            if failed.why is Why.RESET:
+            if failed.why in _CALLED_BACK:
                 self._tier.withdraw(pull)
             _log.info("semkv connector: a pull from %s:%d ended: %s", *address, failed)
+        finally:
+            self._tier.keep(pull)
         with self._wake:
             self.blocks += len(pull.entered)
             self.bytes += len(pull.entered) * pool.bytes_per_block
@@ -211,7 +232,7 @@ class Fetcher:
             answer = source.read(wanted, rows, deadline)
             stop = self._tier.land(pull, answer, rows)
             if stop is not None:
-                if stop in (Stop.WRONG_BYTES, Stop.WRONG_TOKENS):
+                if stop in _LIES:
                     _log.warning("semkv connector: a peer sent a block that is not what was asked for: %s", stop.value)
                 return stop.value
             if len(answer.blocks) < len(wanted.keys):

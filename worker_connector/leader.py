@@ -87,6 +87,8 @@ class Leader:
         self._life: CacheLife | None = None
         self._namespaces: RequestNamespaces | None = None
         self._weights_revision: str | None = None
+        self._unnamed = False
+        """The cache was reset, and no revision tells what is in it now from what other workers may still have."""
         self._iteration = 0
         self._last_batch = clock()
         self._stated_at = clock()
@@ -319,6 +321,12 @@ class Leader:
         return self._life, self._namespaces, None if self._channel.rank is None else self._channel.rank.slab
 
     @property
+    def comparable(self) -> bool:
+        """Under `lock`. Do equal namespaces mean equal KV here and in another worker? Not after `reset_cache`: the other one may not have
+        been reset yet, and nothing names the difference, until `weights_changed` does."""
+        return not self._unnamed
+
+    @property
     def replica(self) -> StableReplica | None:
         """None until pool and rank are known."""
         return self._replica
@@ -342,12 +350,14 @@ class Leader:
                     self._life.running.open_digest = self._namespaces.open_digest
                     self._open()
                 self._weights_revision = revision
+                self._unnamed = False
         finally:
             self._channel.make_resets_durable()
 
     def _forget_blocks(self) -> None:
         if self._life is not None:
             self._life.forget_blocks()
+        self._unnamed = True
         self._new_generation()
 
     def _base_namespace(self, pool: RankReady, revision: str | None) -> CacheNamespace:

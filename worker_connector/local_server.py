@@ -30,13 +30,18 @@ class ConnectionServer:
         serve: Callable[[socket.socket], None],
         counts: Counter[str],
         max_new: int = MAX_NEW,
+        pause_seconds: float = 0.0,
     ) -> None:
         """Takes a bound socket over, which it closes. `serve` runs on a connection's own thread, which closes the connection after it; it
-        must not raise. `counts` gets `crowded` (hung up for the next) and `accept_failed`."""
+        must not raise. `counts` gets `crowded` (hung up for the next) and `accept_failed`. `pause_seconds`: before the next one is
+        accepted when one has ended that never settled, so that a flood of strangers takes little of the process's time."""
         self._name = name
         self._serve = serve
         self._counts = counts
         self._max_new = max_new
+        self._pause = pause_seconds
+        self._stranger = threading.Event()
+        """One ended, and no pause was made for it yet."""
         self._lock = threading.Lock()
         self._new: dict[socket.socket, None] = {}
         """In the order in which they came."""
@@ -87,6 +92,9 @@ class ConnectionServer:
 
     def _accept(self) -> None:
         while True:
+            if self._pause and self._stranger.is_set():
+                self._stranger.clear()
+                self._closed.wait(self._pause)
             try:
                 connection, _ = self._listening.accept()
             except OSError as error:
@@ -99,6 +107,7 @@ class ConnectionServer:
                     return
                 crowded = next(iter(self._new)) if len(self._new) >= self._max_new else None
                 if crowded is not None:
+                    self._stranger.set()
                     del self._new[crowded]  # its thread closes it
                     self._counts["crowded"] += 1
                     hang_up(crowded)
@@ -137,7 +146,8 @@ class ConnectionServer:
     def _end(self, connection: socket.socket) -> None:
         hang_up(connection)
         with self._lock:
-            self._new.pop(connection, None)
+            if self._new.pop(connection, connection) is None:
+                self._stranger.set()
             self._settled.discard(connection)
         connection.close()
 

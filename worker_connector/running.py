@@ -152,13 +152,14 @@ class RunningRequests:
             self._outlet.departed(self._ledger.take_departed())
 
     def staged(self, entries: Sequence[BlockEntry]) -> None:
-        """Consecutive blocks of a chain became resident from disk. What had to go for them, or went before, is told first."""
+        """Consecutive blocks of a chain became resident from disk or another worker. What left before is told
+        first."""
         self.flush()
         self._outlet.stored(entries, salted=self.scoped(entries[0]))
 
-    def arrived(self, namespace: CacheNamespace, entries: Sequence[BlockEntry]) -> None:
-        """Consecutive blocks of a chain became resident from another worker."""
-        self.staged(entries)
+    def kept(self, namespace: CacheNamespace, entries: Sequence[BlockEntry]) -> None:
+        """Blocks of another worker stay: their pull is over, and nothing has called them back. Not before:
+        the disk gives nothing back."""
         if self.disk is not None:
             for entry in entries:
                 self.disk.admitted(namespace, entry)

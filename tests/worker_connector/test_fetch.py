@@ -243,7 +243,7 @@ def test_lives_that_differ_between_exchanges_take_everything_back(monkeypatch: p
 
         def second_life(wanted: Any) -> None:
             if watched.reads == 2:
-                a.leader.reset_cache()
+                a.leader.weights_changed("other")
                 a.serve(TOKENS)
 
         watched = between(b, before=second_life)

@@ -69,6 +69,7 @@ class Schedule:
             fetcher._peers._resting = _Never()  # type: ignore[assignment]
         self.running: list[tuple[ScriptedEngine, Request]] = []
         self.pulled = 0
+        self.weights = "w0"
         self.busy = False
 
     def prompt(self) -> list[int]:
@@ -79,7 +80,7 @@ class Schedule:
     def step(self) -> None:
         engine = self.dice.choice(self.engines)
         what = self.dice.choices(
-            ("serve", "begin", "go on", "pull", "hint", "reset", "weights"), (6, 4, 6, 12, 3, 0.3, 0.1)
+            ("serve", "begin", "go on", "pull", "hint", "reset", "named", "weights"), (6, 4, 6, 12, 3, 0.3, 1, 0.1)
         )[0]
         if what == "serve":
             engine.serve(self.prompt(), cache_salt=self.dice.choice(SALTS))
@@ -99,9 +100,13 @@ class Schedule:
             self.serve_with_hint(engine)
         elif what == "reset":
             engine.leader.reset_cache()
+        elif what == "named":
+            if not engine.leader.comparable:  # it pulls and serves again
+                engine.leader.weights_changed(self.weights)
         elif what == "weights":
+            self.weights = f"w{self.dice.randint(0, 1)}"
             for one in self.engines:  # of a fleet; a worker behind the others has another namespace
-                one.leader.weights_changed(f"w{self.dice.randint(0, 1)}")
+                one.leader.weights_changed(self.weights)
 
     def go_on(self, index: int) -> None:
         engine, request = self.running[index]

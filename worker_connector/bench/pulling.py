@@ -20,7 +20,7 @@ from worker_connector.channel import RankReady
 from worker_connector.fetch_client import TcpTransport
 from worker_connector.fetch_export import Held, SlabExport
 from worker_connector.fetch_server import FetchServer
-from worker_connector.fetch_tier import FetchTier
+from worker_connector.fetch_tier import FetchTier, Pull
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.slab import HostSlab
 
@@ -96,10 +96,10 @@ def _slab(blocks: int, block_bytes: int, *, filled: bool) -> Held:
 
 
 def _pull(port: int, secret: bytes, target: Held, lock: threading.RLock, blocks: int) -> None:
-    tier = FetchTier(lock, lambda: target, lambda namespace, entries: None, lambda: None)
+    tier = FetchTier(lock, lambda: target, lambda entries: None, lambda namespace, entries: None, lambda: None)
     deadline = time.monotonic() + _SECONDS
     pull = tier.plan(CacheNamespace(model="bench"), _DIGEST, _tokens(blocks), blocks)
-    assert pull is not None
+    assert isinstance(pull, Pull)
     row = target.slab.row_bytes
     rows = np.empty((min(max(1, _BATCH_BYTES // row), 256), row), dtype=np.uint8)
     source = TcpTransport(secret).connect("127.0.0.1", port, deadline)

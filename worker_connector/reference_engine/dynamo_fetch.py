@@ -49,7 +49,7 @@ class FetchAhead:
         self._desks = desks
         self._wait = wait_seconds
         self._uncounted = HintReader(fetches=True) if counted else None
-        self.waited: dict[str, int] = {"arrived": 0, "late": 0}
+        self.waited: dict[str, int] = {"arrived": 0, "late": 0, "failed": 0}
 
     async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
         """Returns when what can come in time has come. Never raises but for cancellation."""
@@ -62,7 +62,12 @@ class FetchAhead:
         fetch = reader.parse(replace(hints, actions=others), by_dynamo=True).fetch
         if fetch is None:
             return
-        pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
+        try:
+            pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
+        except Exception:  # a fault of the pull may not fail the request: it is computed
+            self.waited["failed"] += 1
+            logger.exception("a pull could not be begun")
+            return
         if pull is None or self._wait <= 0:
             return
         done, _ = await asyncio.wait({asyncio.wrap_future(pull)}, timeout=self._wait)

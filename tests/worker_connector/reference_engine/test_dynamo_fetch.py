@@ -64,7 +64,7 @@ async def test_dynamos_hint_is_followed_with_the_requests_own_salt_and_rank() ->
     assert desks[0].asked == []
     ((tokens, hint, salt),) = desks[1].asked
     assert (tokens, hint.block_hashes, salt) == ([1, 2, 3], [5000, 5001], "tenant")
-    assert ahead.waited == {"arrived": 1, "late": 0}
+    assert ahead.waited == {"arrived": 1, "late": 0, "failed": 0}
     assert desks[1].reader.counts == {"unknown_action": 1, "fetch": 1}
 
 
@@ -98,7 +98,7 @@ def test_a_fetch_in_our_own_envelope_is_said_to_be_refused_and_the_rest_counts()
 async def test_a_request_waits_for_its_budget_and_the_pull_goes_on() -> None:
     slow: Future[int] = Future()
     ahead = await before([Desk(slow)], {"kv_hint": envelope("kv.fetch")}, asked(), wait=0.01)
-    assert ahead.waited == {"arrived": 0, "late": 1}
+    assert ahead.waited == {"arrived": 0, "late": 1, "failed": 0}
     assert not slow.cancelled()
     slow.set_result(3)
 
@@ -107,7 +107,16 @@ async def test_no_wait_is_no_wait() -> None:
     desks = [Desk(Future())]
     ahead = await before(desks, {"kv_hint": envelope("kv.fetch")}, asked(), wait=0.0)
     assert len(desks[0].asked) == 1
-    assert ahead.waited == {"arrived": 0, "late": 0}
+    assert ahead.waited == {"arrived": 0, "late": 0, "failed": 0}
+
+
+async def test_a_fault_of_the_desk_costs_the_request_nothing() -> None:
+    class Broken(Desk):
+        def fetch(self, *_: object, **__: object) -> Future[int] | None:
+            raise RuntimeError("a fault of ours")
+
+    ahead = await before([Broken()], {"kv_hint": envelope("kv.fetch")}, asked())
+    assert ahead.waited == {"arrived": 0, "late": 0, "failed": 1}
 
 
 async def test_of_several_ranks_the_request_must_name_its_own() -> None:

@@ -1,0 +1,239 @@
+"""Attacks on the pull: what would bring wrong bytes in, hold a request for nothing, or wear a worker out. Each was found to work once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tests.worker_connector.fetch import (
+    SECRET,
+    TOKENS,
+    between,
+    desk,
+    fetch_settings,
+    hint,
+    pull,
+    results,
+    worker,
+    workers,
+)
+from tests.worker_connector.harness import MIB, wait_for
+from tests.worker_connector.test_fetch_wire import WANTED, Store, connect, greet, rows, soon, why
+from worker_connector import fetch_server
+from worker_connector.fetch_server import FetchServer
+from worker_connector.fetch_transport import Answer, Sent, Why
+
+# other workers' resets
+
+
+def test_after_a_reset_without_a_name_nothing_comes_from_workers_that_were_not_reset_yet() -> None:
+    """Weights are replaced one worker after the other, each told by `reset_cache`: both namespaces are the same, and their KV is not."""
+    with workers(worker(), worker()) as (a, b):
+        a.serve(TOKENS)
+        b.leader.reset_cache()
+        assert pull(b, a) == 0
+        assert results(b) == {"own_reset": 1}
+        assert b.leader.resident_blocks() == 0
+        b.leader.weights_changed("step-1")
+        assert pull(b, a) == 0  # its old blocks have another name
+        a.leader.weights_changed("step-1")
+        a.serve(TOKENS)
+        assert pull(b, a) == 5
+
+
+def test_after_a_reset_without_a_name_nothing_is_given_to_workers_that_were_not_reset_yet() -> None:
+    with workers(worker(), worker()) as (a, b):
+        a.leader.reset_cache()
+        a.serve(TOKENS)
+        assert pull(b, a) == 0
+        assert results(b) == {"foreign": 1}
+        assert "sent_blocks" not in a.parts.snapshot()["fetch"]["serving"]
+
+
+def test_a_source_that_is_reset_without_a_name_between_exchanges_takes_everything_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Also from the disk, which would bring it up again."""
+    monkeypatch.setattr("worker_connector.fetcher.MAX_KEYS", 2)
+    with workers(worker(), worker(fetch_settings(disk_path=str(tmp_path), disk_bytes=MIB))) as (a, b):
+        a.serve(TOKENS)
+        disk = b.rank.disk_thread
+        assert disk is not None
+
+        def write_behind() -> None:
+            while disk.run_pending():
+                pass
+
+        def reset(wanted: Any) -> None:
+            if watched.reads == 2:
+                write_behind()
+                a.leader.reset_cache()
+
+        watched = between(b, before=reset)
+        assert pull(b, a) == 0
+        assert results(b) == {"foreign": 1}
+        write_behind()
+        assert b.leader.resident_blocks() == 0
+        assert b.parts.snapshot()["disk"]["blocks"] == 0
+        b.rank.close()
+
+
+# requests that wait for nothing
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:7011", "http://127.0.0.1:1"])
+def test_a_request_is_not_held_for_an_address_that_is_not_followed(address: str) -> None:
+    """Whatever the threads that pull are busy with: none runs here."""
+    with workers(worker()) as (b,):
+        future = desk(b).fetch(TOKENS, hint(address))
+        assert future is not None
+        assert future.done()
+
+
+def test_a_peer_that_sends_what_was_not_asked_for_is_left_alone_for_a_while() -> None:
+    with workers(worker(), worker()) as (a, b):
+        a.serve(TOKENS)
+
+        def lie(answer: Answer, rows: Any) -> Answer:
+            return answer._replace(blocks=tuple(Sent(b"\xff" * 16, block.seal) for block in answer.blocks))
+
+        between(b, after=lie)
+        assert pull(b, a) == 0
+        future = desk(b).fetch(TOKENS, hint(a))
+        assert future is not None
+        assert future.done()
+        assert results(b) == {"wrong_tokens": 1, "resting": 1}
+
+
+async def test_whoever_stops_waiting_takes_nothing_from_others_and_no_thread() -> None:
+    """`wait_for` cancels what it waited for; a thread that then could not answer would end, and after two of those nothing is pulled."""
+    with workers(worker(), worker()) as (a, b):
+        a.serve(TOKENS)
+        first, second = (desk(b).fetch(TOKENS, hint(a)) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(first), 0.01)
+        assert desk(b).fetcher.run_pending() == 1
+        assert second.result(10) == 5
+
+
+def test_no_descriptor_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any, **__: Any) -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    with workers(worker(), worker()) as (a, b):
+        a.serve(TOKENS)
+        source = hint(a).source_control_endpoint
+        monkeypatch.setattr("worker_connector.fetch_client.socket.socket", none_left)
+        assert pull(b, source) == 0
+        monkeypatch.undo()
+        assert results(b) == {"unreachable": 1}
+
+
+# wear
+
+
+def test_five_hundred_pulls_that_fail_leave_no_thread_and_no_descriptor() -> None:
+    with workers(worker(), worker(fetch_settings(SECRET + b"!"))) as (a, b):
+        a.serve(TOKENS)
+        server = desk(a)._server
+        assert server is not None
+        fetcher = desk(b).fetcher
+        monkey = fetcher._peers
+
+        def pulls(count: int) -> None:
+            for _ in range(count):
+                monkey._resting.clear()
+                assert pull(b, a) == 0
+
+        def settled() -> tuple[int, int]:
+            wait_for(lambda: sum(thread.is_alive() for thread in server._server.threads) == 1)
+            return threading.active_count(), descriptors()
+
+        pulls(5)
+        before = settled()
+        pulls(495)
+        assert settled() == before
+        assert results(b) == {"unauthorized": 500}
+        b.check_balance()
+
+
+def descriptors() -> int:
+    import os
+
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def test_one_too_many_stays_among_the_few_that_are_new() -> None:
+    """Who knows the secret is let in, but waits in no greater number than strangers do."""
+    server = FetchServer("127.0.0.1", 0, SECRET, Store(), max_connections=1, deadline_seconds=5.0)
+    first = connect(server)
+    first.read(WANTED, rows(), soon())
+    idle = [greet(server)[0] for _ in range(40)]
+    try:
+        wait_for(lambda: server.counts["crowded"] >= 40 - 32)
+        assert len(server._server._settled) == 1
+        late = connect(server)
+        assert why(lambda: late.read(WANTED, rows(), soon())) is Why.BUSY
+        late.close()
+        assert len(first.read(WANTED, rows(), soon()).blocks) == 3
+    finally:
+        first.close()
+        for connection in idle:
+            connection.close()
+        server.close()
+
+
+def test_a_flood_of_strangers_is_accepted_slowly_and_peers_are_not() -> None:
+    server = FetchServer("127.0.0.1", 0, SECRET, Store())
+    acceptor = server._server
+    pauses: list[float | None] = []
+    wait = acceptor._closed.wait
+
+    def noted(timeout: float | None = None) -> bool:
+        pauses.append(timeout)
+        return wait(timeout)
+
+    acceptor._closed.wait = noted  # type: ignore[method-assign]
+    for _ in range(3):
+        source = connect(server)
+        assert len(source.read(WANTED, rows(), soon()).blocks) == 3
+        source.close()
+    wait_for(lambda: not acceptor._settled)
+    assert pauses == []
+    for _ in range(3):
+        socket.create_connection(("127.0.0.1", server.port), 10).close()
+    wait_for(lambda: server.counts["lost"] == 3)
+    wait_for(lambda: connect(server).close() or fetch_server.STRANGER_SECONDS in pauses)
+    server.close()
+
+
+def test_our_own_proof_sent_back_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reflection: a stranger sends each side's words back to itself."""
+    from worker_connector import fetch_wire as wire
+    from worker_connector.fetch_client import TcpTransport
+
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def mirror() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            hello = wire.receive_greeting(connection, wire.Hello, soon())
+            wire.send_greeting(connection, wire.Challenge(hello.nonce), soon())
+            proof = wire.receive_greeting(connection, wire.Proof, soon())
+            wire.send_greeting(connection, wire.Welcome(proof.proof), soon())
+            connection.recv(1)
+
+    thread = threading.Thread(target=mirror, daemon=True)
+    thread.start()
+    try:
+        port = listening.getsockname()[1]
+        assert why(lambda: TcpTransport(SECRET).connect("127.0.0.1", port, soon())) is Why.UNAUTHORIZED
+    finally:
+        thread.join(10)
+        listening.close()
