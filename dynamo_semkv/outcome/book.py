@@ -74,7 +74,7 @@ class BookStats:
     closed: int = 0
     orphans: int = 0
     duplicates: int = 0
-    """Events that said what was known: echoes, replays, redeliveries."""
+    """Events that said what was known: replays, redeliveries, echoes."""
     superseded: int = 0
     """Further reports of an engine request that was allocated again: they close nothing and count nothing."""
     evicted_routes: int = 0

@@ -87,7 +87,7 @@ class Intake:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """`<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`."""
+        """`<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`, `own_echoes`."""
         self._unsupported: dict[str, tuple[float, str]] = {}
         self._subscriber = subscriber
         self._book = book
@@ -99,6 +99,7 @@ class Intake:
         self._replay: Replay[BookEvent] | None = Replay(_JOINED)
         self._replayed_to: float | None = None
         self._own: deque[BookEvent] = deque()
+        self._own_subject: str | None = None
         self._paused_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -159,6 +160,11 @@ class Intake:
             self._announce(announcement)
 
     def on_route_event(self, message: Message) -> None:
+        # One that was dropped while the past was read comes back only so.
+        if self._replay is None and message.subject == self._own_subject and not self.counts["own_dropped"]:
+            self.counts["routes.messages"] += 1
+            self.counts["own_echoes"] += 1
+            return
         event = self._decoded(message, "routes", _decode_route_event)
         if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
             self._foreign(message, "routes", f"router {event.router}")
@@ -171,6 +177,10 @@ class Intake:
         report = self._decoded(message, "reports", decode_report)
         if report is not None and self._speaks_for_itself(message, "reports", report):
             self._arrived(subjects.REPORT_STREAM, message.timestamp, report)
+
+    def speaks_as(self, subject: str) -> None:
+        """Where this router's own events go: what comes back from there is known already, and reading it again costs every request."""
+        self._own_subject = subject
 
     def own(self, event: RouteEvent) -> None:
         """An event of this router: known at once, unless the past is still being read."""
@@ -294,6 +304,7 @@ class RouteJournal:
         self._publisher = publisher
         self._intake = intake
         self._subject = subjects.routes(router_name)
+        intake.speaks_as(self._subject)
 
     def opened(self, event: RouteOpened) -> None:
         self._write(event, "opened")

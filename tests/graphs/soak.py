@@ -1,8 +1,9 @@
 """A graph under traffic and random kills, for as long as one likes: `make soak MINUTES=30`.
 
-Every round kills one part at random (or none), starts it again, lets traffic go on, stops it, and checks: no request was lost or
-answered differently, every route is closed once and alike on every router, no lease, attempt or save is left open on any rank, and what
-the processes hold in memory does not grow from round to round. It prints the seed; the same seed kills the same parts in the same order.
+Every round kills one part (or none), starts it again, lets traffic go on, among it a client that hangs up on every stream, stops it,
+and checks: no request was lost or answered differently, every route is closed once and alike on every router, no route is open, no
+lease, attempt or save is left on any rank, and what the processes hold in memory does not grow from round to round. Parts come in an order
+of chance, each once before any comes again. It prints the seed; the same seed kills the same parts in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import Traffic, get, routes, wait_until
+from tests.graphs.traffic import Leaving, Traffic, get, routes, snapshot, wait_until
 
 PARTS = ("nothing", "worker-0", "worker-1", "router-0", "router-1", "nats")
 ROUTE_SECONDS = 30.0
@@ -62,20 +63,29 @@ def closed_alike(graph: LocalGraph, request_ids: Sequence[str]) -> str | None:
     return None
 
 
+def open_routes(graph: LocalGraph) -> dict[str, int]:
+    """Routes that a router still waits for: those of clients that left close too."""
+    found = {router: snapshot(graph, router).get("open_routes", -1) for router in graph.router_names}
+    return {router: count for router, count in found.items() if count != 0}
+
+
 class Soak:
     def __init__(self, graph: LocalGraph, seed: int) -> None:
         self._graph = graph
         self._rng = random.Random(seed)
+        self._deck: list[str] = []
         self._memory: dict[tuple[str, int], list[int]] = {}
         self.rounds = 0
         self.answers = 0
+        self.left = 0
         self.killed: Counter[str] = Counter()
 
     def round(self) -> None:
         """Raises AssertionError."""
-        graph, part = self._graph, self._rng.choice(PARTS)
+        graph, part = self._graph, self._next_part()
         print(f"round {self.rounds}: kill {part}", flush=True)
         traffic = Traffic(graph, threads=3, max_tokens=24, first_seed=self.rounds * 1_000)
+        leaving = Leaving(graph, first_seed=10_000_000 + self.rounds * 10_000)
         traffic.wait_for(self._rng.randrange(1, 8))
         if part != "nothing":
             graph.kill(part)
@@ -86,6 +96,7 @@ class Soak:
                 graph.start(part)
             graph.wait_ready()
         traffic.wait_for(self._rng.randrange(4, 12))
+        self.left += leaving.finish()
         answers = traffic.finish()
         ids = [answer.request_id for _, answer in answers if answer.request_id is not None]
         assert len(ids) == len(answers) == len(set(ids))
@@ -95,11 +106,21 @@ class Soak:
             6 * ROUTE_SECONDS,
             lambda: str(closed_alike(graph, ids)),
         )
+        wait_until(
+            "no route is open", lambda: not open_routes(graph), 6 * ROUTE_SECONDS, lambda: str(open_routes(graph))
+        )
         wait_until("nothing is held", lambda: not open_work(graph), 120.0, lambda: str(open_work(graph)))
         self._weigh()
         self.rounds += 1
         self.answers += len(answers)
         self.killed[part] += 1
+
+    def _next_part(self) -> str:
+        """Each once, in an order of chance, before any comes again: a short run meets as many of them as it has rounds."""
+        if not self._deck:
+            self._deck = list(PARTS)
+            self._rng.shuffle(self._deck)
+        return self._deck.pop()
 
     def _weigh(self) -> None:
         for name, process in self._graph.processes.items():
@@ -126,7 +147,8 @@ def run(minutes: float, seed: int, *, rounds: int | None = None, model_dir: Path
         soak = Soak(graph, seed)
         while time.monotonic() < end and (rounds is None or soak.rounds < rounds):
             soak.round()
-    return {"seed": seed, "rounds": soak.rounds, "answers": soak.answers, "killed": dict(soak.killed)}
+    killed = dict(soak.killed)
+    return {"seed": seed, "rounds": soak.rounds, "answers": soak.answers, "left": soak.left, "killed": killed}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

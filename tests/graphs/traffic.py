@@ -78,6 +78,44 @@ class Traffic:
         return self.answers
 
 
+class Leaving:
+    """A client that hangs up on each of its streams after the first line, until `finish`. Nobody is told anything, so nothing can be lost."""
+
+    def __init__(self, graph: LocalGraph, first_seed: int = 0, max_tokens: int = 200) -> None:
+        self.left = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(graph, first_seed, max_tokens), daemon=True)
+        self._thread.start()
+
+    def _run(self, graph: LocalGraph, seed: int, max_tokens: int) -> None:
+        while not self._stop.is_set():
+            seed += 1
+            messages = [{"role": "user", "content": prompt(seed)}]
+            asked = {
+                "model": graph.settings.served_model,
+                "messages": messages,
+                "max_tokens": max_tokens,
+                "stream": True,
+            }
+            request = urllib.request.Request(
+                f"{graph.frontend_url}/v1/chat/completions",
+                json.dumps(asked).encode(),
+                {"content-type": "application/json"},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    self.left += bool(response.readline())
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.05)  # while a part is away it may be refused; those who stay are counted elsewhere
+
+    def finish(self) -> int:
+        """How many streams were left."""
+        self._stop.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        return self.left
+
+
 def wait_until(
     what: str, condition: Callable[[], Any], seconds: float = 30.0, detail: Callable[[], str] = lambda: ""
 ) -> Any:

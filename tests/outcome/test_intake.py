@@ -94,7 +94,8 @@ async def test_own_events_count_at_once_and_their_echo_does_not(broker: FakeBrok
     broker.clock.advance(1.0)
     router.intake.tick()
     assert router.listener.only().confirmed_tokens == 800
-    assert router.listener.book.stats.duplicates == 2
+    assert router.intake.counts["own_echoes"] == 2
+    assert router.listener.book.stats.duplicates == 0
     assert router.journal.counts == {"published": 2}
 
 
@@ -107,8 +108,9 @@ async def test_openings_are_told_after_they_are_booked(broker: FakeBroker, route
         raise RuntimeError("whoever listens is at fault")
 
     router.intake._route_opened = fails
+    foreign = message(encode_route_event(opened(1, router="router-2")), subject=subjects.routes("router-2"))
     with pytest.raises(RuntimeError):
-        router.intake.on_route_event(message(encode_route_event(opened(1)), subject=subjects.routes("router-1")))
+        router.intake.on_route_event(foreign)
     router.intake.on_route_event(message(encode_route_event(observed(1))))
     assert heard == [route_id(1)]
     assert router.listener.book.open_routes == 1
@@ -376,3 +378,14 @@ async def test_names_of_equal_routes_differ_per_attempt(broker: FakeBroker, rout
         router.journal.opened(opened(number, attempt=number - 1, request_id="chatcmpl-1"))
     assert router.listener.book.open_routes == 2
     assert {route_id(1), route_id(2)} == set(router.listener.book._routes)
+
+
+async def test_an_own_event_is_not_read_again_when_it_comes_back(broker: FakeBroker, routers: Any) -> None:
+    one, two = await routers(ROUTES, REPORTS), await routers(ROUTES, REPORTS, name="router-2")
+    one.journal.opened(opened(1, router="router-1"))
+    one.journal.observed(observed(1))
+    assert one.intake.counts["own_echoes"] == 2
+    assert one.intake.counts["routes.messages"] == 2
+    assert two.intake.counts["own_echoes"] == 0
+    assert (one.listener.book.stats.duplicates, one.listener.book.open_routes) == (0, 1)
+    assert two.listener.book.open_routes == 1
