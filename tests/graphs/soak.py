@@ -24,6 +24,8 @@ from tests.graphs.traffic import Leaving, Traffic, get, routes, snapshot, wait_u
 
 PARTS = ("nothing", "worker-0", "worker-1", "router-0", "router-1", "nats")
 ROUTE_SECONDS = 30.0
+ABANDONED_SECONDS = 300.0
+"""How long a route of a router that died stays open: its stream may go on for long, for all that the others know."""
 GROWTH = 1.5
 """Times the resident memory of a process after its third round."""
 
@@ -74,6 +76,7 @@ class Soak:
         self._graph = graph
         self._rng = random.Random(seed)
         self._deck: list[str] = []
+        self._router_died = -ABANDONED_SECONDS
         self._memory: dict[tuple[str, int], list[int]] = {}
         self.rounds = 0
         self.answers = 0
@@ -106,14 +109,20 @@ class Soak:
             6 * ROUTE_SECONDS,
             lambda: str(closed_alike(graph, ids)),
         )
-        wait_until(
-            "no route is open", lambda: not open_routes(graph), 6 * ROUTE_SECONDS, lambda: str(open_routes(graph))
-        )
+        if part.startswith("router"):
+            self._router_died = time.monotonic()
+        if time.monotonic() - self._router_died > ABANDONED_SECONDS:
+            self.none_open(6 * ROUTE_SECONDS)
         wait_until("nothing is held", lambda: not open_work(graph), 120.0, lambda: str(open_work(graph)))
         self._weigh()
         self.rounds += 1
         self.answers += len(answers)
         self.killed[part] += 1
+
+    def none_open(self, seconds: float = ABANDONED_SECONDS + 2 * ROUTE_SECONDS) -> None:
+        """Every route closes, those of clients that left and, in their time, those of routers that died too."""
+        graph = self._graph
+        wait_until("no route is open", lambda: not open_routes(graph), seconds, lambda: str(open_routes(graph)))
 
     def _next_part(self) -> str:
         """Each once, in an order of chance, before any comes again: a short run meets as many of them as it has rounds."""
@@ -147,6 +156,7 @@ def run(minutes: float, seed: int, *, rounds: int | None = None, model_dir: Path
         soak = Soak(graph, seed)
         while time.monotonic() < end and (rounds is None or soak.rounds < rounds):
             soak.round()
+        soak.none_open()
     killed = dict(soak.killed)
     return {"seed": seed, "rounds": soak.rounds, "answers": soak.answers, "left": soak.left, "killed": killed}
 

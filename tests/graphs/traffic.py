@@ -79,7 +79,7 @@ class Traffic:
 
 
 class Leaving:
-    """A client that hangs up on each of its streams after the first line, until `finish`. Nobody is told anything, so nothing can be lost."""
+    """A client that hangs up on each of its streams after the first line, until `finish`."""
 
     def __init__(self, graph: LocalGraph, first_seed: int = 0, max_tokens: int = 200) -> None:
         self.left = 0
