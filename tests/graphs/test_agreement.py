@@ -121,8 +121,9 @@ def record(graph: LocalGraph, router: str, bus: OnBus) -> dict[str, int]:
     """Route id -> confirmed tokens, for every route that has ended, as this router keeps it."""
     kept = {}
     for route in bus.ended:
-        closed = get(f"{graph.page_url(router)}/api/routes/{route.route_id}")
-        assert closed, f"{router} does not know route {route.route_id}"
+        url = f"{graph.page_url(router)}/api/routes/{route.route_id}"
+        # On a busy machine a page may answer late, which reads as nothing.
+        closed = wait_until(f"{router} shows route {route.route_id}", lambda url=url: get(url))  # type: ignore[misc]
         kept[route.route_id] = closed["report"]["confirmed"] if closed["report"] is not None else 0
     return kept
 
