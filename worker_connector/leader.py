@@ -87,8 +87,9 @@ class Leader:
         self._life: CacheLife | None = None
         self._namespaces: RequestNamespaces | None = None
         self._weights_revision: str | None = None
-        self._unnamed = False
-        """The cache was reset, and no revision tells what is in it now from what other workers may still have."""
+        self.comparable = True
+        """Under `lock`. Do equal namespaces mean equal KV, here and in another worker? Not after `reset_cache`, which the other one may
+        not have heard yet, until `weights_changed` names the difference."""
         self._iteration = 0
         self._last_batch = clock()
         self._stated_at = clock()
@@ -208,7 +209,7 @@ class Leader:
                     if isinstance(result, RankReady):
                         self._ready(result)
                     elif self._life is not None:
-                        self._book(self._life, result)
+                        self._life.take(result)
                 self._note_missing()
         except Exception:  # noqa: BLE001 - a fault of the leader's books may not fail a rank's forward pass
             self.counts["result_errors"] += 1
@@ -234,10 +235,6 @@ class Leader:
             missing,
             self._board.world,
         )
-
-    @staticmethod
-    def _book(life: CacheLife, result: RankResult) -> None:
-        life.take(result)
 
     def _ready(self, pool: RankReady) -> None:
         """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of the cache."""
@@ -321,12 +318,6 @@ class Leader:
         return self._life, self._namespaces, None if self._channel.rank is None else self._channel.rank.slab
 
     @property
-    def comparable(self) -> bool:
-        """Under `lock`. Do equal namespaces mean equal KV here and in another worker? Not after `reset_cache`: the other one may not have
-        been reset yet, and nothing names the difference, until `weights_changed` does."""
-        return not self._unnamed
-
-    @property
     def replica(self) -> StableReplica | None:
         """None until pool and rank are known."""
         return self._replica
@@ -350,14 +341,14 @@ class Leader:
                     self._life.running.open_digest = self._namespaces.open_digest
                     self._open()
                 self._weights_revision = revision
-                self._unnamed = False
+                self.comparable = True
         finally:
             self._channel.make_resets_durable()
 
     def _forget_blocks(self) -> None:
         if self._life is not None:
             self._life.forget_blocks()
-        self._unnamed = True
+        self.comparable = False
         self._new_generation()
 
     def _base_namespace(self, pool: RankReady, revision: str | None) -> CacheNamespace:
