@@ -36,6 +36,12 @@ def stream_of(subject: str) -> str | None:
     return None
 
 
+def in_any_order(subject: str) -> bool:
+    """May its readers get messages in another order than they were published in? Routes and reports are joined by id; donor events are
+    numbered, and of announcements the last one counts."""
+    return stream_of(subject) in (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
+
+
 def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
     """Old messages go first when a stream is full: the newest state is the useful one. Announcements keep the last
     per replica."""

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -296,3 +297,43 @@ def test_bad_arguments_are_refused(publisher: Make) -> None:
 def test_publish_never_raises(subject: str, payload: bytes, persistent: bool) -> None:
     bus = BusPublisher(settings("nats://127.0.0.1:1"), "test")  # not started: every call is refused
     assert bus.publish(subject, payload, persistent=persistent) is False
+
+
+class PartlyDeaf:
+    """A stream that takes only what it is asked to take."""
+
+    def __init__(self, refuses: dict[bytes, Exception | None]) -> None:
+        self.refuses, self.taken = refuses, []
+
+    async def publish_async(self, subject: str, payload: bytes, headers: dict[str, str]) -> asyncio.Future[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        if payload not in self.refuses:
+            self.taken.append(payload)
+            answer.set_result(None)
+        elif (error := self.refuses[payload]) is not None:
+            answer.set_exception(error)
+        return answer
+
+
+async def test_of_messages_sent_together_those_that_failed_are_sent_again_in_their_order(
+    absent_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo_semkv.bus.publisher._ACK_SECONDS", 0.01)
+    bus = BusPublisher(settings(absent_server.url), "test")
+    bus.start()
+    for payload in (b"1", b"22", b"333", b"4444", b"55555"):
+        assert bus.publish(A, payload)
+    stream = PartlyDeaf(
+        {b"22": nats.errors.NoRespondersError(), b"333": nats.js.errors.BadRequestError(), b"4444": None}
+    )
+    client = SimpleNamespace(max_payload=100)
+    heads = list(bus._kept[A])
+    assert await bus._send(client, stream, A, heads)  # type: ignore[arg-type]
+    assert stream.taken == [b"1", b"55555"]
+    assert list(bus._kept[A]) == [heads[1], heads[3]]  # with their ids
+    stats = bus.stats()
+    assert (stats.published, stats.dropped, stats.buffered, stats.buffered_bytes) == (2, 1, 2, 6)
+    stream.refuses.clear()
+    assert not await bus._send(client, stream, A, list(bus._kept[A]))  # type: ignore[arg-type]
+    assert (bus.stats().published, bus.stats().buffered, bus.stats().buffered_bytes) == (4, 0, 0)
+    bus.close(timeout=0.0)
