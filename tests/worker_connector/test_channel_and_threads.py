@@ -13,7 +13,7 @@ from worker_connector.assembly import assemble_leader_with, assemble_rank_with
 from worker_connector.background import Background
 from worker_connector.channel import ForwardDone, channel_by_id, leader_channel, rank_channel
 from worker_connector.geometry import PoolGeometry
-from worker_connector.leader import Leader
+from worker_connector.life import CacheLife
 
 
 def test_both_orders_of_construction_meet() -> None:
@@ -108,7 +108,7 @@ def test_pool_that_is_registered_anew_starts_a_new_life() -> None:
 
 def test_fault_of_the_books_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine(settings(MIB))
-    monkeypatch.setattr(Leader, "_book", staticmethod(lambda life, result: 1 / 0))
+    monkeypatch.setattr(CacheLife, "take", lambda life, result: 1 / 0)
     engine.serve(list(range(41)))
     assert engine.leader.counts["result_errors"] > 0
 
