@@ -28,6 +28,7 @@ from dynamo_semkv.router.facts import RequestFacts, request_facts
 from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
 from dynamo_semkv.router.runtime_cards import MAX_RANKS, CardError, CardTable, parse_card
 from dynamo_semkv.router.runtime_types import WorkerRole
+from dynamo_semkv.router.service import is_spent
 from dynamo_semkv.telemetry import traceparent
 from dynamo_semkv.telemetry.target import otlp_target, shown
 from tests.fuzz import odd
@@ -49,7 +50,8 @@ CONSTRAINED = a_request(
         "routing_constraints": {"required_taints": ["a"], "preferred_taints": {}},
     },
 )
-requests = odd.changed(a_request(8)) | odd.changed(CONSTRAINED) | odd.mappings(*NAMES)
+IN_NVEXT = a_request(8, extra_args={"nvext": CONSTRAINED["routing"]})
+requests = odd.changed(a_request(8)) | odd.changed(CONSTRAINED) | odd.changed(IN_NVEXT) | odd.mappings(*NAMES)
 
 
 @settings(max_examples=120)
@@ -79,9 +81,9 @@ def test_any_request_is_served(request: Any, role: WorkerRole) -> None:
     """Through the whole service: Dynamo gets it, whatever advice made of it, and the stream is whole."""
 
     async def serve() -> None:
-        rig = Rig(role=role)
+        rig = Rig(role=role, instance_id=5)
         assert await rig.run(request)
-        assert len(rig.edge.dispatched) == 1
+        assert len(rig.edge.dispatched) == (0 if is_spent(request) else 1)
 
     asyncio.run(serve())
 
