@@ -39,6 +39,7 @@ from worker_connector.rank_endpoint import RankEndpoint
 from worker_connector.ranks import rank_of, world_of
 from worker_connector.settings import Settings, load_settings
 from worker_connector.sink import ReportSink
+from worker_connector.weights_print import weights_print
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     tracing = start_tracing(target, "semkv-connector", settings.stable_routing_id)
     outlet.tracer = AttemptTracer(tracing) if tracing is not None else None
     parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher, endpoint=endpoint)
-    parts.fetch = _fetch_desk(settings, leader, outlet)
+    parts.fetch = _fetch_desk(settings, llm_args, leader, outlet)
     publisher.start()
     background.start()
     return parts
@@ -147,15 +148,30 @@ def assemble_leader_with(
     outlet = Outlet(sink, queue, settings.connector, clock)
     leader, endpoint = _leader(settings, llm_args, outlet, clock)
     return LeaderParts(
-        leader, outlet, queue, None, endpoint=endpoint, fetch=_fetch_desk(settings, leader, outlet, manual=True)
+        leader,
+        outlet,
+        queue,
+        None,
+        endpoint=endpoint,
+        fetch=_fetch_desk(settings, llm_args, leader, outlet, manual=True),
     )
 
 
-def _fetch_desk(settings: Settings, leader: Leader, outlet: Outlet, *, manual: bool = False) -> FetchDesk | None:
+def _fetch_desk(
+    settings: Settings, llm_args: Any, leader: Leader, outlet: Outlet, *, manual: bool = False
+) -> FetchDesk | None:
     """It listens once it is known which rank this is. `manual`: when a test says so."""
     if settings.fetch_secret is None:
         return None
-    return FetchDesk(leader, outlet.hints, settings.connector.fetch, settings.fetch_secret, manual=manual)
+    try:
+        weights = weights_print(llm_args)
+    except OSError as error:
+        _log.error(
+            "semkv connector: nothing is pulled or served: the weights of %s cannot be read: %s", llm_args.model, error
+        )
+        return None
+    config, secret = settings.connector.fetch, settings.fetch_secret
+    return FetchDesk(leader, outlet.hints, config, secret, weights=weights, manual=manual)
 
 
 def _leader(

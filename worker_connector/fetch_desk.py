@@ -41,6 +41,7 @@ class FetchDesk:
         config: FetchConfig,
         secret: bytes,
         *,
+        weights: str = "",
         transport: BlockTransport | None = None,
         manual: bool = False,
     ) -> None:
@@ -49,6 +50,7 @@ class FetchDesk:
         reader.on_fetch = self.asked
         self._config = config
         self._secret = secret
+        self._weights = weights
         self._opening = threading.Lock()
         self._decided = threading.Event()
         """It listens, or never will."""
@@ -148,7 +150,7 @@ class FetchDesk:
             return None  # the rank has a new pool, and its leader does not know yet
         if not self._leader.comparable:
             return None
-        return Held(life.pool, life.ledger, slab, life.content)
+        return Held(life.pool, life.ledger, slab, life.content, self._weights)
 
     def _entered(self, entries: Sequence[BlockEntry]) -> None:
         life, _, _ = self._leader.cache()

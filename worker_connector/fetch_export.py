@@ -30,6 +30,8 @@ class Held(NamedTuple):
     slab: HostSlab
     content: int
     """Raised when what the blocks hold is declared worthless."""
+    weights: str = ""
+    """Fingerprint of the weights that they were computed with, before any that were named (weights_print.py)."""
 
     @property
     def name(self) -> str:
@@ -61,6 +63,7 @@ class SlabExport:
             "shard": SHARD,
             "tokens_per_block": held.pool.tokens_per_block,
             "bytes_per_block": held.pool.bytes_per_block,
+            "weights": held.weights,
         }
         return next((name for name, value in ours.items() if getattr(wanted, name) != value), None)
 

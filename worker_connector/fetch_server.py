@@ -132,6 +132,7 @@ class FetchServer:
                 get.tokens_per_block,
                 get.bytes_per_block,
                 tuple(map(BlockKey, get.keys)),
+                get.weights,
             )
             life = self._export.life()  # before the comparison, or it could be of a pool that is no more
             field = self._export.foreign(wanted)

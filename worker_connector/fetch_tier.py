@@ -62,7 +62,8 @@ class Pull:
         """The next blocks."""
         pool = self.held.pool
         keys = tuple(self.keys[self.at : self.at + count])
-        return Wanted(self.digest, pool.kv_layout, SHARD, pool.tokens_per_block, pool.bytes_per_block, keys)
+        size, held = pool.bytes_per_block, self.held
+        return Wanted(self.digest, pool.kv_layout, SHARD, pool.tokens_per_block, size, keys, held.weights)
 
 
 class FetchTier:

@@ -58,6 +58,8 @@ class Wanted(NamedTuple):
     tokens_per_block: int
     bytes_per_block: int
     keys: tuple[BlockKey, ...]
+    weights: str = ""
+    """Fingerprint of the model's weights (weights_print.py)."""
 
 
 class Sent(NamedTuple):

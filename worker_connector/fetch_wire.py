@@ -62,6 +62,7 @@ class Get(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     tokens_per_block: int
     bytes_per_block: int
     keys: tuple[bytes, ...]
+    weights: str
 
 
 class Block(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

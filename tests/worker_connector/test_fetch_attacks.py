@@ -22,6 +22,7 @@ from tests.worker_connector.fetch import (
     workers,
 )
 from tests.worker_connector.harness import MIB, wait_for
+from tests.worker_connector.scripted import ScriptedEngine, llm_args
 from tests.worker_connector.test_fetch_wire import WANTED, Store, connect, greet, rows, soon, why
 from worker_connector import fetch_server
 from worker_connector.fetch_server import FetchServer
@@ -80,6 +81,52 @@ def test_a_source_that_is_reset_without_a_name_between_exchanges_takes_everythin
         assert b.leader.resident_blocks() == 0
         assert b.parts.snapshot()["disk"]["blocks"] == 0
         b.rank.close()
+
+
+# other weights under the same name
+
+
+def model(path: Any, change: int | None = None) -> str:
+    """A directory of weights; `change`: of one byte in each sampled stretch."""
+    path.mkdir()
+    raw = bytearray(300_000)
+    if change is not None:
+        for at in range(0, len(raw), 1_000):
+            raw[at] = change
+    (path / "model.safetensors").write_bytes(raw)
+    (path / "config.json").write_text("{}")
+    return str(path)
+
+
+@pytest.mark.parametrize("meanwhile", ["weights", "config", "model_kwargs", None])
+def test_a_directory_with_other_weights_is_another_model(meanwhile: str | None, tmp_path: Any) -> None:
+    """A fleet is rolled over to the next weights in the directory of the last ones: same name, same shapes, other KV."""
+    path = model(tmp_path / "latest")
+    options: dict[str, Any] = {}
+    old = worker(args=llm_args(4, model=path))
+    if meanwhile == "weights":
+        (tmp_path / "latest").rename(tmp_path / "before")
+        model(tmp_path / "latest", change=1)
+    elif meanwhile == "config":
+        (tmp_path / "latest" / "config.json").write_text('{"rope_theta": 1e6}')
+    elif meanwhile == "model_kwargs":
+        options = {"model_kwargs": {"rope_theta": 1e6}}
+    with workers(old, worker(args=llm_args(4, model=path, **options))) as (a, b):
+        a.serve(TOKENS)
+        assert pull(b, a) == (5 if meanwhile is None else 0)
+        assert results(b) == ({"complete": 1} if meanwhile is None else {"foreign": 1})
+
+
+def test_weights_that_cannot_be_read_are_compared_with_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: Any) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("worker_connector.assembly.weights_print", unreadable)
+    engine = ScriptedEngine(fetch_settings())
+    assert engine.parts.fetch is None
+    engine.serve(TOKENS)
+    assert engine.leader.resident_blocks() == 5
+    engine.parts.close()
 
 
 # requests that wait for nothing
