@@ -34,7 +34,7 @@ from dynamo.llm import (
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.router.runtime_cards import CardError, CardTable, role_before
+from dynamo_semkv.router.runtime_cards import CardError, CardTable, card_of, none_to_place, role_before
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
@@ -137,8 +137,16 @@ class DynamoEdge:
         self._subscriber = FpmEventSubscriber(self._workers)
         self._subscriber.start_tracking()
         # KvRouter reads the cards once, when it is built, to learn how the engine hashes blocks; so a card must be there first.
-        while not self._read_cards():
+        waited = False
+        while not (live := self._read_cards()) or none_to_place(live.values()):
+            if live and not waited:
+                waited = True
+                logger.warning(
+                    "workers of %s compute no prompts so far; waiting for some that do", settings.worker_endpoint
+                )
             if time.monotonic() > deadline:
+                if live:
+                    break  # whose roles they are is what is wrong, and told below
                 raise EdgeError(
                     f"no worker with a usable model card at {settings.worker_endpoint} in {settings.wait_workers_s} s"
                 )
@@ -146,8 +154,7 @@ class DynamoEdge:
         sizes = {card.block_size for card in self._live.values()}
         if len(sizes) != 1:
             raise EdgeError(f"workers of {settings.worker_endpoint} have different KV block sizes: {sorted(sizes)}")
-        self.card = next(iter(self._live.values()))
-        self._cards.require_block_size(self.card.block_size)
+        self._cards.require_block_size(next(iter(sizes)))
         self.role = self._role()
         self._kv = KvRouter(
             endpoint=self._workers,
@@ -164,6 +171,7 @@ class DynamoEdge:
             role = role_before(self._live.values())
         except CardError as error:
             raise EdgeError(f"workers of {self._settings.worker_endpoint}: {error}") from error
+        self.card = card_of(self._live.values(), role)
         named = self._settings.model_name
         if role is WorkerRole.PREFILL and self._settings.offer_model and named in (None, self.card.model):
             raise EdgeError(

@@ -17,6 +17,8 @@ from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
 logger = logging.getLogger(__name__)
 
 MAX_RANKS = 1024
+PLACED = frozenset({WorkerRole.AGGREGATED, WorkerRole.PREFILL})
+"""Roles of workers that compute prompts."""
 
 
 class CardError(ValueError):
@@ -82,7 +84,7 @@ def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
     """The role of a router in front of these workers: PREFILL or AGGREGATED, or UNKNOWN where no card says. Decode workers beside
     aggregated ones are left to Dynamo. CardError where there is nothing that a router of ours could do, or no one thing."""
     roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
-    ours = roles & {WorkerRole.AGGREGATED, WorkerRole.PREFILL}
+    ours = roles & PLACED
     if not roles:
         return WorkerRole.UNKNOWN
     if len(ours) != 1:
@@ -92,6 +94,18 @@ def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
             "(dynamo.worker_component says in front of which workers this router is)"
         )
     return next(iter(ours))
+
+
+def none_to_place(cards: Iterable[ReplicaCard]) -> bool:
+    """All of these workers say what they do, or some do, and none of it is what a router of ours places: those may be still to come."""
+    roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
+    return bool(roles) and not roles & PLACED
+
+
+def card_of(cards: Iterable[ReplicaCard], role: WorkerRole) -> ReplicaCard:
+    """The one that speaks for the workers of a role, the first: what is offered is theirs, and not a decode worker's beside them."""
+    known = list(cards)
+    return next((card for card in known if card.role is role), known[0])
 
 
 class CardTable:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.contracts.identity import ReplicaKey
-from dynamo_semkv.router.runtime_cards import CardError, CardTable, parse_card, role_before
+from dynamo_semkv.router.runtime_cards import CardError, CardTable, card_of, none_to_place, parse_card, role_before
 from dynamo_semkv.router.runtime_types import WorkerRole
 
 BIG = 2**64 - 1
@@ -78,6 +78,31 @@ def test_role_of_a_router_in_front_of_these_workers(roles: list[str], expected: 
             role_before(cards)
     else:
         assert role_before(cards).value == expected
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ([], False),
+        (["nobody says"], False),
+        (["decode", "nobody says"], True),
+        (["decode", "encode"], True),
+        (["decode", "aggregated"], False),
+        (["prefill"], False),
+    ],
+)
+def test_workers_that_compute_no_prompts_are_not_all_that_come(roles: list[str], expected: bool) -> None:
+    cards = [parse_card(json.dumps({"kv_cache_block_size": 16, "worker_type": role})) for role in roles]
+    assert none_to_place(cards) is expected
+
+
+def test_what_is_offered_is_what_the_workers_of_the_role_say() -> None:
+    decode, aggregated, silent = (
+        parse_card(json.dumps({"kv_cache_block_size": 16, "worker_type": role, "display_name": f"of {role}"}))
+        for role in ("decode", "aggregated", None)
+    )
+    assert card_of([decode, aggregated], WorkerRole.AGGREGATED).model == "of aggregated"
+    assert card_of([silent], WorkerRole.UNKNOWN).model == "of None"
 
 
 def test_a_worker_owns_its_own_ranks_only() -> None:

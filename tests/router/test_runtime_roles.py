@@ -18,11 +18,7 @@ pytestmark = pytest.mark.graph
             "m",
             r"EdgeError: model\.name: 'm', expected the name that the decode workers offer; .* theirs is 'm'",
         ),
-        (
-            "Decode",
-            "m",
-            r"EdgeError: workers of test\.backend\.generate: worker_type: decode workers .*dynamo\.worker_component",
-        ),
+        ("Decode", "m", r"workers of test\.backend\.generate compute no prompts so far; waiting"),
         ("Aggregated", "m", r"model m is served by test\.semkv\.generate"),
     ],
 )
@@ -31,3 +27,16 @@ def test_what_a_router_makes_of_the_workers_role(open_graph: OpenGraph, role: st
         worker = graph.worker("w0", "--role", role, "--model-name", worker_name, "--ranks", "1")
         worker.wait_log("serving endpoint", 30.0)
         graph.router("r0").wait_log(says)
+
+
+def test_decode_workers_that_come_first_are_waited_through_and_what_is_offered_is_the_others(
+    open_graph: OpenGraph,
+) -> None:
+    with open_graph() as graph:
+        graph.worker("w0", "--role", "Decode", "--model-name", "m-decode", "--ranks", "1").wait_log(
+            "serving endpoint", 30.0
+        )
+        router = graph.router("r0")
+        router.wait_log("compute no prompts so far")
+        graph.worker("w1", "--role", "Aggregated", "--model-name", "m", "--ranks", "1")
+        router.wait_log(r"model m is served by test\.semkv\.generate")
