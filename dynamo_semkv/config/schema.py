@@ -157,7 +157,7 @@ class EmbeddingConfig(Section, frozen=True):
     """Tokens of routed prompts that are remembered until their donors are announced."""
     min_similarity: Share = 0.58
     """Mean cosine over four windows or more."""
-    min_lead: Share = 0.1
+    min_lead: Share = 0.11
     """By how much that mean must be above the median of the donors that the prompt is nearest to."""
     min_similarity_alone: Share = 0.72
     """The mean where only one window could be asked about (in between for two and three), or where fewer than nine donors are known."""

@@ -9,8 +9,8 @@
 * A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the share of
   the windows asked about that the donor has something alike for, times the prompt's length. No token of it is known to be equal.
 * Donors of one trade are all somewhat alike. A match must be alike (`min_similarity`) and stand out from what the others are alike
-  (`min_lead`); where that cannot be said, few windows or few donors, it must be much alike (`min_similarity_alone`). A window to which
-  a quarter of the donors are alike, a shared template, is left out.
+  (`min_lead`), and of two texts that are equally alike neither is meant; where that cannot be said, few windows or few donors, it
+  must be much alike (`min_similarity_alone`). A window to which a quarter of the donors are alike, a shared template, is left out.
 * Windows lie on one grid and their vectors are remembered, by tenant: prompts that begin alike share what they cost.
 """
 
@@ -46,6 +46,8 @@ MAX_REMEMBERED = 4_096
 _AT_ONCE = 4
 """Windows encoded and added in one step: how long a lookup may have to wait for the index."""
 _AS_GOOD = 0.02
+_CLEARLY = 0.03
+_SAME = 0.5
 _COMMON = 0.25
 _FORGETTING = 0.98
 """A lookup: a measurement that leaves no time for even one window is doubted after a while, and made again."""
@@ -128,9 +130,12 @@ class EmbeddingProvider(DonorLearner):
             donors = {row: partition.donors[row].donor for row in scores if row in partition.donors}
         means = {row: float(np.mean(similar)) for row, similar in scores.items()}
         background = float(np.median(list(means.values()))) if len(means) > MIN_OTHERS else None
-        matches = [
-            m for row, donor in donors.items() if (m := self._match(query, donor, scores[row], background)) is not None
-        ]
+        matches = []
+        for row, donor in donors.items():
+            found = self._match(query, donor, scores[row], background)
+            if found is not None and self._is_first(row, means, donors):
+                donor.used()
+                matches.append(found)
         if not matches:
             self.counts["unlike"] += 1
         self.counts["matches"] += len(matches)
@@ -164,7 +169,6 @@ class EmbeddingProvider(DonorLearner):
         reusable = min(len(query.tokens), donor.token_count, round(alike * len(query.tokens)))
         if mean < enough or reusable == 0 or not donor.creditable:
             return None
-        donor.used()
         return SemanticTrtMatch(
             donor_id=donor.donor_id,
             reusable_token_count=reusable,
@@ -175,6 +179,13 @@ class EmbeddingProvider(DonorLearner):
             overlap=reusable / len(query.tokens),
             confidence=min(1.0, mean) * min(1.0, len(similar) / CONVINCING),
         )
+
+    def _is_first(self, row: int, means: dict[int, float], donors: dict[int, CatalogDonor]) -> bool:
+        """Much alike, or more so than every donor of another text: of two that are equally alike neither is meant."""
+        if means[row] >= self._config.min_similarity_alone:
+            return True
+        rivals = [other for other in donors if other != row and means[other] > means[row] - _CLEARLY]
+        return all(_one_text(donors[row], donors[other]) for other in rivals)
 
     def _affordable(self) -> int:
         if self._window_seconds is None:
@@ -260,6 +271,14 @@ class EmbeddingProvider(DonorLearner):
         partition.donors[known.row] = known
         partition.index.add(known.row, known.windows, vectors)
         known.windows += len(vectors)
+
+
+def _one_text(one: CatalogDonor, other: CatalogDonor) -> bool:
+    """The same prompt on two replicas, or its next turn: they share most samples of the shorter one."""
+    if one.sketch is None or other.sketch is None or one.sketch.spacing != other.sketch.spacing:
+        return False
+    fewer, more = sorted((one.sketch.fingerprints, other.sketch.fingerprints), key=len)
+    return bool(np.isin(fewer, more).mean() >= _SAME) if len(fewer) else False
 
 
 def _spread(tokens: int, window: int, most: int) -> list[int]:

@@ -227,17 +227,37 @@ def test_a_window_is_read_once_for_each_tenant(make: Callable[..., EmbeddingProv
 
 def test_what_is_no_more_alike_than_everybody_is_no_match(make: Callable[..., EmbeddingProvider]) -> None:
     """Twelve donors that speak of the same sixty words, a stranger that does too: alike, and not more so to one than to the others."""
-    provider = make(min_lead=0.1)
+    provider = make(min_lead=0.1, min_similarity_alone=0.6)
     own = np.random.default_rng(1).choice(np.arange(1, WORDS), 60, replace=False)
     said = [np.random.default_rng(100 + n).choice(own, 512).astype(np.uint32) for n in range(13)]
     for n, tokens in enumerate(said[:12]):
         learn(provider, f"d{n}", tokens)
     assert provider.lookup(query_of(said[12], A)) == []
     assert [match.donor_id for match in provider.lookup(query_of(paraphrased(said[3]), A))] == ["d3"]
-    lenient = make(min_lead=0.0)
+    lenient = make(min_lead=0.0, min_similarity_alone=0.6)
     for n, tokens in enumerate(said[:12]):
         learn(lenient, f"d{n}", tokens)
     assert lenient.lookup(query_of(said[12], A)), "they are alike enough"
+
+
+def test_of_two_texts_that_are_equally_alike_neither_is_meant(make: Callable[..., EmbeddingProvider]) -> None:
+    """Each donor has half of what the prompt says. Where only one of them has it, it is meant, and so is its copy on another replica."""
+    both = np.concatenate((words(1, 256), words(2, 256)))
+    halves = {
+        "one": np.concatenate((words(1, 256), words(8, 256))),
+        "other": np.concatenate((words(9, 256), words(2, 256))),
+    }
+    settings = {"min_similarity": 0.3, "min_similarity_alone": 0.95, "min_lead": 0.05}
+    provider, sure = make(**settings), make(**settings)
+    for n in range(20, 32):
+        for each in (provider, sure):
+            learn(each, f"d{n}", words(n))
+    for name, tokens in halves.items():
+        learn(provider, name, tokens)
+    assert provider.lookup(query_of(both, A)) == []
+    for name in ("one", "copy"):
+        learn(sure, name, halves["one"])
+    assert {match.donor_id for match in sure.lookup(query_of(both, A))} == {"one", "copy"}
 
 
 def test_the_queue_and_the_store_are_bounded(make: Callable[..., EmbeddingProvider]) -> None:

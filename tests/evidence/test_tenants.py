@@ -84,7 +84,7 @@ def test_no_history_shows_one_tenant_another(kind: str, parts: tuple[OnnxEncoder
         for tape in tapes.values():
             catalog.apply(tape.reset())
         for salt, text, how in steps:
-            tape, donor_id = tapes[salt], f"{salt!r}-{text}"
+            tape, donor_id = tapes[salt], f"{SALTS.index(salt)}-{text}"
             owner[donor_id] = salt
             if hasattr(provider, "prompt_routed"):
                 provider.prompt_routed(query_of(TEXTS[text], spaces[salt]))
@@ -127,7 +127,7 @@ def test_nor_do_all_providers_together_with_a_store_that_is_always_full(
         for tape in tapes.values():
             catalog.apply(tape.reset())
         for salt, text, how in steps:
-            tape, donor_id = tapes[salt], f"{salt!r}-{text}"
+            tape, donor_id = tapes[salt], f"{SALTS.index(salt)}-{text}"
             owner[donor_id] = salt
             await ask(TEXTS[text], spaces[salt])
             if how == "evict":
