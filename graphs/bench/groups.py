@@ -68,6 +68,9 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
     single += [workload.tenants(library, sizes), workload.negatives(library, sizes)]
     found = [Planned(scenario, BUT_ABLATION) for scenario in single]
     found.append(Planned(workload.working_set(library, sizes, "uniform"), ALL))
+    title = "host offload of a tenant (salted), which Dynamo's index does not see"
+    salted = workload.working_set(library, sizes, "uniform", name="tenant_set", title=title, salt="tenant-w")
+    found.append(Planned(salted, (*both, "kv_connector")))
     found += [
         Planned(workload.working_set(library, sizes, pattern, intervals), both) for pattern in ("bursty", "mooncake")
     ]
@@ -133,7 +136,7 @@ def groups() -> dict[str, Group]:
             sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3, negatives=10),
             contenders=ALL,
             plan=_everything,
-            characters=1_500 * 46 + 24 * 500,
+            characters=1_500 * 54 + 24 * 500,
         ),
         "long": long,
         "longest": replace(

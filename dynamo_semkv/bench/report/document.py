@@ -91,12 +91,14 @@ def _summary(figures: Figures) -> str:
         ("working set twice the device pools, uniform", "rfc/working_set_uniform"),
         ("the same, bursty", "rfc/working_set_bursty"),
         ("the same, Mooncake's arrivals", "rfc/working_set_mooncake"),
+        ("a tenant's working set, which Dynamo's index does not see in host memory", "rfc/tenant_set_uniform"),
         ("negative controls", "rfc/all_negative"),
     ):
-        ours, theirs = (figures.get(f"scenarios/{path}/{contender}/ttft_mean") for contender in ("semkv", "kv"))
+        contenders = ("semkv", "kv", "kv_connector")
+        ours, theirs, ablation = (figures.get(f"scenarios/{path}/{c}/ttft_mean") for c in contenders)
         if ours is not None:
             ratio = figures.get(f"scenarios/{path}/semkv/ttft_mean_to_kv")
-            rows.append([title, milliseconds(ours), milliseconds(theirs), spread(ratio)])
+            rows.append([title, milliseconds(ours), milliseconds(theirs), spread(ratio), milliseconds(ablation)])
     if not rows:
         return ""
     beyond = figures.get("scenarios/rfc/all_negative/semkv/ttft_beyond_kv")
@@ -105,7 +107,7 @@ def _summary(figures: Figures) -> str:
         if beyond is None
         else f"\n\nRoute overhead, median over the same prompts of negative controls: {milliseconds(beyond)} ms."
     )
-    return table(["mean time to first token, ms", "semkv", "Dynamo kv", "ratio"], rows) + note
+    return table(["mean time to first token, ms", "semkv", "Dynamo kv", "ratio", "Dynamo kv + connector"], rows) + note
 
 
 def _pictures(pictures: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynamo_semkv.bench import scenarios
 from dynamo_semkv.bench.report.arrivals import CONVERSATION_INTERVALS, offsets
@@ -129,14 +129,16 @@ def working_set(
     *,
     name: str = "working_set",
     title: str = "host offload: working set twice the device pools",
+    salt: str | None = None,
 ) -> Timed:
-    """Every document once a pass, in the same order: when a document comes again, all others have been in between."""
+    """Every document once a pass, in the same order: when a document comes again, all others have been in between. `salt`: of a tenant,
+    whose blocks in host memory Dynamo's index does not know."""
     documents = library.many(sizes.documents, sizes.characters)
     made = scenarios.large_working_set(documents, sizes.passes).requests
     size = len(documents)
     times = offsets(pattern, len(made), gap=sizes.gap, intervals=intervals)
     phases = ("first",) * size + ("again",) * (len(made) - size)
-    one = Pass(_answers(made), times, phases=phases)
+    one = Pass(tuple(replace(request, cache_salt=salt) for request in _answers(made)), times, phases=phases)
     return Timed(f"{name}_{pattern}", f"{title}, {pattern} arrivals", "reuse", (one,))
 
 

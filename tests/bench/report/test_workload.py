@@ -85,6 +85,9 @@ def test_a_working_set_comes_again_in_the_same_order(text: str) -> None:
     assert documents[:4] == documents[4:]
     assert len(set(documents)) == 4
     assert [one.phase(n) for n in range(8)] == ["first"] * 4 + ["again"] * 4
+    (salted,) = workload.working_set(Fixed(text), SIZES, "uniform", salt="t").passes
+    assert {request.cache_salt for request in salted.requests} == {"t"}
+    assert [r.messages for r in salted.requests] == [r.messages for r in one.requests]
 
 
 def test_negatives_and_load_repeat_nothing(text: str) -> None:
