@@ -9,6 +9,7 @@ cannot be had is refused at the start (ContractError), never at a request.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -18,6 +19,8 @@ from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.evidence.provider import EvidenceProvider
 from dynamo_semkv.scoring.extra import ExtraScorer, GuardedScorer
+
+logger = logging.getLogger(__name__)
 
 
 def plugged_providers(config: Config) -> list[EvidenceProvider]:
@@ -58,6 +61,9 @@ def distinct(providers: list[EvidenceProvider]) -> list[EvidenceProvider]:
 def _made(field: str, text: str | None) -> Iterator[tuple[str, Any]]:
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
         module, _, name = entry.partition(":")
+        logger.info(
+            "%s: importing %s", field, entry
+        )  # before it: an import that hangs is otherwise a router that hangs
         try:
             found: Any = import_module(module)
             for part in name.split("."):

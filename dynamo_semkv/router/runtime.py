@@ -142,7 +142,8 @@ class DynamoEdge:
             if live and not waited:
                 waited = True
                 logger.warning(
-                    "workers of %s compute no prompts so far; waiting for some that do", settings.worker_endpoint
+                    "workers of %s compute no prompts so far; waiting for some that do (dynamo.worker_component says where)",
+                    settings.worker_endpoint,
                 )
             if time.monotonic() > deadline:
                 if live:

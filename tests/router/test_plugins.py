@@ -79,6 +79,13 @@ def test_a_provider_joins_ours() -> None:
     assert [provider.name for provider in providers(config(providers="plugged:Provider"))] == ["fingerprint", "mine"]
 
 
+def test_who_is_imported_is_logged_before_an_import_that_may_hang(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with pytest.raises(ContractError):
+        providers(config(providers="broken:Provider"))
+    assert "plugins.providers: importing broken:Provider" in caplog.text
+
+
 def test_scorers_in_the_order_of_the_file() -> None:
     found = plugged_scorers(config(scorers="plugged:Scorer , plugged:made"), lambda error: None)
     assert [scorer.name for scorer in found] == ["mine", "made"]
