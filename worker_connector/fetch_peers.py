@@ -47,8 +47,9 @@ class Peers:
         self._lock = threading.Lock()
         self._resting: OrderedDict[Address, tuple[int, float]] = OrderedDict()
 
-    def address(self, text: str) -> Address:
-        """Of a hint's `source_control_endpoint`. Raises NotAllowed: `bad_address`, `address_not_allowed`, `resting`."""
+    def address(self, text: str, *, trying: bool = False) -> Address:
+        """Of a hint's `source_control_endpoint`. Raises NotAllowed: `bad_address`, `address_not_allowed`, `resting`. `trying`: a pull goes
+        there now; where the last one failed, it is resting to all others until this one knows better."""
         found = _ENDPOINT.fullmatch(text)
         if found is None:
             raise NotAllowed("bad_address")
@@ -63,8 +64,11 @@ class Peers:
             raise NotAllowed("address_not_allowed")
         address = Address(str(host), port)
         with self._lock:
-            if self._resting.get(address, (0, 0.0))[1] > self._clock():
+            failures, until = self._resting.get(address, (0, 0.0))
+            if until > self._clock():
                 raise NotAllowed("resting")
+            if trying and failures:  # or one that hangs would hold every thread, each time its rest is over
+                self._resting[address] = (failures, self._clock() + REST_SECONDS)
         return address
 
     def _allows(self, host: IPv4Address | IPv6Address) -> bool:

@@ -184,8 +184,8 @@ class Fetcher:
 
     def _pull(self, order: Order) -> tuple[int, str]:
         try:
-            address = self._peers.address(order.endpoint)
-        except NotAllowed as error:  # another pull has just failed on it
+            address = self._peers.address(order.endpoint, trying=True)
+        except NotAllowed as error:  # another pull has just failed on it, or tries whether it will again
             return 0, error.kind
         deadline = order.begun + self._config.deadline_ms / 1e3
         if self._clock() >= deadline:
