@@ -39,7 +39,10 @@ from dynamo_semkv.outcome.saving import PrefillRates, Saving, cold_seconds_per_t
 from dynamo_semkv.scoring.credit import Kind, prior_saving, prior_share
 
 MAX_REPLICAS = 1_024
-"""Those that were learned of longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed sets."""
+"""Those that served longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed sets."""
+ABSENT = 2
+"""Half-lives of the fleet without a route of its own, then a replica is forgotten too. The fleet's half-life grows with its replicas, so
+those that never come back (their names were those of pods) would keep what was once learned of all from fading."""
 MAX_ROWS = 256
 _SLOWEST, _SPREAD = 0.75, 0.5
 
@@ -90,6 +93,8 @@ class _Cell:
 class _Replica:
     routes: int = 0
     """Served since something was learned of it: its clock."""
+    seen: int = 0
+    """The fleet's clock when it served, or taught, last."""
     cells: dict[Kind, _Cell] = field(default_factory=dict)
 
 
@@ -136,10 +141,12 @@ class Calibration:
         self._time(route)
         served = route.replica
         if served is not None and served.dp_rank is not None:
-            known = self._replicas.get(StableReplica(served.stable_routing_id, served.dp_rank))
+            name = StableReplica(served.stable_routing_id, served.dp_rank)
+            known = self._replicas.get(name)
             if known is not None:
                 known.routes += 1
                 self._fleet_routes += 1
+                self._present(name, known)
         placed, learned, load = placed_on(route.opened), lessons(route), load_lesson(route)
         if learned and placed is not None and placed.dp_rank is not None:
             name = StableReplica(placed.stable_routing_id, placed.dp_rank)
@@ -168,8 +175,8 @@ class Calibration:
         return self._mean(prior, _saving_key(kind), cell, cell.saving if cell is not None else None, known)[0]
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON-able. `cells`: those that were learned of last come first. `match_types` and `tiers`: the mean over all cells, weighted by
-        the trials that are left; the prior where nothing was observed. `prefill`: tokens a second of each replica that has shown it."""
+        """JSON-able. `cells`: those of replicas that served last come first. `match_types` and `tiers`: the mean over all cells, weighted
+        by the trials that are left; the prior where nothing was observed. `prefill`: tokens a second of each replica that has shown it."""
         rows: list[dict[str, Any]] = []
         shares = {match_type: [0.0, 0.0] for match_type in MatchType}
         savings = {tier: [0.0, 0.0] for tier in Tier}
@@ -253,10 +260,7 @@ class Calibration:
 
     def _learn(self, name: StableReplica, lesson: Lesson, what: str) -> None:
         replica = self._replicas.setdefault(name, _Replica())
-        self._replicas.move_to_end(name)
-        while len(self._replicas) > self._max_replicas:
-            self._replicas.popitem(last=False)
-            self.forgotten += 1
+        self._present(name, replica)
         half_life, slow, kind = self._config.calibration.half_life_routes, self._fleet_half_life(), lesson.kind
         cell = replica.cells.get(kind)
         if cell is None:
@@ -270,6 +274,16 @@ class Calibration:
         track.routes += 1
         key = _share_key(kind) if what == "share" else _saving_key(kind)
         self._fleet.setdefault(key, _Sums(at=self._fleet_routes)).add(lesson, self._fleet_routes, slow)
+
+    def _present(self, name: StableReplica, replica: _Replica) -> None:
+        """It is there; who was not for long, or is one too many, is forgotten."""
+        replica.seen = self._fleet_routes
+        self._replicas.move_to_end(name)
+        while len(self._replicas) > self._max_replicas or (
+            self._fleet_routes - next(iter(self._replicas.values())).seen > ABSENT * self._fleet_half_life()
+        ):
+            self._replicas.popitem(last=False)
+            self.forgotten += 1
 
     def _mean(
         self, prior: float, key: tuple[str, ...], cell: _Cell | None, track: _Track | None, replica: _Replica | None

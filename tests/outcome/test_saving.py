@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,6 +178,43 @@ def test_what_was_learned_fades_and_is_tried_again() -> None:
     for number in range(100, 1_500):
         close(of, cold(number))
     assert of.saving(A0, HOST) == pytest.approx(0.75, abs=0.02)
+
+
+def test_replicas_that_never_come_back_do_not_keep_what_was_learned_of_the_fleet_from_fading() -> None:
+    """Names of pods: forty that had slow loads and went, then one that is new."""
+    of = taught(*COLD)
+    for number in range(10, 50):
+        close(of, cold_of(f"pod-{number}", number))
+        close(of, loaded_of(f"pod-{number}", 1_000 + number, load=0.8))
+    assert of.saving(StableReplica("new", 0), HOST) < 0.0
+    close(of, loaded_of("stays", 2_000, load=0.1))
+    for number in range(3_000, 12_500):
+        of.add(cold_of("stays", number))
+    assert of.snapshot()["replicas"] == 1
+    assert of.forgotten == 40
+    assert of.saving(StableReplica("new", 0), HOST) == pytest.approx(0.75, abs=0.02)
+
+
+def cold_of(name: str, number: int) -> ClosedRoute:
+    return renamed(cold(number), name)
+
+
+def loaded_of(name: str, number: int, **fields: Any) -> ClosedRoute:
+    return renamed(loaded(number, **fields), name)
+
+
+def renamed(route: ClosedRoute, name: str) -> ClosedRoute:
+    """The same on another worker."""
+    start, seen, told = route.opened, route.observed, route.report
+    assert seen is not None
+    assert told is not None
+    pinned = {"stable_routing_id": name} if start.stable_routing_id is not None else {}
+    return replace(
+        route,
+        opened=msgspec.structs.replace(start, **pinned),
+        observed=msgspec.structs.replace(seen, served_stable_routing_id=name),
+        report=msgspec.structs.replace(told, stable_routing_id=name),
+    )
 
 
 def test_an_unhinted_load_teaches_what_loading_costs_and_nothing_of_hints() -> None:
