@@ -301,7 +301,8 @@ PULLS = _connector(
     "Pulls from other workers on Dynamo's kv.fetch hints, by how they ended. No series without connector.fetch.enabled, so with the "
     "others named fetch.",
     "`unauthorized`: the workers' secrets differ. `address_not_allowed`: connector.fetch.allowed_networks is too narrow, or somebody sends "
-    "hints. `foreign`: workers of other models or layouts. `timeout`: raise connector.fetch.deadline_ms. `wrong_*`: distrust that host.",
+    "hints. `foreign`: workers of other models, weights or layouts, or one that was told `reset_cache` and not `weights_changed`; "
+    "`own_reset`: this one was. `timeout`: raise connector.fetch.deadline_ms. `wrong_*`: distrust that host.",
 )
 FETCH_BLOCKS = _connector(
     "fetch_blocks_total",
