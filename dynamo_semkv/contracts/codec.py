@@ -114,7 +114,8 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
     check_u64("donor_event.worker_id", event.worker_id)
     _check_rank("donor_event.dp_rank", event.dp_rank)
     data = event.data
-    _check_generation(data.generation if isinstance(data, GenerationReset) else data.provider_generation)
+    generation = data.generation if isinstance(data, GenerationReset) else data.provider_generation
+    _check_generation("donor_event", generation)
     if isinstance(data, DonorRegistered):
         return msgspec.structs.replace(event, data=_check_registered(data))
     if isinstance(data, (DonorEvicted, DonorRelocated)):
@@ -129,10 +130,10 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
     return event
 
 
-def _check_generation(generation: int | str) -> None:
+def _check_generation(kind: str, generation: int | str) -> None:
     """It goes into route events and hints, which are bounded: one that fills them would cost every route to its worker its record."""
     if len(str(generation)) > MAX_GENERATION:
-        raise ContractError("donor_event.generation", generation, f"at most {MAX_GENERATION} characters")
+        raise ContractError(f"{kind}.generation", generation, f"at most {MAX_GENERATION} characters")
 
 
 def _check_location(field: str, location: Location) -> None:
@@ -221,6 +222,7 @@ def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
     check_stable_routing_id(announcement.stable_routing_id)
     _check_rank("announcement.dp_rank", announcement.dp_rank)
     _check_counts("announcement", announcement, "slab_blocks", "resident_blocks")
+    _check_generation("announcement", announcement.generation)
     return announcement
 
 

@@ -114,6 +114,7 @@ RANGES: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("report", ("local_tokens",), 5, "report.tokens"),
     ("announcement", ("stable_routing_id",), "", "stable_routing_id"),
     ("announcement", ("dp_rank",), 65_536, "announcement.dp_rank"),
+    ("announcement", ("generation",), "g" * 257, "announcement.generation"),
     ("announcement", ("slab_blocks",), -1, "announcement.slab_blocks"),
     ("announcement", ("namespace", "tokens_per_block"), 0, "namespace.tokens_per_block"),
     ("announcement", ("namespace", "model"), "m" * 513, "namespace.model"),
