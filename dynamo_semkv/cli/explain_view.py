@@ -12,6 +12,7 @@ from rich.text import Text
 from dynamo_semkv.cli import text as t
 from dynamo_semkv.cli.words import CROSS_CHECKS, DECISIONS, ENDS, REASONS
 
+SHEET_PARTS = ("device", "host", "disk", "donor", "load", "extra", "total")
 ADVISED = "advised"
 """The end of a route that a gateway dispatches by itself."""
 
@@ -26,9 +27,11 @@ def render(route: Mapping[str, Any]) -> RenderableType:
         ("Request", _request(route)),
         ("Evidence", _evidence(route)),
         ("Decision", _decision(route)),
-        ("Backend", _backend(route)),
-        ("Stream", _stream(route)),
     ):
+        story.add_row(Text(f"  {name}"), Text("\n".join(sentences)))
+    if route["opened"].get("sheet"):
+        story.add_row(Text("  Sheet"), _sheet(route["opened"]))
+    for name, sentences in (("Backend", _backend(route)), ("Stream", _stream(route))):
         story.add_row(Text(f"  {name}"), Text("\n".join(sentences)))
     return Group(head, story, Text())
 
@@ -73,6 +76,25 @@ def _decision(route: Mapping[str, Any]) -> Iterator[str]:
     elif route["opened"]["shadow_choice"] is not None:
         where = f", on {t.clean(route['opened']['shadow_choice'])}"
     yield f"Mode {t.clean(route['mode'])}. {words} ({t.clean(route['decision'])}){where}."
+
+
+def _sheet(opened: Mapping[str, Any]) -> RenderableType:
+    """Expected tokens of prefill saved, by what they come from."""
+    lines = opened["sheet"]
+    parts = [part for part in SHEET_PARTS if part == "total" or any(line.get(part) for line in lines)]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("tokens expected to be saved", no_wrap=True)
+    for part in parts:
+        table.add_column(part, justify="right")
+    table.add_column("")
+    for line in lines:
+        notes = ["Dynamo's by overlap and load alone"] if line["replica"] == opened.get("dynamo_choice") else []
+        if line.get("filtered_by"):
+            notes.append(f"might not be chosen: {t.clean(line['filtered_by'])}")
+        counts = [f"{line.get(part, 0):,}" for part in parts]
+        table.add_row(Text(t.clean(line["replica"])), *counts, Text(", ".join(notes)))
+    left = opened.get("sheet_rows", 0) - len(lines)
+    return Group(table, Text(f"and {left:,} more")) if left > 0 else table
 
 
 def _backend(route: Mapping[str, Any]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from dynamo_semkv.contracts.identity import (
 from dynamo_semkv.contracts.keys import KEY_BYTES
 from dynamo_semkv.contracts.location import Location, WorkerLocation
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport
-from dynamo_semkv.contracts.route_events import ROUTE_EVENT_VERSION, RouteEvent, RouteOpened
+from dynamo_semkv.contracts.route_events import MAX_SHEET_LINES, ROUTE_EVENT_VERSION, RouteEvent, RouteOpened
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -198,6 +198,8 @@ def decode_route_event(raw: bytes) -> RouteEvent:
         _check_counts("route_opened", event, *_OPENED_COUNTS)
         _check_seconds("route_opened", event, "opened_at", "lookup_seconds")
         replica = (event.stable_routing_id, event.dp_rank)
+        if len(event.sheet) > MAX_SHEET_LINES:
+            raise ContractError("route_opened.sheet", len(event.sheet), f"at most {MAX_SHEET_LINES} lines")
         if event.donor_id is not None:
             check_donor_id(event.donor_id)
     else:
@@ -262,6 +264,7 @@ _OPENED_COUNTS = (
     "placed_tokens",
     "hinted_tokens",
     "proven_tokens",
+    "sheet_rows",
 )
 
 

@@ -16,6 +16,27 @@ ADVISED = "advised"
 """How a route ends for us whose request a gateway dispatches."""
 
 
+MAX_SHEET_LINES = 8
+
+
+class SheetLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica of the score sheet, in expected tokens of prefill saved (`load` and sums may be negative)."""
+
+    replica: str
+    """`stable_routing_id/dp_rank`."""
+    total: int
+    """What the replica was compared by: the sum of the others."""
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    donor: int = 0
+    load: int = 0
+    extra: int = 0
+    """What plugged scorers said."""
+    filtered_by: str | None = None
+    """Why it might not be chosen: closed set FilteredBy. None: it might."""
+
+
 class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", kw_only=True):
     """Published before the request is dispatched. Token counts share one denominator, `input_tokens`."""
 
@@ -63,6 +84,13 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     """Prefill tokens that the evidence was expected to save on the chosen replica, by what had been learned then; may be negative."""
     shadow_choice: str | None = None
     """`stable_routing_id/dp_rank` that we would have chosen, when we did not act on it."""
+    dynamo_choice: str | None = None
+    """`stable_routing_id/dp_rank` that is the best by exact device overlap and load alone, which is what Dynamo weighs. None: nothing was
+    weighed, or an older router did not say."""
+    sheet: tuple[SheetLine, ...] = ()
+    """The best lines of the score sheet, best first, at most 8; the one of `dynamo_choice` is among them."""
+    sheet_rows: int = 0
+    """Lines that the sheet had."""
     config_hash: str = ""
     traceparent: str | None = None
 

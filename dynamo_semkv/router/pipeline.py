@@ -28,6 +28,7 @@ from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.router.facts import UNCONSTRAINED, Constraints, RequestFacts
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
+from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
 from dynamo_semkv.scoring.credit import Credit, mode_of
@@ -409,6 +410,9 @@ def opened_event(
         materialization=said.materialization if said is not None else None,
         expected_tokens=_expected(advice),
         shadow_choice=_shown(decision.shadow_choice, directory),
+        dynamo_choice=_shown(_by_dynamo(advice), directory),
+        sheet=sheet_lines(advice.sheet, lambda replica: _name(replica, directory)) if advice.sheet is not None else (),
+        sheet_rows=len(advice.sheet.rows) if advice.sheet is not None else 0,
         config_hash=config_hash,
         traceparent=traceparent,
     )
@@ -421,9 +425,16 @@ def _expected(advice: Advice) -> int | None:
     return next((round(row.evidence) for row in advice.sheet.rows if row.replica == chosen), None)
 
 
+def _by_dynamo(advice: Advice) -> ReplicaKey | None:
+    row = dynamo_choice(advice.sheet) if advice.sheet is not None else None
+    return row.replica if row is not None else None
+
+
 def _shown(replica: ReplicaKey | None, directory: ReplicaDirectory) -> str | None:
+    return _name(replica, directory) if replica is not None else None
+
+
+def _name(replica: ReplicaKey, directory: ReplicaDirectory) -> str:
     """`stable_routing_id/dp_rank`."""
-    if replica is None:
-        return None
     stable = directory.stable_of(replica) or StableReplica(str(replica.worker_id), replica.dp_rank)
     return f"{stable.stable_routing_id}/{stable.dp_rank}"

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dynamo_semkv.cli.explain_view import render
 from dynamo_semkv.contracts.report import Outcome
+from dynamo_semkv.contracts.route_events import SheetLine
 from dynamo_semkv.observe.snapshot import explain
 from dynamo_semkv.outcome.closed import ClosedRoute, CrossCheck
 from dynamo_semkv.outcome.saving import Saving
@@ -47,3 +48,22 @@ def test_what_a_load_saved_against_the_replicas_own_cold_rate(saved: float, word
     assert "At this replica's cold rate (2,000 tokens a second) it would have taken 1.00 s" in text
     assert word in text
     assert "cold rate" not in told(replace(route, saving=None))
+
+
+def test_the_sheet_is_shown_with_what_dynamo_would_have_chosen_and_what_was_left_out() -> None:
+    route = loaded()
+    lines = (
+        SheetLine(replica="pod-a/0", total=1_900, donor=2_000, load=-100),
+        SheetLine(replica="pod-b/1", total=512, device=512),
+        SheetLine(replica="pod-c/0", total=0, filtered_by="overloaded"),
+    )
+    opened = msgspec.structs.replace(route.opened, sheet=lines, dynamo_choice="pod-b/1", sheet_rows=5)
+    text = told(replace(route, opened=opened))
+    rows = {words[0]: words[1:] for words in map(str.split, text.splitlines()) if words and words[0].startswith("pod-")}
+    assert rows["pod-a/0"] == ["0", "2,000", "-100", "1,900"]
+    assert rows["pod-b/1"][:4] == ["512", "0", "0", "512"]
+    assert "Dynamo's by overlap and load alone" in text
+    assert "might not be chosen: overloaded" in text
+    assert "and 2 more" in text
+    assert " host " not in next(line for line in text.splitlines() if "tokens expected to be saved" in line)
+    assert "tokens expected to be saved" not in told(replace(route, opened=msgspec.structs.replace(opened, sheet=())))

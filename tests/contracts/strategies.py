@@ -33,7 +33,7 @@ from dynamo_semkv.contracts.load_plan import ExpectedMode, SemanticTrtLoadPlan
 from dynamo_semkv.contracts.location import SharedLocation, Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
-from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened, SheetLine
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 maybe_text = st.none() | text
@@ -144,6 +144,14 @@ def reports(draw: st.DrawFn) -> MaterializationReport:
     )
 
 
+signed = st.integers(-(2**31), 2**31)
+sheet_lines = st.builds(
+    SheetLine,
+    replica=text,
+    filtered_by=maybe_text,
+    **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "extra"), signed),
+)
+
 routes_opened = st.builds(
     RouteOpened,
     version=versions,
@@ -158,6 +166,9 @@ routes_opened = st.builds(
     input_tokens=tokens,
     exact_device_tokens=tokens,
     exact_host_tokens=tokens,
+    dynamo_choice=maybe_text,
+    sheet=st.lists(sheet_lines, max_size=8).map(tuple),
+    sheet_rows=tokens,
     evidence_tokens=tokens,
     placed_tokens=tokens,
     hinted_tokens=tokens,

@@ -54,6 +54,7 @@ function story(route) {
     line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
     line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : opened.lookup === "hit" ? "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent." : "No donor."),
     line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted${opened.expected_tokens == null ? "" : `; ${f.count(opened.expected_tokens)} tokens of prefill expected to be saved`}` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
+    ...(opened.sheet?.length ? [line("Sheet", sheet(opened))] : []),
     line("Backend", ...backend(route, report)),
     line("Stream", ...stream(route, observed)),
   ];
@@ -62,6 +63,16 @@ function story(route) {
     h("ol", { class: "story" }, ...items),
     h("details", {}, h("summary", {}, "As JSON"), h("pre", {}, JSON.stringify(route, null, 2))),
   ];
+}
+
+/** Expected tokens of prefill saved, by replica and by what they come from. */
+function sheet({ sheet: lines, dynamo_choice: dynamo, sheet_rows: rows }) {
+  const parts = ["device", "host", "disk", "donor", "load", "extra", "total"].filter((part) => part === "total" || lines.some((row) => row[part]));
+  const note = (row) => [row.replica === dynamo ? "Dynamo’s by overlap and load alone" : null, row.filtered_by ? `might not be chosen: ${row.filtered_by}` : null].filter(Boolean).join(", ");
+  return h("div", { class: "table-box" }, h("table", { class: "sheet" },
+    h("caption", {}, rows > lines.length ? `Tokens of prefill expected to be saved; ${f.count(rows - lines.length)} more replicas are not shown` : "Tokens of prefill expected to be saved"),
+    h("thead", {}, h("tr", {}, h("th", {}, "Replica"), ...parts.map((part) => h("th", { class: "num" }, part)), h("th", {}, ""))),
+    h("tbody", {}, ...lines.map((row) => h("tr", {}, h("td", {}, row.replica), ...parts.map((part) => h("td", { class: "num" }, f.count(row[part] ?? 0))), h("td", {}, note(row)))))));
 }
 
 function backend(route, report) {
