@@ -70,6 +70,8 @@ UNITS = {
     "provider_metadata": "bytes; in JSON a list of numbers 0 to 255",
     "overlap": "share, 0 to 1",
     "confidence": "share, 0 to 1",
+    "sheet_rows": "count",
+    **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "extra"), "tokens"),
     **dict.fromkeys(("offered", "honoured", "copied", "confirmed"), "tokens"),
 }
 ENDINGS = {

@@ -27,10 +27,15 @@ class SheetLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: int
     """What the replica was compared by: the sum of the others."""
     device: int = 0
+    """On the device, by Dynamo's index."""
     host: int = 0
+    """In host memory beyond those, by Dynamo's index."""
     disk: int = 0
+    """On disk beyond both, by Dynamo's index."""
     donor: int = 0
+    """Of the best donor beyond all of these."""
     load: int = 0
+    """Queued prefill above the idlest replica, negative."""
     extra: int = 0
     """What plugged scorers said."""
     filtered_by: str | None = None

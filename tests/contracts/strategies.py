@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.codec import MAX_SECONDS
 from dynamo_semkv.contracts.donor_events import (
     DonorEvent,
     DonorEvicted,
@@ -40,7 +41,7 @@ maybe_text = st.none() | text
 u64 = st.integers(0, U64_MAX)
 ranks = st.integers(0, DP_RANK_MAX)
 tokens = st.integers(0, 2**31)
-seconds = st.floats(0, 1e12, allow_nan=False)
+seconds = st.floats(0, MAX_SECONDS, allow_nan=False)
 keys = st.binary(min_size=16, max_size=16)
 stable_ids = st.from_regex(r"[A-Za-z0-9._:-]{1,20}", fullmatch=True)
 route_ids = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
