@@ -5,15 +5,23 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import threading
 import time
+from collections.abc import Callable
 
 from worker_connector import fetch_wire as wire
 from worker_connector.fetch_transport import Answer, FetchFailed, Rows, Sent, Wanted, Why
+from worker_connector.local_server import hang_up
 
 
 class TcpTransport:
+    """Any thread."""
+
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._closed = False
 
     def connect(self, host: str, port: int, deadline: float) -> TcpSource:
         """`host`: an IP address; no name is ever looked up."""
@@ -22,20 +30,37 @@ class TcpTransport:
             connection = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:  # no descriptor left, or no IPv6 here
             raise FetchFailed(Why.UNREACHABLE, str(error)) from error
+        with self._lock:
+            closed = self._closed
+            self._open.add(connection)
         try:
+            if closed:
+                raise FetchFailed(Why.LOST, "closed")
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             connection.connect((host, port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return TcpSource(connection, self._greet(connection, deadline))
+            return TcpSource(connection, self._greet(connection, deadline), self._drop)
         except FetchFailed:
-            connection.close()
+            self._drop(connection)
             raise
         except TimeoutError as error:
-            connection.close()
+            self._drop(connection)
             raise FetchFailed(Why.TIMEOUT, "connecting") from error
         except OSError as error:
-            connection.close()
+            self._drop(connection)
             raise FetchFailed(Why.UNREACHABLE, str(error)) from error
+
+    def close(self) -> None:
+        """Hangs up: pulls in hand end now."""
+        with self._lock:
+            self._closed = True
+            for connection in self._open:
+                hang_up(connection)  # the thread that reads from it closes it
+
+    def _drop(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.close()
 
     def _greet(self, connection: socket.socket, deadline: float) -> wire.Channel:
         mine = secrets.token_bytes(wire.NONCE_BYTES)
@@ -56,9 +81,10 @@ class TcpTransport:
 
 
 class TcpSource:
-    def __init__(self, connection: socket.socket, channel: wire.Channel) -> None:
+    def __init__(self, connection: socket.socket, channel: wire.Channel, drop: Callable[[socket.socket], None]) -> None:
         self._connection = connection
         self._channel = channel
+        self._drop = drop
 
     def read(self, wanted: Wanted, into: Rows, deadline: float) -> Answer:
         channel = self._channel
@@ -77,4 +103,4 @@ class TcpSource:
             blocks.append(Sent(said.tokens, said.seal))
 
     def close(self) -> None:
-        self._connection.close()
+        self._drop(self._connection)

@@ -57,8 +57,8 @@ class FetchDesk:
         self._server: FetchServer | None = None
         self.export = SlabExport(leader.lock, self._held)
         tier = FetchTier(leader.lock, self._held, self._entered, self._kept, self._withdrawn)
-        transport = transport or TcpTransport(secret)
-        self.fetcher = Fetcher(tier, transport, Peers(config.allowed_networks), config, manual=manual)
+        self._transport = transport or TcpTransport(secret)
+        self.fetcher = Fetcher(tier, self._transport, Peers(config.allowed_networks), config, manual=manual)
 
     # serving
 
@@ -181,6 +181,7 @@ class FetchDesk:
         }
 
     def close(self, timeout: float = 5.0) -> None:
+        self._transport.close()
         self.fetcher.close(timeout)
         with self._opening:
             self._decided.set()  # not opened any more

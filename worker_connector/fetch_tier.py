@@ -143,8 +143,9 @@ class FetchTier:
                 self._on_withdrawn()
 
     def _current(self, pull: Pull) -> bool:
+        """Are these still the books that the pull's slots are in? Those of another ledger may be other blocks'."""
         held = self._held()
-        return held is not None and held.name == pull.held.name
+        return held is not None and held.ledger is pull.held.ledger and held.name == pull.held.name
 
     @staticmethod
     def _proven(pull: Pull, answer: Answer, rows: Rows) -> tuple[int, Stop | None]:

@@ -92,6 +92,9 @@ class BlockTransport(Protocol):
     def connect(self, host: str, port: int, deadline: float) -> BlockSource:
         """Raises FetchFailed."""
 
+    def close(self) -> None:
+        """No more: what is in hand ends now, with FetchFailed. Any thread."""
+
 
 class BlockExport(Protocol):
     """What a serving side needs of its cache. Any thread."""

@@ -94,6 +94,9 @@ class Between:
 
         return Source()
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 def between(engine: ScriptedEngine, **changes: Any) -> Between:
     fetcher = desk(engine).fetcher

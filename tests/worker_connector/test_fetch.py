@@ -107,13 +107,13 @@ def test_asking_with_a_key_of_another_namespace_gets_nothing() -> None:
 
 
 FOREIGN = [
-    pytest.param({"tokens_per_block": 8}, "layout", id="block size"),
-    pytest.param({"windows": (None, None)}, "layout", id="layout"),
+    pytest.param({"tokens_per_block": 8}, id="block size"),
+    pytest.param({"windows": (None, None)}, id="layout"),
 ]
 
 
-@pytest.mark.parametrize(("options", "_field"), FOREIGN)
-def test_another_layout_is_refused_at_the_door(options: dict[str, Any], _field: str) -> None:
+@pytest.mark.parametrize("options", FOREIGN)
+def test_another_layout_is_refused_at_the_door(options: dict[str, Any]) -> None:
     with workers(worker(), worker(**options)) as (a, b):
         a.serve(TOKENS)
         assert pull(b, a) == 0

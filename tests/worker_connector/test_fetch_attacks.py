@@ -250,6 +250,24 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
+def test_whoever_closes_waits_for_no_peer_that_hangs() -> None:
+    """A pull that went on for its whole budget would enter blocks, and hold its socket, when all else is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30.0)
+        engine = worker(fetch_settings(fetch={"deadline_ms": 60_000.0}))
+        it = desk(engine)
+        it.fetcher._manual = False
+        it.fetcher.start()
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        pulls = [it.fetch([first, *TOKENS], hint(endpoint)) for first in range(4)]
+        hanging = [silent.accept()[0] for _ in range(2)]  # both threads wait for an answer
+        engine.parts.close(60.0)
+        for connection in hanging:
+            connection.close()
+        assert all(future is not None and future.result(0) == 0 for future in pulls)
+        assert not any(thread.is_alive() for thread in it.fetcher._threads)
+
+
 def test_one_too_many_stays_among_the_few_that_are_new() -> None:
     """Who knows the secret is let in, but waits in no greater number than strangers do."""
     server = FetchServer("127.0.0.1", 0, SECRET, Store(), max_connections=1, deadline_seconds=5.0)

@@ -31,6 +31,8 @@ class Direct:
             raise FetchFailed(Why.UNREACHABLE)
         return Source(self._schedule, port - 1)
 
+    def close(self) -> None: ...
+
 
 class Source:
     def __init__(self, schedule: Schedule, number: int) -> None:
