@@ -40,6 +40,8 @@ WARM_UPS = 2
 ROUTES_SECONDS = 45.0
 """Longer than a route waits for its report."""
 SETTLE_SECONDS = 10.0
+PATIENCE_SECONDS = 600.0
+"""For one answer: 32k tokens take half a minute on two quiet cores, and minutes on busy ones."""
 Say = Callable[[str], None]
 
 
@@ -146,7 +148,7 @@ def _calibrate(graphs: dict[str, LocalGraph], library: Library, group: Group) ->
     """Warms every graph up with a prompt of its own, then takes what a cold prompt needs on the last one."""
     seconds = [0.0]
     for graph in graphs.values():
-        client = ChatClient(graph.frontend_url, graph.settings.served_model)
+        client = ChatClient(graph.frontend_url, graph.settings.served_model, PATIENCE_SECONDS)
         for _ in range(WARM_UPS):
             text = library.take(_warm_up_characters(group)).text
             answer = asyncio.run(client.send(ChatRequest(({"role": "user", "content": text},), "warm-up", 4)))
@@ -162,7 +164,7 @@ def _warm_up_characters(group: Group) -> int:
 
 def _run(graph: LocalGraph, contender: str, scenario: Timed, repeat: int) -> list[_Sent]:
     found: list[_Sent] = []
-    client = ChatClient(graph.frontend_url, graph.settings.served_model)
+    client = ChatClient(graph.frontend_url, graph.settings.served_model, PATIENCE_SECONDS)
     passes = _distinct(scenario, repeat) if contender == COLD else scenario.passes
     for turn, one in enumerate(passes):
         if one.empties_device:
