@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -42,6 +43,10 @@ ROUTES_SECONDS = 45.0
 SETTLE_SECONDS = 10.0
 PATIENCE_SECONDS = 600.0
 """For one answer: 32k tokens take half a minute on two quiet cores, and minutes on busy ones."""
+REST_SECONDS = 30.0
+REST_WINDOW = 0.2
+REST_SHARE = 0.25
+"""Of one core: five idle processes take less than a twentieth."""
 Say = Callable[[str], None]
 
 
@@ -105,6 +110,7 @@ def measure(
                 able = [name for name in planned.contenders if name in graphs]
                 for name in shuffled(able, (seed + repeat) * 1_000 + number):
                     sent += _run(graphs[name], name, scenario, repeat)
+                    rest(lambda graph=graphs[name]: processor_seconds(graph))  # type: ignore[misc]
                 say(f"{group.name} {repeat + 1}/{repeats} {scenario.name}: {time.monotonic() - began:.0f} s")
         routes = _routes(graphs, sent)
         trouble = [f"{name}: {line}" for name, graph in graphs.items() for line in graph.trouble()]
@@ -216,6 +222,29 @@ async def _send(client: ChatClient, one: Pass) -> tuple[float, list[Answer]]:
 
     answers = await asyncio.gather(*(at(o, r) for o, r in zip(one.offsets, one.requests, strict=True)))
     return time.perf_counter() - began, list(answers)
+
+
+def rest(used: Callable[[], float]) -> None:
+    """Waits, within REST_SECONDS, until a graph has come to rest: what one contender still does in the background (SemBlend embeds
+    donors for seconds, a connector seals blocks) must not be the next one's load. `used`: its processor seconds so far."""
+    deadline, before = time.monotonic() + REST_SECONDS, used()
+    while time.monotonic() < deadline:
+        time.sleep(REST_WINDOW)
+        now = used()
+        if now - before < REST_SHARE * REST_WINDOW:
+            return
+        before = now
+
+
+def processor_seconds(graph: LocalGraph) -> float:
+    """Of all its processes so far; one that has ended counts for nothing."""
+    ticks = 0
+    for pid in (graph.nats.pid, *(process.pid for process in graph.processes.values())):
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.exists():
+            fields = stat.read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime and stime, proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def empty_devices(graph: LocalGraph) -> None:

@@ -11,7 +11,7 @@ from dynamo_semkv.bench.corpus import installed
 from dynamo_semkv.bench.report.arrivals import CONVERSATION_INTERVALS
 from dynamo_semkv.bench.report.library import Library
 from graphs.bench import __main__ as command
-from graphs.bench import contenders, groups
+from graphs.bench import contenders, groups, measure
 
 REPEATS = 2
 KNOWN = {**groups.groups(), **groups.quick()}
@@ -84,3 +84,20 @@ def test_what_takes_minutes_is_measured_once_unless_it_is_asked_for() -> None:
 
     assert repeats() == [3, 1]
     assert repeats("--group", "longest", "rfc") == [3, 3]
+
+
+def test_the_next_contender_waits_until_the_one_before_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [0.0], list[float]()
+    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(measure.time, "sleep", sleep)
+    readings = iter([1.0, 1.2, 1.4, 1.41])
+    measure.rest(lambda: next(readings))
+    assert len(slept) == 3
+    slept.clear()
+    measure.rest(lambda: now[0])  # never at rest
+    assert sum(slept) == pytest.approx(measure.REST_SECONDS, abs=1.0)
