@@ -66,7 +66,8 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
     if (paraphrased := _paraphrased(sizes, seed)) is not None:
         single.append(paraphrased)
     single += [workload.tenants(library, sizes), workload.negatives(library, sizes)]
-    found = [Planned(scenario, BUT_ABLATION) for scenario in single]
+    # Negative controls for the ablation too: there it shows what saving costs.
+    found = [Planned(scenario, ALL if scenario.name == "negative" else BUT_ABLATION) for scenario in single]
     found.append(Planned(workload.working_set(library, sizes, "uniform"), ALL))
     title = "host offload of a tenant (salted), which Dynamo's index does not see"
     salted = workload.working_set(library, sizes, "uniform", name="tenant_set", title=title, salt="tenant-w")
