@@ -89,7 +89,7 @@ GREETINGS = tuple(
 MESSAGES = tuple(
     msgspec.msgpack.encode(message)
     for message in (
-        Get(b"n" * 32, "layout", "0/1", 4, 64, (b"k" * 16,)),
+        Get(b"n" * 32, "layout", "0/1", 4, 64, (b"k" * 16,), "weights"),
         Block(b"k" * 16, b"t" * 16, 2**64 - 1),
         Done("life"),
         Refused(Why.BUSY, "16 connections"),
