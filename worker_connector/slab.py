@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from worker_connector.pinned import pinned_rows
+from worker_connector.pinned import host_rows, pinned_rows
 from worker_connector.refusal import Refused
 from worker_connector.seal import Words, padded, seals
 
@@ -101,7 +100,7 @@ class HostSlab:
         """Names this slab; its rank reports it (`RankReady`)."""
         self.bytes_per_block = bytes_per_block
         width = padded(bytes_per_block)
-        self.rows = pinned_rows(slots, width) if pinned else torch.empty((slots, width), dtype=torch.uint8)
+        self.rows = pinned_rows(slots, width) if pinned else host_rows(slots, width)
         """uint8, shape [slots, bytes_per_block rounded up to whole seal rows]. The rest of a row is never written."""
         self._bytes = self.rows.numpy()
         self._lock = threading.Lock()

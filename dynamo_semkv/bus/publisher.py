@@ -314,9 +314,9 @@ class BusPublisher:
         backoff = Backoff()
         try:
             await asyncio.shield(streams)
+            if together > 1:
+                await asyncio.sleep(_GATHER_SECONDS)
             while True:
-                if together > 1:
-                    await asyncio.sleep(_GATHER_SECONDS)
                 with self._lock:
                     queue = self._kept.get(subject)
                     if not queue:
