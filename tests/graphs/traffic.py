@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from dynamo_semkv.bench.client import Answer, ChatClient
@@ -130,13 +131,18 @@ def wait_until(
 
 
 def get(url: str) -> dict[str, Any]:
-    """JSON of a page; `{}` for one that is not there (yet)."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            parsed: dict[str, Any] = json.load(response)
-            return parsed
-    except (urllib.error.URLError, OSError, ValueError):
-        return {}
+    """JSON of a page; `{}` for one that is not there (yet). One that is asked too often answers 429, and is asked again."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                parsed: dict[str, Any] = json.load(response)
+                return parsed
+        except urllib.error.HTTPError as refused:
+            if refused.code != HTTPStatus.TOO_MANY_REQUESTS:
+                return {}
+            time.sleep(0.1)
+        except (urllib.error.URLError, OSError, ValueError):
+            return {}
 
 
 def routes(graph: LocalGraph, router: str, request_id: str | None) -> list[dict[str, Any]]:
