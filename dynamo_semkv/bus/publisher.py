@@ -91,8 +91,8 @@ class BusPublisher:
         self._kept: dict[str, deque[_Message]] = {}
         self._passing: deque[tuple[str, _Message]] = deque()
         self._lost: set[str] = set()
-        self._draining: set[str] = set()
-        """Subjects whose task will look at the queue again by itself."""
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        """By subject: the task that will look at its queue again by itself."""
         self._buffered = self._buffered_bytes = 0
         self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
@@ -105,7 +105,6 @@ class BusPublisher:
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._close_seconds = 0.0
-        self._busy: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Returns at once, broker or not."""
@@ -142,7 +141,7 @@ class BusPublisher:
             if not self._accepting:
                 self._refused += 1
                 return False
-            awake = persistent and subject in self._draining
+            awake = persistent and subject in self._busy
             if persistent:
                 headers["Nats-Msg-Id"] = message_id if message_id is not None else next(self._ids)
                 accepted = self._keep(subject, _Message(payload, headers))
@@ -269,19 +268,16 @@ class BusPublisher:
             while True:
                 with self._lock:
                     self._wake_pending = False
-                    waiting = [subject for subject in self._kept if subject not in self._draining]
-                    self._draining.update(waiting)
-                for subject in waiting:
-                    self._busy[subject] = asyncio.ensure_future(self._drain(client, js, streams, subject))
+                    for subject in [subject for subject in self._kept if subject not in self._busy]:
+                        self._busy[subject] = asyncio.ensure_future(self._drain(client, js, streams, subject))
                 await self._send_passing(client)
                 self._tell_losses()
                 await self._wake.wait()
                 self._wake.clear()
         finally:
             await end_tasks(streams, *self._busy.values())
-            self._busy.clear()
             with self._lock:
-                self._draining.clear()
+                self._busy.clear()  # what was ended before its first step did not leave by itself
                 self._drop(len(self._passing))
                 self._passing.clear()
                 self._passing_bytes = 0
@@ -321,7 +317,7 @@ class BusPublisher:
                     queue = self._kept.get(subject)
                     if not queue:
                         self._kept.pop(subject, None)
-                        self._draining.discard(subject)
+                        del self._busy[subject]
                         return
                     heads = list(itertools.islice(queue, together))
                 left = await self._send(client, js, subject, heads)
@@ -334,9 +330,8 @@ class BusPublisher:
                 await backoff.pause()
                 await self._ensure(js)
         finally:
-            self._busy.pop(subject, None)
             with self._lock:
-                self._draining.discard(subject)
+                self._busy.pop(subject, None)
 
     async def _send(self, client: Client, js: JetStreamContext, subject: str, heads: list[_Message]) -> bool:
         """Sends the first messages of the queue. Those that arrived leave it, and those that never could; True: some have to be sent
