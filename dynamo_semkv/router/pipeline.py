@@ -376,7 +376,8 @@ def opened_event(
     directory: ReplicaDirectory,
 ) -> RouteOpened:
     decision, match = advice.decision, advice.decision.match
-    placed = decision.placed
+    placed, sheet = decision.placed, advice.sheet
+    dynamo = dynamo_choice(sheet) if sheet is not None else None
     said = directory.announcement_of(placed) if placed is not None else None
     stable = directory.stable_of(placed) if placed is not None else None
     return RouteOpened(
@@ -410,9 +411,9 @@ def opened_event(
         materialization=said.materialization if said is not None else None,
         expected_tokens=_expected(advice),
         shadow_choice=_shown(decision.shadow_choice, directory),
-        dynamo_choice=_shown(_by_dynamo(advice), directory),
-        sheet=sheet_lines(advice.sheet, lambda replica: _name(replica, directory)) if advice.sheet is not None else (),
-        sheet_rows=len(advice.sheet.rows) if advice.sheet is not None else 0,
+        dynamo_choice=_name(dynamo.replica, directory) if dynamo is not None else None,
+        sheet=sheet_lines(sheet, dynamo, lambda replica: _name(replica, directory)) if sheet is not None else (),
+        sheet_rows=len(sheet.rows) if sheet is not None else 0,
         config_hash=config_hash,
         traceparent=traceparent,
     )
@@ -423,11 +424,6 @@ def _expected(advice: Advice) -> int | None:
     if chosen is None or advice.sheet is None:
         return None
     return next((round(row.evidence) for row in advice.sheet.rows if row.replica == chosen), None)
-
-
-def _by_dynamo(advice: Advice) -> ReplicaKey | None:
-    row = dynamo_choice(advice.sheet) if advice.sheet is not None else None
-    return row.replica if row is not None else None
 
 
 def _shown(replica: ReplicaKey | None, directory: ReplicaDirectory) -> str | None:

@@ -23,10 +23,9 @@ def _without_us(row: ScoreRow) -> float:
     return said.get("device", 0.0) + said.get("load", 0.0)
 
 
-def sheet_lines(sheet: ScoreSheet, named: Named) -> tuple[SheetLine, ...]:
-    """Best first, at most `MAX_SHEET_LINES`; Dynamo's choice takes the place of the last one where it would be cut off."""
+def sheet_lines(sheet: ScoreSheet, dynamo: ScoreRow | None, named: Named) -> tuple[SheetLine, ...]:
+    """Best first, at most `MAX_SHEET_LINES`; `dynamo`, its `dynamo_choice`, takes the place of the last one where it would be cut off."""
     rows = list(sheet.rows[:MAX_SHEET_LINES])
-    dynamo = dynamo_choice(sheet)
     if dynamo is not None and all(row is not dynamo for row in rows):
         rows[-1] = dynamo
     return tuple(_line(row, named) for row in rows)

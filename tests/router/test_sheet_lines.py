@@ -45,7 +45,7 @@ def test_lines_add_up_and_say_who_might_not_be_chosen() -> None:
         ],
         donor_on(2, 2_048),
     )
-    lines = sheet_lines(of, named)
+    lines = sheet_lines(of, dynamo_choice(of), named)
     assert [(line.replica, line.filtered_by) for line in lines] == [
         ("w2/0", None),
         ("w1/0", None),
@@ -66,7 +66,7 @@ def test_of_many_replicas_the_best_are_kept_and_dynamo_s_own_among_them() -> Non
     some = [ReplicaView(ReplicaKey(n, 0), queued_prefill_tokens=500) for n in range(1, 20)]
     idle = ReplicaView(ReplicaKey(20, 0), queued_prefill_tokens=0)
     of = sheet([*some, idle], *(donor_on(n, 3_000) for n in range(1, 20)))
-    lines = sheet_lines(of, named)
+    lines = sheet_lines(of, dynamo_choice(of), named)
     assert len(lines) == MAX_SHEET_LINES
     assert lines[-1].replica == "w20/0"
     assert lines[0].donor > 0
@@ -75,7 +75,7 @@ def test_of_many_replicas_the_best_are_kept_and_dynamo_s_own_among_them() -> Non
 def test_nobody_may_be_chosen() -> None:
     of = sheet([ReplicaView(ReplicaKey(1, 0), overloaded=True)])
     assert dynamo_choice(of) is None
-    assert [line.filtered_by for line in sheet_lines(of, named)] == ["overloaded"]
+    assert [line.filtered_by for line in sheet_lines(of, dynamo_choice(of), named)] == ["overloaded"]
 
 
 def test_a_record_of_before_has_no_sheet_and_one_of_now_stays_small() -> None:
