@@ -17,3 +17,18 @@ class Publisher(Protocol):
         message_id: str | None = None,
         persistent: bool = True,
     ) -> bool: ...
+
+
+class Unsent(Publisher):
+    """Takes everything and sends nothing: for measurements, since a real one hands it to a thread just so."""
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        message_id: str | None = None,
+        persistent: bool = True,
+    ) -> bool:
+        return True

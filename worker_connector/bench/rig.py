@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynamo_semkv.bus.publishing import Unsent
 from dynamo_semkv.config.schema import BusConfig, ConnectorConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
@@ -29,21 +30,8 @@ def bench_settings(slab_bytes: int, **connector: Any) -> Settings:
     return Settings(config, BusConfig(), "bench", DEFAULT_SALT_KEY, "bench", "0" * 16)
 
 
-class DiscardingSink:
-    """A bus that takes everything and keeps nothing."""
-
+class DiscardingSink(Unsent):
     on_loss: Callable[[str], None] | None = None
-
-    def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        content_type: str | None = None,
-        message_id: str | None = None,
-        persistent: bool = True,
-    ) -> bool:
-        return True
 
 
 class Request:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dynamo_semkv.bus.publishing import Unsent
 from dynamo_semkv.config.load import build, config_hash
 from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
@@ -117,21 +118,6 @@ class SimulatedEdge:
         annotate: Mapping[str, Any] | None = None,
     ) -> SimulatedDispatch:
         return SimulatedDispatch(pin or next(iter(self.live)), pin is not None)
-
-
-class Unsent:
-    """A publisher that takes everything and sends nothing: a real one hands it to a thread just so."""
-
-    def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        content_type: str | None = None,
-        message_id: str | None = None,
-        persistent: bool = True,
-    ) -> bool:
-        return True
 
 
 class Record:
