@@ -14,25 +14,26 @@ def text(ids: Iterable[int]) -> str:
     return " ".join(f"w{number}" for number in ids)
 
 
-def write_model_dir(path: Path) -> Path:
+def write_model_dir(path: Path, words: int = WORDS, context: int = 131_072) -> Path:
+    """Token ids 0 to `words` - 1 are words, `words` ends a sequence; prompts of up to `context` tokens."""
     path.mkdir(parents=True, exist_ok=True)
-    end = {"id": WORDS, "content": "<eos>", "special": True}
+    end = {"id": words, "content": "<eos>", "special": True}
     end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    vocabulary = {**{f"w{number}": number for number in range(WORDS)}, "<eos>": WORDS}
+    vocabulary = {**{f"w{number}": number for number in range(words)}, "<eos>": words}
     template = "{% for message in messages %}{{ message['content'] }}{% if not loop.last %} {% endif %}{% endfor %}"
     files = {
         "config.json": {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "vocab_size": WORDS + 1,
+            "vocab_size": words + 1,
             "hidden_size": 8,
             "intermediate_size": 8,
             "num_hidden_layers": 1,
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
-            "max_position_embeddings": 131_072,
-            "bos_token_id": WORDS,
-            "eos_token_id": WORDS,
+            "max_position_embeddings": context,
+            "bos_token_id": words,
+            "eos_token_id": words,
             "torch_dtype": "float32",
         },
         "tokenizer.json": {
@@ -51,10 +52,10 @@ def write_model_dir(path: Path) -> Path:
             "bos_token": "<eos>",
             "eos_token": "<eos>",
             "unk_token": "<eos>",
-            "model_max_length": 131_072,
+            "model_max_length": context,
             "chat_template": template,
         },
-        "generation_config.json": {"eos_token_id": WORDS},
+        "generation_config.json": {"eos_token_id": words, "bos_token_id": words},
     }
     for name, content in files.items():
         (path / name).write_text(json.dumps(content))
