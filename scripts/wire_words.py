@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dynamo_semkv.contracts.sketch import ALGORITHM
+
 FIELDS = {
     "actions": "In order of preference.",
     "action_id": "Unique in the envelope.",
@@ -58,7 +60,7 @@ FIELDS = {
     "offered": "By the connector to the engine.",
     "copied": "Of `honoured`, what landed on every rank.",
     "confirmed": "Of `copied`, what the forward pass started behind: the only reuse.",
-    "raw": "The sketch's own form, `ng8m32-1` first (contracts/sketch.py).",
+    "raw": f"The sketch's own form, `{ALGORITHM.decode()}` first (contracts/sketch.py).",
     "reason": "Why.",
     "request_id": "The engine's own number.",
     "resident_blocks": "In host memory now.",
