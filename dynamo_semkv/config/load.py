@@ -178,24 +178,18 @@ def read_salt_key(path: str | Path | None, default: bytes) -> bytes:
     """The key of `security.salt_key_file`, or `default` where none is set. One trailing line end is not part of the key."""
     if path is None:
         return default
-    raw = Path(path).read_bytes()
-    key = raw[:-1] if raw.endswith(b"\n") else raw
-    if not 1 <= len(key) <= MAX_SALT_KEY_BYTES:
-        raise ContractError(
-            "security.salt_key_file", len(key), f"a file with 1 to {MAX_SALT_KEY_BYTES} bytes", secret=True
-        )
-    return key
+    return _read_secret(path, "security.salt_key_file", 1, MAX_SALT_KEY_BYTES, "bytes")
 
 
 def read_fetch_secret(path: str | Path) -> bytes:
     """Of `connector.fetch.secret_file`. One trailing line end is not part of it."""
+    least, most = MIN_FETCH_SECRET_BYTES, MAX_FETCH_SECRET_BYTES
+    return _read_secret(path, "connector.fetch.secret_file", least, most, "random bytes")
+
+
+def _read_secret(path: str | Path, field: str, least: int, most: int, what: str) -> bytes:
     raw = Path(path).read_bytes()
     secret = raw[:-1] if raw.endswith(b"\n") else raw
-    if not MIN_FETCH_SECRET_BYTES <= len(secret) <= MAX_FETCH_SECRET_BYTES:
-        raise ContractError(
-            "connector.fetch.secret_file",
-            len(secret),
-            f"a file with {MIN_FETCH_SECRET_BYTES} to {MAX_FETCH_SECRET_BYTES} random bytes",
-            secret=True,
-        )
+    if not least <= len(secret) <= most:
+        raise ContractError(field, len(secret), f"a file with {least} to {most} {what}", secret=True)
     return secret
