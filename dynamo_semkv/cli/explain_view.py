@@ -11,10 +11,9 @@ from rich.text import Text
 
 from dynamo_semkv.cli import text as t
 from dynamo_semkv.cli.words import CROSS_CHECKS, DECISIONS, ENDS, REASONS
+from dynamo_semkv.contracts.route_events import ADVISED
 
 SHEET_PARTS = ("device", "host", "disk", "donor", "load", "extra", "total")
-ADVISED = "advised"
-"""The end of a route that a gateway dispatches by itself."""
 
 
 def render(route: Mapping[str, Any]) -> RenderableType:
