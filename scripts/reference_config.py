@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,7 @@ MEANINGS = {
 """Of fields that the schema has no words for."""
 
 
+@cache
 def comments() -> dict[str, str]:
     """Dotted path -> the comment right above it in reference.yaml."""
     found: dict[str, str] = {}
