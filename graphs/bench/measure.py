@@ -26,6 +26,7 @@ from dynamo_semkv.bench.report import quality
 from dynamo_semkv.bench.report.library import Library
 from dynamo_semkv.bench.report.workload import Pass, Timed, shuffled
 from dynamo_semkv.bench.scenarios import ChatRequest
+from dynamo_semkv.bus.child_process import wait_until
 from graphs.bench.contenders import COLD, KV, OURS, settings
 from graphs.bench.groups import Group, Planned
 from graphs.local.graph import LocalGraph
@@ -250,20 +251,16 @@ def processor_seconds(graph: LocalGraph) -> float:
 def empty_devices(graph: LocalGraph) -> None:
     """Engines forget every device block that no request holds; host memory keeps what it has. Waits, within bounds, until open saves
     have ended before and all is gone after, and a moment for the events that tell Dynamo."""
-    _wait(lambda: all(not (rank["connector"] or {}).get("open_saves") for rank in _ranks(graph)))
+    wait_until(
+        lambda: all(not (rank["connector"] or {}).get("open_saves") for rank in _ranks(graph)), SETTLE_SECONDS, 0.05
+    )
     for worker in graph.worker_names:
         url = f"{graph.status_url(worker)}/engine/reset_prefix_cache"
         request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=10):
             pass
-    _wait(lambda: not any(rank["engine"]["cached_blocks"] for rank in _ranks(graph)))
+    wait_until(lambda: not any(rank["engine"]["cached_blocks"] for rank in _ranks(graph)), SETTLE_SECONDS, 0.05)
     time.sleep(0.5)
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def _ranks(graph: LocalGraph) -> list[dict[str, Any]]:

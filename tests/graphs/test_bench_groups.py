@@ -54,7 +54,7 @@ def test_one_scenario_can_be_asked_for_with_the_same_prompts() -> None:
 
 
 def test_contenders_differ_in_what_they_are_about_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "encoder", lambda: tmp_path / "encoder")
+    monkeypatch.setattr(contenders, "model_directory", lambda: tmp_path / "encoder")
     made = {name: contenders.settings(name, KNOWN["disk"], tmp_path, tmp_path / "disk") for name in groups.ALL}
     assert len({(s.model, s.workers, s.blocks_per_rank, s.max_num_tokens, s.threads) for s in made.values()}) == 1
     assert {name for name, s in made.items() if s.connector} == {"semkv", "kv_connector", "semblend"}
@@ -73,7 +73,8 @@ def test_contenders_differ_in_what_they_are_about_only(tmp_path: Path, monkeypat
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "find_spec", lambda name: None)
-    assert contenders.missing("semblend") == [*contenders.SEMBLEND_NEEDS, contenders.ENCODER_PACKAGE]
+    monkeypatch.setattr(contenders, "model_directory", lambda: None)
+    assert contenders.missing("semblend") == [*contenders.SEMBLEND_NEEDS, contenders.MODEL_PACKAGE]
     assert contenders.missing("kv") == []
 
 

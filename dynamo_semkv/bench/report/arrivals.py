@@ -25,9 +25,9 @@ CONVERSATION_INTERVALS = tuple(
 """The same as seconds between one request and the next."""
 
 
-def trace_intervals(path: Path, count: int, skip: int = 0) -> list[float]:
-    """Seconds between requests `skip` to `skip + count` of a trace in Mooncake's form. ContractError names a bad line."""
-    times = [request.at for request in read_mooncake(path, limit=skip + count + 1)][skip:]
+def trace_intervals(path: Path, count: int) -> list[float]:
+    """Seconds between the first `count + 1` requests of a trace in Mooncake's form. ContractError names a bad line."""
+    times = [request.at for request in read_mooncake(path, limit=count + 1)]
     return [after - before for before, after in pairwise(times)]
 
 

@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from dynamo_semkv.bench.report.statistics import Figure, Figures, paired, quantile
+from dynamo_semkv.bench.table import unmaterialized
 
 Record = Mapping[str, Any]
 RIVAL = "kv"
@@ -21,8 +22,6 @@ OURS = ("semkv", "semblend")
 COLD_SHARE = 0.1
 WARM_SHARE = 0.5
 """Prompts of which less, or at least so much, was reused count as cold or warm; those in between as neither."""
-REUSED = ("materialized_exact", "materialized_experimental")
-NOTHING_TO_SAY = ("local_exact", "no_donor")
 
 
 def where_from(record: Record) -> str:
@@ -220,10 +219,7 @@ def _ratios(found: Figures) -> Figures:
 
 
 def _unused(route: Mapping[str, Any]) -> str | None:
-    """Why nothing was loaded although something was hinted or offered; None where it was, or there was nothing to load."""
-    if route["outcome"] in REUSED or (route["outcome"] in NOTHING_TO_SAY and not route["placed"]):
-        return None
-    return str(route["outcome"] if route["outcome"] in (*NOTHING_TO_SAY, "unconfirmed") else route["reason"])
+    return unmaterialized(route["outcome"], route["reason"], route["placed"])
 
 
 def reasons(group: Mapping[str, Any]) -> dict[str, dict[str, int]]:

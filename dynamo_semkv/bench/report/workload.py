@@ -74,8 +74,8 @@ def _timed(name: str, title: str, kind: str, requests: Sequence[ChatRequest], ga
     return Timed(name, title, kind, (Pass(_answers(requests), offsets("uniform", len(requests), gap=gap)),))
 
 
-def _answers(requests: Sequence[ChatRequest], tokens: int = ANSWER_TOKENS) -> tuple[ChatRequest, ...]:
-    return tuple(ChatRequest(r.messages, r.cache_salt, tokens) for r in requests)
+def _answers(requests: Sequence[ChatRequest]) -> tuple[ChatRequest, ...]:
+    return tuple(ChatRequest(r.messages, r.cache_salt, ANSWER_TOKENS) for r in requests)
 
 
 def exact_repeat(library: Library, sizes: Sizes) -> Timed:

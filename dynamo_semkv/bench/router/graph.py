@@ -12,10 +12,8 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import yaml
@@ -48,10 +46,8 @@ def document(seed: int, tokens: int) -> TokenArray:
 
 
 class RouterGraph:
-    def __init__(self, *, ranks: int, donors: int, tokens: int, settings: Mapping[str, Any] | None = None) -> None:
-        """`settings`: sections of our router's configuration that stand instead of the bench's own."""
+    def __init__(self, *, ranks: int, donors: int, tokens: int) -> None:
         self.ranks, self.donors, self.tokens = ranks, donors, tokens
-        self._settings = dict(settings or {})
         self._folder = tempfile.TemporaryDirectory(prefix="semkv-bench-router-")
         self._path = Path(self._folder.name)
         self._nats = EmbeddedNats(self._path / "nats")
@@ -100,7 +96,7 @@ class RouterGraph:
             "dashboard": {"enabled": False},
         }
         config = self._path / "semkv.yaml"
-        config.write_text(yaml.safe_dump(settings | self._settings))
+        config.write_text(yaml.safe_dump(settings))
         self._know()
         self._start(OURS, ["-m", "dynamo_semkv", "serve", "--config", str(config)])
         endpoints = (f"{NAMESPACE}.backend.generate", f"{NAMESPACE}.{BARE}.generate")

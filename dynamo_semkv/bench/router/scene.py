@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,6 @@ class SimulatedEdge:
     """Dynamo as far as the router asks it: nothing on any device, a queue on every other replica."""
 
     live: Mapping[ReplicaKey, ReplicaCard]
-    _loads: dict[ReplicaKey, RankLoad] = field(default_factory=dict)
 
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
         return self.live
@@ -141,17 +140,16 @@ class Record:
 class Scene:
     """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has a donor."""
 
-    def __init__(self, *, donors: int, tokens: int, replicas: int, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, *, donors: int, tokens: int, replicas: int) -> None:
         # A machine that does other things too may not turn a slow moment into another code path.
         patient = {"deadline_ms": 1_000.0, "exact_deadline_ms": 1_000.0}
-        self.config: Config = build({"placement": {"mode": "enforce"}, "evidence": patient, **(settings or {})})
+        self.config: Config = build({"placement": {"mode": "enforce"}, "evidence": patient})
         self.tokens, self.donors = tokens, donors
         self.namespace = announced_namespace()
         self.narrowed = self.namespace.for_request(tenant="")
         self.directory = ReplicaDirectory()
         self.edge = SimulatedEdge(self._join(replicas))
         provider = FingerprintProvider(self.config.evidence.fingerprint)
-        self.provider = provider
         self.catalog = DonorCatalog([provider], clock=time.monotonic, max_donors=max(1, donors))
         self.lookup = DeadlineRunner([provider], 1.0, self.config.evidence.max_matches)
         self.calibration = Calibration(self.config.scoring)
