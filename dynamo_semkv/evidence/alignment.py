@@ -172,15 +172,16 @@ def _follow_neighbours(prompt: Samples, donor: _Flat, at: I64, sure: Bools, repe
     near = (anchor >= 0) & (donor.owner[anchor] == donor.owner[lost])
     anchor = np.where(near, anchor, np.minimum(after[lost], len(at) - 1))
     near |= sure[anchor] & (donor.owner[anchor] == donor.owner[lost])
-    at[lost] = _in_turn(prompt.fingerprints, donor.fingerprints[lost], donor.owner[lost])
+    by_value = np.argsort(prompt.fingerprints, kind="stable")
+    at[lost] = _in_turn(prompt.fingerprints, by_value, donor.fingerprints[lost], donor.owner[lost])
     led = lost[near]
     expected = prompt.positions[at[anchor[near]]] + donor.positions[led] - donor.positions[anchor[near]]
-    at[led] = _nearest(prompt, donor.fingerprints[led], expected)
+    at[led] = _nearest(prompt, by_value, donor.fingerprints[led], expected)
 
 
-def _nearest(prompt: Samples, wanted: npt.NDArray[np.uint32], expected: I64) -> I64:
-    """For each of `wanted` the index of the prompt that has it and is nearest to the expected position."""
-    by_value = np.argsort(prompt.fingerprints, kind="stable")
+def _nearest(prompt: Samples, by_value: I64, wanted: npt.NDArray[np.uint32], expected: I64) -> I64:
+    """For each of `wanted` the index of the prompt that has it and is nearest to the expected position. `by_value`: the prompt's stable
+    order by fingerprint."""
     places = (prompt.fingerprints[by_value].astype(np.int64) << 31) + prompt.positions[by_value]
     wish = wanted.astype(np.int64) << 31
     above = np.searchsorted(places, wish + np.clip(expected, 0, 2**31 - 1))
@@ -193,10 +194,9 @@ def _nearest(prompt: Samples, wanted: npt.NDArray[np.uint32], expected: I64) -> 
     return found
 
 
-def _in_turn(prompt: npt.NDArray[np.uint32], wanted: npt.NDArray[np.uint32], owner: I64) -> I64:
+def _in_turn(prompt: npt.NDArray[np.uint32], by_value: I64, wanted: npt.NDArray[np.uint32], owner: I64) -> I64:
     """For each of `wanted`, grouped by `owner` and in order, an index of the prompt that has it: of several that are the same the first
-    goes to the first, the second to the second, and the last one to all that are left."""
-    by_value = np.argsort(prompt, kind="stable")
+    goes to the first, the second to the second, and the last one to all that are left. `by_value`: the prompt's stable order."""
     ordered = prompt[by_value]
     first = np.searchsorted(ordered, wanted)
     many = np.searchsorted(ordered, wanted, side="right") - first

@@ -142,7 +142,10 @@ class FingerprintProvider:
             found = align(samples, len(query.tokens), [sketch for _, sketch, _ in alike])
             weights = _weights(samples.fingerprints, unique, rarity)
             # What a sample weighs in a donor that posts only one in 2**k.
-            said = {k: np.where(samples.fingerprints & unposted_bits(k) == 0, weights, 0.0) for _, _, k in alike}
+            said = {
+                k: np.where(samples.fingerprints & unposted_bits(k) == 0, weights, 0.0)
+                for k in {thinned for _, _, thinned in alike}
+            }
             for (donor, sketch, thinned), alignment in zip(alike, found, strict=True):
                 evidence = float(said[thinned][alignment.shared].sum()) * (1 << thinned)
                 match = self._match(query, donor, sketch, alignment, evidence, tokens_per_block)
