@@ -49,7 +49,7 @@ class Access:
             return True
         scheme, _, bearer = (authorization or "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else query
-        return _equal(given, self.token) or _equal(cookie, self.cookie)
+        return same_secret(given, self.token) or same_secret(cookie, self.cookie)
 
 
 def is_loopback(host: str) -> bool:
@@ -81,6 +81,6 @@ def _host_of(header: str) -> str:
     return header.partition(":")[0]
 
 
-def _equal(given: str | None, expected: str) -> bool:
-    # Bytes of a header that are no UTF-8 come as lone surrogates, which strict encoding refuses.
+def same_secret(given: str | None, expected: str) -> bool:
+    # Bytes of a header that are no UTF-8, and JSON, bring lone surrogates, which strict encoding refuses.
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())

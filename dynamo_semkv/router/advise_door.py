@@ -6,14 +6,13 @@ token. It rides in the body, since a route of the status server is given nothing
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dynamo_semkv.config.schema import SecurityConfig
-from dynamo_semkv.dashboard.access import is_loopback, read_token
+from dynamo_semkv.dashboard.access import is_loopback, read_token, same_secret
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +55,5 @@ class AdviseDoor:
                 "DYN_SYSTEM_HOST=127.0.0.1"
             )
         given = body.get("token") if isinstance(body, dict) else None
-        # Lone surrogates may come in JSON; strict encoding would raise.
-        right = isinstance(given, str) and hmac.compare_digest(
-            given.encode("utf-8", "surrogatepass"), self._token.encode()
-        )
+        right = isinstance(given, str) and same_secret(given, self._token)
         return None if right else f"token: none, or another one than that of {FIELD}"
