@@ -33,7 +33,7 @@ from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
-from dynamo_semkv.outcome.closed import ClosedRoute, TtftClass, placed_on
+from dynamo_semkv.outcome.closed import ClosedRoute, ReplicaName, TtftClass, placed_on
 from dynamo_semkv.outcome.lessons import Lesson, lessons, load_lesson
 from dynamo_semkv.outcome.saving import PrefillRates, Saving, cold_seconds_per_token, saving_of
 from dynamo_semkv.scoring.credit import Kind, prior_saving, prior_share
@@ -214,7 +214,7 @@ class Calibration:
                 if tier is not Tier.DEVICE
             },
             "prefill": [
-                {"replica": _name(name), "tokens_per_second": 1.0 / seconds, "routes": routes}
+                {"replica": str(ReplicaName(*name)), "tokens_per_second": 1.0 / seconds, "routes": routes}
                 for (name, seconds, routes), _ in zip(self._rates.rows(), range(MAX_ROWS), strict=False)
             ],
             "cells": rows,
@@ -226,7 +226,7 @@ class Calibration:
         share, begins, trials = self._mean(share_prior, _share_key(kind), cell, cell.share, replica)
         saving, _, loads = self._mean(saving_prior, _saving_key(kind), cell, cell.saving, replica)
         return {
-            "replica": _name(name),
+            "replica": str(ReplicaName(*name)),
             "match_type": kind.match_type.value,
             "overlap": kind.overlap.value,
             "tier": kind.tier.value,
@@ -328,7 +328,3 @@ def _share_key(kind: Kind) -> tuple[str, ...]:
 
 def _saving_key(kind: Kind) -> tuple[str, ...]:
     return ("saving", kind.tier.value, kind.mode.value)
-
-
-def _name(replica: StableReplica) -> str:
-    return f"{replica.stable_routing_id}/{replica.dp_rank}"

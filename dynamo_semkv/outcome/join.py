@@ -138,8 +138,9 @@ def match(
                 pairs[named] = request.match(JoinedBy.ROUTE_ID)
     left = [request for request in loose if not _pair(request, ordered, pairs, doubtful=False)]
     left = [request for request in left if not _pair(request, ordered, pairs, doubtful=True)]
+    advised = [route for route in ordered if _is_advised(route)]
     for request in left:
-        _pair(request, [route for route in ordered if _is_advised(route)], pairs, doubtful=False, fits=Fit.UNKNOWN)
+        _pair(request, advised, pairs, doubtful=False, fits=Fit.UNKNOWN)
     return pairs
 
 

@@ -26,7 +26,6 @@ MIN_COLD_TOKENS = 128
 """A shorter prefill is mostly overhead and no measure of a rate."""
 MIN_SECONDS_PER_TOKEN = 1e-9
 """A thousand million tokens a second: what is less was not measured, and its reciprocal may be infinite."""
-MAX_REPLICAS = 1_024
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class _Rate:
 class PrefillRates:
     """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet."""
 
-    def __init__(self, max_replicas: int = MAX_REPLICAS) -> None:
+    def __init__(self, max_replicas: int) -> None:
         self._max_replicas = max_replicas
         self._rates: OrderedDict[StableReplica, _Rate] = OrderedDict()
         self._fleet = _Rate()
@@ -70,9 +69,9 @@ class PrefillRates:
         while len(self._rates) > self._max_replicas:
             self._rates.popitem(last=False)
 
-    def seconds_per_token(self, replica: StableReplica | None) -> float | None:
+    def seconds_per_token(self, replica: StableReplica) -> float | None:
         """None as long as too few cold routes were seen."""
-        own = self._rates.get(replica) if replica is not None else None
+        own = self._rates.get(replica)
         return own.median if own is not None and own.median is not None else self._fleet.median
 
     def rows(self) -> Iterator[tuple[StableReplica, float, int]]:

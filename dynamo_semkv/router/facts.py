@@ -22,8 +22,6 @@ PIN_FIELDS = (
     "prefill_dp_rank",
 )
 """Where a client, or a gateway before us, can say which worker or rank it wants."""
-CONSTRAINT_FIELDS = ("allowed_worker_ids", "routing_constraints")
-"""Where it can say which workers it will have at all."""
 FLOW_FIELDS = ("prefill_result", "bootstrap_info")
 """A request that carries these is one half of a disaggregated pair: its place follows from the other half."""
 MEDIA_FIELDS = ("multi_modal_data", "multi_modal_uuids", "mm_routing_info", "prompt_embeds")
