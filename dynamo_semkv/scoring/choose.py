@@ -55,22 +55,20 @@ class ScoreRow:
     """The strongest evidence on this replica; of equally strong ones the first by donor id."""
     claimed_tokens: int
     """Tokens that `match` claims beyond the replica's device prefix; 0 without one."""
-    proven_tokens: int = 0
-    """Of these, the ones of a proven common prefix."""
-    filtered_by: FilteredBy | None = None
-    view: ReplicaView | None = field(default=None, repr=False)
-    situation: Situation | None = field(default=None, repr=False)
-    values: tuple[TokenValue, ...] = ()
+    view: ReplicaView = field(repr=False)
+    situation: Situation = field(repr=False)
+    values: tuple[TokenValue, ...]
     """In the order of SCORERS, then of `extra`."""
-    extra: tuple[str, ...] = ()
+    extra: tuple[str, ...]
+    proven_tokens: int = 0
+    """Of `claimed_tokens`, the ones of a proven common prefix."""
+    filtered_by: FilteredBy | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """`device`, `host`, `disk`, `donor`, `load` and what extra scorers are called; their values add up to `total`. Made when somebody
         looks: a decision needs none of them."""
         view, at = self.view, self.situation
-        if view is None or at is None:
-            return ()
         found = [
             Part(name, scorer(view, self.match, at), value)
             for (name, scorer), value in zip(SCORERS.items(), self.values, strict=False)
