@@ -126,9 +126,12 @@ class AttemptBook:
             self.end(attempt, reason)
 
     def confirm(self, attempt: Attempt) -> None:
-        assert attempt.plan is not None
-        attempt.plan.confirm()
-        self.counts["confirmed_tokens"] += attempt.plan.confirmed
+        plan = attempt.plan
+        assert plan is not None
+        plan.confirm()
+        self.counts["confirmed_tokens"] += plan.confirmed
+        fetched = sum(block.fetched for block in plan.served)
+        self.counts["fetched_tokens"] += min(fetched * plan.tokens_per_block, plan.confirmed)
         self.settle(attempt)
 
     def end(self, attempt: Attempt, reason: Reason) -> None:
@@ -159,8 +162,6 @@ class AttemptBook:
         if plan.ended:
             self._close(attempt, ending_of(plan))
             if plan.confirmed:
-                fetched = sum(block.fetched for block in plan.served)
-                self.counts["fetched_tokens"] += min(fetched * plan.tokens_per_block, plan.confirmed)
                 for block in plan.served:
                     block.staged = False  # from now on it is the slab that serves it
 

@@ -44,6 +44,20 @@ def test_what_one_worker_has_the_other_serves_bit_for_bit() -> None:
         a.check_balance()
 
 
+def test_what_was_pulled_is_counted_once_also_when_its_request_starts_again() -> None:
+    with workers(worker(), worker()) as (a, b):
+        a.serve(TOKENS)
+        assert pull(b, a) == 5
+        request = b.request(TOKENS)
+        assert b.prefill(request) == 20
+        for _ in range(2):
+            b.leader.reset(request)
+        counts = b.parts.snapshot()["attempt_counts"]
+        assert (counts["fetched_tokens"], counts["confirmed_tokens"]) == (20, 20)
+        b.release(request)
+        b.idle()
+
+
 def test_only_what_is_missing_is_pulled_and_no_more_than_the_source_is_said_to_have() -> None:
     with workers(worker(), worker()) as (a, b):
         a.serve(TOKENS)
