@@ -155,7 +155,7 @@ class DiskStore:
             return size, None
         if isinstance(why, str):
             self.counts[why] += 1
-            return (0 if self._unlink(path.name) else size), None
+            return (0 if self._unlink(path) else size), None
         return size, replace(why, used=status.st_mtime_ns)
 
     def _install(self, found: list[tuple[int, BlockRecord]], left: int, *, complete: bool) -> list[BlockRecord]:
@@ -170,7 +170,7 @@ class DiskStore:
             if record.ordinal and record.parent not in keys:
                 keys.discard(record.key)
                 self.counts["orphaned"] += 1
-                if not complete or not self._unlink(f"{self._name(record.namespace, record.key)}.kv"):
+                if not complete or not self._unlink(self._path(self._name(record.namespace, record.key))):
                     left += size
             else:
                 kept.append((size, record))
@@ -228,7 +228,7 @@ class DiskStore:
             del self._writing[name]
             if life != self._life:
                 self._forget_child(block.parent, name)
-                if self._unlink(f"{name}.kv"):
+                if self._unlink(self._path(name)):
                     self._size -= size
                 return False
             self._enter(name, _File(size, block.key, block.parent))
@@ -326,7 +326,7 @@ class DiskStore:
         with self._lock:
             doomed, self._doomed = self._doomed, []
         for name, size in doomed:
-            if self._unlink(f"{name}.kv"):  # else it keeps its room
+            if self._unlink(self._path(name)):  # else it keeps its room
                 with self._lock:
                     self._size -= size
 
@@ -398,7 +398,7 @@ class DiskStore:
             self._names.pop(file.key, None)
             self._forget_child(file.parent, name)
             self._gone.append(file.key)
-            self._unlink(f"{name}.kv")  # where it fails, it takes room that is not counted until the next start
+            self._unlink(self._path(name))  # where it fails, it takes room that is not counted until the next start
 
     def _touch(self, name: str) -> None:
         """The order of use, for the next start."""
@@ -408,10 +408,10 @@ class DiskStore:
             self.counts["touch_errors"] += 1
             _log.debug("semkv disk store: the use of a file could not be noted: %s", error)
 
-    def _unlink(self, file: str) -> bool:
+    def _unlink(self, path: Path) -> bool:
         """Is it gone?"""
         try:
-            (self._directory / file).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as error:
             self.counts["remove_errors"] += 1
             _log.warning("semkv disk store: a file could not be removed: %s", error)
