@@ -75,9 +75,14 @@ def handoff_of(request: Mapping[str, Any], prompt_tokens: int) -> Handoff | None
     return Handoff(first, count, cached if type(cached) is int else 0)
 
 
+def _stops(asked: Submission, handoff: Handoff) -> bool:
+    """Does the first token end the answer by itself?"""
+    return handoff.first_token in asked.stop_token_ids and asked.min_tokens <= 1
+
+
 def continued(asked: Submission, handoff: Handoff) -> Submission | None:
     """What is left to generate; None: the first token was the last."""
-    if asked.max_new_tokens <= 1 or (handoff.first_token in asked.stop_token_ids and asked.min_tokens <= 1):
+    if asked.max_new_tokens <= 1 or _stops(asked, handoff):
         return None
     return replace(
         asked,
@@ -93,8 +98,11 @@ async def from_first_token(
     """The stream of a decode worker. `chunks`: those of `continued`; counts in the last one are those of the whole request."""
     first: Chunk = {"token_ids": [handoff.first_token]}
     if chunks is None:
-        stopped = handoff.first_token in asked.stop_token_ids and asked.min_tokens <= 1
-        yield {**first, "finish_reason": STOP if stopped else LENGTH, "completion_usage": _usage(handoff, 1)}
+        yield {
+            **first,
+            "finish_reason": STOP if _stops(asked, handoff) else LENGTH,
+            "completion_usage": _usage(handoff, 1),
+        }
         return
     yield first
     async for chunk in chunks:

@@ -219,11 +219,15 @@ class DynamoWorker:
         }[role]
         # Behind a router of ours no public endpoint: clients reach this engine through the router only. Of disaggregated workers
         # those that decode offer the model.
-        offered = self._settings.offer_model or role is Role.DECODE
-        hidden = ModelType.Prefill if role is Role.PREFILL else ModelType.Empty
+        if role is Role.PREFILL:
+            model_type = ModelType.Prefill
+        elif role is Role.DECODE or self._settings.offer_model:
+            model_type = ModelType.Chat | ModelType.Completions
+        else:
+            model_type = ModelType.Empty
         await register_model(
             ModelInput.Tokens,
-            ModelType.Chat | ModelType.Completions if offered and role is not Role.PREFILL else hidden,
+            model_type,
             endpoint,
             str(self._settings.model_dir),
             self._settings.served_name or self.engine.model.name,
