@@ -7,7 +7,6 @@ wire format alone.
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,7 @@ from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import Traffic, get, snapshot, wait_until
+from tests.graphs.traffic import Traffic, get, read, snapshot, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -129,8 +128,7 @@ def record(graph: LocalGraph, router: str, bus: OnBus) -> dict[str, int]:
 
 
 def of_metrics(graph: LocalGraph, router: str) -> dict[str, int]:
-    with urllib.request.urlopen(f"{graph.page_url(router)}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = read(f"{graph.page_url(router)}/metrics", 10.0).decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("semkv_") and "{" not in line)
     return {step: int(float(values[f"semkv_{step}_tokens_total"])) for step in (*STEPS, "unhinted")}
 
@@ -179,7 +177,7 @@ def test_metrics_history_and_bus_agree_under_load_and_kills(graph: LocalGraph) -
         said = [snapshot(graph, router) for router in graph.router_names]
         return (
             bus
-            if all(s["requests"] == len(bus.ended) and s["held_reports"] <= s["open_routes"] for s in said)
+            if all(s.get("requests") == len(bus.ended) and s["held_reports"] <= s["open_routes"] for s in said)
             else None
         )
 

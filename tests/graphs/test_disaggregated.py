@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from dynamo_semkv.bench.client import Answer
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import ask, get, routes, send, snapshot, wait_until
+from tests.graphs.traffic import ask, forget_device, get, post, routes, send, snapshot, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -35,24 +33,12 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         yield started
 
 
-def post(url: str, body: Any) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        parsed: dict[str, Any] = json.load(response)
-        return parsed
-
-
 def closed(graph: LocalGraph, answer: Answer) -> dict[str, Any]:
     found: list[dict[str, Any]] = wait_until(
         f"the route of {answer.request_id}", lambda: routes(graph, "router-0", answer.request_id)
     )
     assert len(found) == 1, found
     return found[0]
-
-
-def forget_device(graph: LocalGraph) -> None:
-    for worker in graph.worker_names:
-        post(f"{graph.status_url(worker)}/engine/reset_prefix_cache", {})
 
 
 def engine(graph: LocalGraph, part: str) -> dict[str, Any]:

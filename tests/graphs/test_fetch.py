@@ -3,7 +3,6 @@ pulled, because Dynamo's `kv.fetch` hint said where they are."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import urllib.request
@@ -16,7 +15,7 @@ import pytest
 
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import ask, get, prompt, send, wait_until
+from tests.graphs.traffic import ask, get, post, prompt, send, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -58,10 +57,7 @@ def chat(graph: LocalGraph, seed: int, worker: str, rank: int, salt: str | None 
         "temperature": 0,
         "nvext": nvext,
     }
-    url = f"{graph.frontend_url}/v1/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        answer = json.load(response)
+    answer = post(f"{graph.frontend_url}/v1/chat/completions", body)
     usage = answer["usage"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return answer["choices"][0]["message"]["content"], usage["prompt_tokens"], cached

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import pytest
 
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import get, wait_until
+from tests.graphs.traffic import forget_device, get, post, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -34,17 +31,18 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         yield started
 
 
-def post(url: str, body: Any, **headers: str) -> dict[str, Any]:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"content-type": "application/json", **headers}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        parsed: dict[str, Any] = json.load(response)
-        return parsed
-
-
 def advise(graph: LocalGraph, tokens: list[int], **more: Any) -> dict[str, Any]:
     return post(f"{graph.status_url('router-0')}/engine/semkv/advise", {"token_ids": tokens, **more})
+
+
+def advise_on_donor(graph: LocalGraph, tokens: list[int]) -> dict[str, Any]:
+    """Advice, once the donor is known."""
+
+    def advised() -> dict[str, Any] | None:
+        answer = advise(graph, tokens)
+        return answer if answer["replica"] is not None else None
+
+    return dict(wait_until("the donor is known", advised))
 
 
 def dispatch(graph: LocalGraph, tokens: list[int], where: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def dispatch(graph: LocalGraph, tokens: list[int], where: dict[str, Any]) -> dic
 
 
 def route(graph: LocalGraph, route_id: str) -> dict[str, Any]:
-    return dict(wait_until(f"route {route_id}", lambda: get(f"{graph.page_url()}/api/routes/{route_id}"), 30.0))
+    return dict(wait_until(f"route {route_id}", lambda: get(f"{graph.page_url()}/api/routes/{route_id}")))
 
 
 def test_what_it_was_advised_and_dispatched_by_itself_is_joined_with_the_workers_report(graph: LocalGraph) -> None:
@@ -68,14 +66,8 @@ def test_what_it_was_advised_and_dispatched_by_itself_is_joined_with_the_workers
         "not_resident",
         "prompt_key",
     )
-    for worker in graph.worker_names:
-        post(f"{graph.status_url(worker)}/engine/reset_prefix_cache", {})
-
-    def advised() -> Any:
-        answer = advise(graph, PROMPT)
-        return answer if answer["replica"] is not None else None
-
-    warm = wait_until("the donor is known", advised)
+    forget_device(graph)
+    warm = advise_on_donor(graph, PROMPT)
     assert warm["replica"]["worker_id"] == cold["dynamo"]["worker_id"]
     assert warm["replica"]["dp_rank"] == cold["dynamo"]["dp_rank"]
     assert warm["hint"]["actions"][0]["action_type"] == "semkv.donor"

@@ -10,8 +10,8 @@ import pytest
 
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.test_gateway import PROMPT, advise, post, route
-from tests.graphs.traffic import get, wait_until
+from tests.graphs.test_gateway import PROMPT, advise, advise_on_donor, route
+from tests.graphs.traffic import forget_device, get, post
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -47,14 +47,8 @@ def dispatch(graph: LocalGraph, prefill: dict[str, Any]) -> dict[str, Any]:
 def test_the_prefill_worker_that_was_advised_confirms_what_it_loaded(graph: LocalGraph) -> None:
     cold = advise(graph, PROMPT)
     first = dispatch(graph, cold["dynamo"])
-    for worker in graph.worker_names:
-        post(f"{graph.status_url(worker)}/engine/reset_prefix_cache", {})
-
-    def advised() -> Any:
-        answer = advise(graph, PROMPT)
-        return answer if answer["replica"] is not None else None
-
-    warm = wait_until("the donor is known", advised)
+    forget_device(graph)
+    warm = advise_on_donor(graph, PROMPT)
     assert (warm["replica"]["worker_id"], warm["replica"]["dp_rank"]) == tuple(cold["dynamo"].values())
     again = dispatch(graph, warm["replica"])
     assert again["choices"][0]["text"] == first["choices"][0]["text"]

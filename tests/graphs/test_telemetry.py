@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynamo_semkv.telemetry import catalogue as c
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
-from tests.graphs.traffic import prompt, routes, wait_until
+from tests.graphs.traffic import forget_device, prompt, routes, wait_until
 from tests.telemetry.collector import Collector, Seen
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
@@ -135,7 +135,7 @@ def test_a_hinted_request_is_one_trace_through_router_and_engine(graph: LocalGra
         """Again until Dynamo has heard that the device caches are empty (before that there is nothing to place), and the hint came before
         its request ended (on a busy machine it may not; the route is then joined by its prompt)."""
         nonlocal trace
-        _empty_device_caches(graph)
+        forget_device(graph)
         trace = next(traces)
         answer = send(graph, 2, trace=trace)
         assert answer["choices"] == cold["choices"]
@@ -161,13 +161,6 @@ def test_a_hinted_request_is_one_trace_through_router_and_engine(graph: LocalGra
     assert found["semkv.outcome"].links == [(attempt.trace_id, attempt.span_id)]
     assert whole.start <= found["semkv.hint"].end <= attempt.start
     assert not [name for name, span in found.items() if span.failed]
-
-
-def _empty_device_caches(graph: LocalGraph) -> None:
-    for worker in graph.worker_names:
-        url = f"{graph.status_url(worker)}/engine/reset_prefix_cache"
-        request = urllib.request.Request(url, b"{}", {"content-type": "application/json"})
-        urllib.request.urlopen(request, timeout=10).close()
 
 
 def metrics(url: str) -> dict[str, Any]:

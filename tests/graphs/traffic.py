@@ -82,20 +82,20 @@ class Traffic:
 class Leaving:
     """A client that hangs up on each of its streams after the first line, until `finish`."""
 
-    def __init__(self, graph: LocalGraph, first_seed: int = 0, max_tokens: int = 200) -> None:
+    def __init__(self, graph: LocalGraph, first_seed: int) -> None:
         self.left = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(graph, first_seed, max_tokens), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(graph, first_seed), daemon=True)
         self._thread.start()
 
-    def _run(self, graph: LocalGraph, seed: int, max_tokens: int) -> None:
+    def _run(self, graph: LocalGraph, seed: int) -> None:
         while not self._stop.is_set():
             seed += 1
             messages = [{"role": "user", "content": prompt(seed)}]
             asked = {
                 "model": graph.settings.served_model,
                 "messages": messages,
-                "max_tokens": max_tokens,
+                "max_tokens": 200,
                 "stream": True,
             }
             request = urllib.request.Request(
@@ -130,19 +130,40 @@ def wait_until(
         time.sleep(0.05)
 
 
-def get(url: str) -> dict[str, Any]:
-    """JSON of a page; `{}` for one that is not there (yet). One that is asked too often answers 429, and is asked again."""
+def read(url: str, timeout: float = 5.0) -> bytes:
+    """A page as it is. One that is asked too often answers 429, and is asked again; any other failure is raised."""
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                parsed: dict[str, Any] = json.load(response)
-                return parsed
+            with urllib.request.urlopen(url, timeout=timeout) as response:
+                return bytes(response.read())
         except urllib.error.HTTPError as refused:
             if refused.code != HTTPStatus.TOO_MANY_REQUESTS:
-                return {}
-            time.sleep(0.1)
-        except (urllib.error.URLError, OSError, ValueError):
-            return {}
+                raise
+        time.sleep(0.1)
+
+
+def get(url: str) -> dict[str, Any]:
+    """JSON of a page; `{}` for one that is not there (yet)."""
+    try:
+        parsed: dict[str, Any] = json.loads(read(url))
+        return parsed
+    except (urllib.error.URLError, OSError, ValueError):
+        return {}
+
+
+def post(url: str, body: Any, **headers: str) -> dict[str, Any]:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"content-type": "application/json", **headers}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        parsed: dict[str, Any] = json.load(response)
+        return parsed
+
+
+def forget_device(graph: LocalGraph) -> None:
+    """Every worker's device cache is empty; host memory keeps what it has."""
+    for worker in graph.worker_names:
+        post(f"{graph.status_url(worker)}/engine/reset_prefix_cache", {})
 
 
 def routes(graph: LocalGraph, router: str, request_id: str | None) -> list[dict[str, Any]]:
