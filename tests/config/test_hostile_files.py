@@ -75,7 +75,7 @@ def test_a_hostile_variable_is_named(name: str, value: str) -> None:
         load_config(None, {name: value})
 
 
-def test_of_many_errors_the_first_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+def test_of_many_errors_the_first_are_told_and_the_rest_counted() -> None:
     with pytest.raises(ContractError) as caught:
         build({f"x{n}": 1 for n in range(50_000)})
     told = [str(error) for error in each(caught.value)]

@@ -213,3 +213,13 @@ def wait_for(condition: Callable[[], bool], timeout: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.002)
+
+
+def ended(bench: Bench) -> None:
+    """All requests have ended for the connector too."""
+    wait_for(lambda: all(scheduler.snapshot()["tracked"] == 0 for scheduler in bench.schedulers))
+
+
+def quiet(bench: Bench) -> None:
+    ended(bench)
+    bench.check_balance()

@@ -11,7 +11,7 @@ import torch
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.disk import donors, files
-from tests.worker_connector.harness import MIB, Bench, engine, prompt, run, settings, wait_for
+from tests.worker_connector.harness import MIB, Bench, ended, engine, prompt, run, settings
 
 torch.set_num_threads(1)
 
@@ -22,7 +22,7 @@ def bench_on(path: Path) -> Bench:
 
 def settle(bench: Bench) -> None:
     """The engine has told the end of its requests, and the disks have done what followed."""
-    wait_for(lambda: all(scheduler.snapshot()["tracked"] == 0 for scheduler in bench.schedulers))
+    ended(bench)
     for worker in bench.workers:
         disk = worker.rank.disk_thread
         assert disk is not None

@@ -8,6 +8,7 @@ import pytest
 
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
+from tests.worker_connector.disk import settle
 from tests.worker_connector.fetch import (
     SECRET,
     TOKENS,
@@ -425,9 +426,6 @@ def test_pulled_blocks_are_told_to_dynamo_and_go_to_disk(tmp_path: Any) -> None:
         a.serve(TOKENS)
         assert pull(b, a) == 5
         assert told.stored_blocks == 5
-        disk = b.rank.disk_thread
-        assert disk is not None
-        while disk.run_pending():
-            pass
+        settle(b)
         assert b.parts.snapshot()["disk"]["blocks"] == 5
         b.rank.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.worker_connector.disk import settle
 from tests.worker_connector.fetch import (
     SECRET,
     TOKENS,
@@ -66,22 +67,16 @@ def test_a_source_that_is_reset_without_a_name_between_exchanges_takes_everythin
     monkeypatch.setattr("worker_connector.fetcher.MAX_KEYS", 2)
     with workers(worker(), worker(fetch_settings(disk_path=str(tmp_path), disk_bytes=MIB))) as (a, b):
         a.serve(TOKENS)
-        disk = b.rank.disk_thread
-        assert disk is not None
-
-        def write_behind() -> None:
-            while disk.run_pending():
-                pass
 
         def reset(wanted: Any) -> None:
             if watched.reads == 2:
-                write_behind()
+                settle(b)
                 a.leader.reset_cache()
 
         watched = between(b, before=reset)
         assert pull(b, a) == 0
         assert results(b) == {"foreign": 1}
-        write_behind()
+        settle(b)
         assert b.leader.resident_blocks() == 0
         assert b.parts.snapshot()["disk"]["blocks"] == 0
         b.rank.close()

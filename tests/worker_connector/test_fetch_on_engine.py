@@ -14,7 +14,7 @@ from dynamo_semkv.config.fetch import FetchConfig
 from dynamo_semkv.contracts.hints import FetchHint
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
-from tests.worker_connector.harness import MIB, Bench, engine, prompt, run, settings, wait_for
+from tests.worker_connector.harness import MIB, Bench, ended, engine, prompt, run, settings
 from worker_connector.fetch_desk import FetchDesk
 from worker_connector.reference_engine.engine import Engine
 from worker_connector.reference_engine.sampling import SamplingParams
@@ -50,10 +50,6 @@ def pair(
         yield benches[0], engines[0], benches[1], engines[1]
 
 
-def settle(it: Bench) -> None:
-    wait_for(lambda: all(scheduler.snapshot()["tracked"] == 0 for scheduler in it.schedulers))
-
-
 def pull(source: Bench, target: Bench, tokens: list[int], *, ranks: tuple[int, int] = (0, 0), **options: Any) -> int:
     endpoint = desks(source)[ranks[0]].endpoint
     assert endpoint is not None
@@ -72,10 +68,10 @@ def test_logits_from_pulled_blocks_are_those_of_a_warm_engine(manager: str, leng
     with pair(manager) as (one, first, other, second):
         _, cold = run(first, tokens, sampling=WITH_LOGITS)
         _, warm = run(first, tokens, sampling=WITH_LOGITS)
-        settle(one)
+        ended(one)
         assert pull(one, other, tokens) == (length - 1) // 32
         request_id, pulled = run(second, tokens, sampling=WITH_LOGITS)
-        settle(other)
+        ended(other)
         whole = (length - 1) // 32 * 32
         assert pulled.stats.connector_served_tokens == warm.stats.device_reused_tokens == whole
         assert all(
@@ -97,12 +93,12 @@ def test_ranks_of_attention_data_parallelism_pull_each_for_itself() -> None:
     tokens = prompt(200)
     with pair(ranks=2) as (one, first, other, second):
         _, cold = run(first, tokens, dp_rank=1)
-        settle(one)
+        ended(one)
         assert pull(one, other, tokens, ranks=(0, 0)) == 0  # rank 0 of the source has nothing
         assert pull(one, other, tokens, ranks=(1, 0)) == 6
         _, there = run(second, tokens, dp_rank=0)
         _, beside = run(second, tokens, dp_rank=1)
-        settle(other)
+        ended(other)
         assert (there.stats.connector_served_tokens, beside.stats.connector_served_tokens) == (192, 0)
         assert cold.token_ids == there.token_ids == beside.token_ids
         other.check_balance()
@@ -112,13 +108,13 @@ def test_another_tenants_prompt_is_computed() -> None:
     tokens = prompt(200)
     with pair() as (one, first, other, second):
         run(first, tokens, cache_salt="a")
-        settle(one)
+        ended(one)
         assert pull(one, other, tokens) == pull(one, other, tokens, salt="b") == 0
         _, computed = run(second, tokens, cache_salt="b")
         assert computed.stats.cached_tokens == 0
         assert pull(one, other, tokens, salt="a") == 6
         _, own = run(second, tokens, cache_salt="a")
-        settle(other)
+        ended(other)
         assert own.stats.connector_served_tokens == 192
 
 
@@ -127,14 +123,14 @@ def test_a_chain_is_continued_where_it_was_pulled_to_and_pulled_on_from_there() 
     turns = prompt(420)
     with pair() as (one, first, other, second):
         run(first, turns[:150])
-        settle(one)
+        ended(one)
         assert pull(one, other, turns[:300]) == 4
         _, middle = run(second, turns[:300])
-        settle(other)
+        ended(other)
         assert middle.stats.connector_served_tokens == 128
         assert pull(other, one, turns) == 5
         _, last = run(first, turns)
-        settle(one)
+        ended(one)
         assert last.stats.cached_tokens == 288
     with engine(None) as cold:
         assert run(cold, turns)[1].token_ids == last.token_ids
@@ -144,11 +140,11 @@ def test_a_small_slab_takes_what_it_has_room_for() -> None:
     tokens = prompt(2500)
     with pair(slabs=(4 * MIB, MIB), num_blocks=120) as (one, first, other, second):
         _, cold = run(first, tokens)
-        settle(one)
+        ended(one)
         assert pull(one, other, tokens) == 64
         assert desks(other)[0].fetcher.counts == {"no_slot": 1}
         _, warm = run(second, tokens)
-        settle(other)
+        ended(other)
         assert warm.token_ids == cold.token_ids
         assert warm.stats.connector_served_tokens == 64 * 32
         other.check_balance()

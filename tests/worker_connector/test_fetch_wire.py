@@ -33,7 +33,6 @@ class Store:
     """Three of four blocks."""
 
     def __init__(self) -> None:
-        self.lives = iter(())
         self.delay: Callable[[int], None] = lambda index: None
 
     def life(self) -> str:
@@ -246,7 +245,7 @@ def test_a_peer_that_never_greets_is_hung_up(store: Store, monkeypatch: pytest.M
     made.close()
 
 
-def test_a_peer_that_reads_nothing_holds_a_thread_for_the_deadline_only(store: Store) -> None:
+def test_a_peer_that_reads_nothing_holds_a_thread_for_the_deadline_only() -> None:
     big = 64 * 1024 * 1024
 
     class Big(Store):

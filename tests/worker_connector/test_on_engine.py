@@ -11,16 +11,7 @@ import torch
 
 from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered
 from dynamo_semkv.contracts.report import Outcome, Reason
-from tests.worker_connector.harness import (
-    MIB,
-    Bench,
-    engine,
-    off_settings,
-    prompt,
-    run,
-    settings,
-    wait_for,
-)
+from tests.worker_connector.harness import MIB, Bench, engine, off_settings, prompt, quiet, run, settings, wait_for
 from worker_connector.engine import SchedulerOutput
 from worker_connector.reference_engine.engine import EngineDeadError
 from worker_connector.reference_engine.sampling import SamplingParams
@@ -29,12 +20,6 @@ from worker_connector.worker import SemkvConnectorWorker
 
 WITH_LOGITS = SamplingParams(return_generation_logits=True)
 BOTH = pytest.mark.parametrize("manager", ["v1", "v2"])
-
-
-def quiet(bench: Bench) -> None:
-    """All requests have ended for the connector too."""
-    wait_for(lambda: all(s.snapshot()["tracked"] == 0 for s in bench.schedulers))
-    bench.check_balance()
 
 
 def equal_logits(left: Any, right: Any) -> bool:

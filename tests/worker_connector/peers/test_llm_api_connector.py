@@ -11,7 +11,7 @@ import pytest
 
 from dynamo_semkv.contracts.donor_events import DonorRegistered
 from dynamo_semkv.contracts.report import Outcome, Reason
-from tests.worker_connector.harness import Bench, engine, prompt, run, settings, wait_for
+from tests.worker_connector.harness import Bench, engine, prompt, quiet, run, settings
 from tests.worker_connector.scripted import GARBAGE, SIZE, ScriptedEngine, make
 from worker_connector.engine import SchedulerOutput
 from worker_connector.scheduler import SemkvConnectorScheduler
@@ -76,11 +76,6 @@ class Calls(Counter[str]):
                 return super().get_finished(finished, loading)
 
         return bench.spec(scheduler=Scheduler, worker=Worker)
-
-
-def quiet(bench: Bench) -> None:
-    wait_for(lambda: all(s.snapshot()["tracked"] == 0 for s in bench.schedulers))
-    bench.check_balance()
 
 
 # bring-up
