@@ -8,6 +8,7 @@ does not fit is refused, counted, and its subject is told as lost once there is 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import re
@@ -34,7 +35,9 @@ _log = logging.getLogger(__name__)
 _ACK_SECONDS = 5.0
 _GATHER_SECONDS = 0.005
 _TOGETHER = 64
-"""Messages of one subject in flight, of a stream whose readers take any order."""
+"""Messages of one subject that are sent together, of a stream whose readers take any order."""
+_FLIGHTS = 16
+"""Of such batches may wait for their acknowledgements at a time."""
 _TOKEN = r"[\x21-\x29\x2b-\x2d\x2f-\x3d\x3f-\x7e]+"  # printable ASCII but blank, `*`, `.`, `>`
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 _SUBJECT_MAX = 512
@@ -71,8 +74,9 @@ class BusPublisher:
     events, announcements) one message is in flight at a time, so a subject's rate is bounded by round trips (measured
     on loopback: thousands a second), which is why each replica and each router has subjects of its own. Routes and
     reports, which are joined in any order, are gathered for a few milliseconds and sent together: waking up for each
-    acknowledgement costs ten times what sending does. A broker that fails one of them and takes a later one stores
-    the later one first.
+    acknowledgement costs ten times what sending does. They do not wait for the acknowledgements of those before them: a
+    broker whose disk is slow would otherwise keep them in this process, and they would die with it. A broker that fails
+    one of them and takes a later one stores the later one first.
 
     `on_loss(subject)` runs on the bus thread, once per episode in which persistent messages of that subject were
     dropped, when there is room again (connected, buffer at most half full): what the callee publishes in answer has a
@@ -89,10 +93,13 @@ class BusPublisher:
         self._lock = threading.Lock()
         # Guarded by the lock: callers append, the bus thread removes.
         self._kept: dict[str, deque[_Message]] = {}
+        """What is to be sent. What is on its way is in a flight, which puts back what it could not deliver."""
         self._passing: deque[tuple[str, _Message]] = deque()
         self._lost: set[str] = set()
         self._busy: dict[str, asyncio.Task[None]] = {}
         """By subject: the task that will look at its queue again by itself."""
+        self._flights: dict[asyncio.Task[None], tuple[str, list[_Message]]] = {}
+        """What each sends that has not arrived yet, oldest first. Of the bus thread alone."""
         self._buffered = self._buffered_bytes = 0
         self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
@@ -275,7 +282,9 @@ class BusPublisher:
                 await self._wake.wait()
                 self._wake.clear()
         finally:
-            await end_tasks(streams, *self._busy.values())
+            await end_tasks(streams, *self._busy.values(), *self._flights)
+            for flight in reversed(list(self._flights)):
+                self._put_back(*self._flights.pop(flight))
             with self._lock:
                 self._busy.clear()  # what was ended before its first step did not leave by itself
                 self._drop(len(self._passing))
@@ -305,65 +314,85 @@ class BusPublisher:
                 self._count(published=1)
 
     async def _drain(self, client: Client, js: JetStreamContext, streams: asyncio.Future[None], subject: str) -> None:
-        """Publish this subject's messages until none is left. Found empty and left under one lock, so none is forgotten."""
-        together = _TOGETHER if in_any_order(subject) else 1
-        backoff = Backoff()
+        """Send this subject's messages until none is left. Found empty and left under one lock, so none is forgotten."""
+        any_order = in_any_order(subject)
         try:
             await asyncio.shield(streams)
-            if together > 1:
+            if any_order:
                 await asyncio.sleep(_GATHER_SECONDS)
-            while True:
+            while not client.is_closed:  # the next session goes on with the same messages and ids
+                if any_order and len(self._flights) >= _FLIGHTS:
+                    await asyncio.wait(set(self._flights), return_when=asyncio.FIRST_COMPLETED)
+                    continue
                 with self._lock:
                     queue = self._kept.get(subject)
                     if not queue:
                         self._kept.pop(subject, None)
                         del self._busy[subject]
                         return
-                    heads = list(itertools.islice(queue, together))
-                left = await self._send(client, js, subject, heads)
-                self._tell_losses()
-                if not left:
-                    backoff.reset()
-                    continue
-                if client.is_closed:
-                    return  # the next session goes on with the same messages and ids
-                await backoff.pause()
-                await self._ensure(js)
+                    heads = [queue.popleft() for _ in range(min(len(queue), _TOGETHER if any_order else 1))]
+                flight = asyncio.ensure_future(self._fly(client, js, subject, heads))
+                self._flights[flight] = (subject, heads)
+                flight.add_done_callback(functools.partial(self._landed, client))
+                if not any_order:
+                    await flight
         finally:
             with self._lock:
                 self._busy.pop(subject, None)
 
-    async def _send(self, client: Client, js: JetStreamContext, subject: str, heads: list[_Message]) -> bool:
-        """Sends the first messages of the queue. Those that arrived leave it, and those that never could; True: some have to be sent
-        again."""
+    async def _fly(self, client: Client, js: JetStreamContext, subject: str, heads: list[_Message]) -> None:
+        """Sends messages until all have arrived, or never can: what did leaves the list."""
+        backoff = Backoff()
+        while not client.is_closed:
+            heads[:] = await self._send(client, js, subject, heads)
+            self._tell_losses()
+            if not heads or client.is_closed:
+                return
+            await backoff.pause()
+            await self._ensure(js)
+
+    def _landed(self, client: Client, flight: asyncio.Task[None]) -> None:
+        """What did not arrive because the session ends is put back by the session, with that of all others and in their order."""
+        if flight.cancelled() or (client.is_closed and flight.exception() is None):
+            return
+        subject, left = self._flights.pop(flight)
+        error = flight.exception()
+        if error is not None:
+            self._record(subject, error)
+            _log.error("bus %s: sending on %s failed", self._name, subject, exc_info=error)
+            self._put_back(subject, left)
+            self._wake.set()
+
+    def _put_back(self, subject: str, left: list[_Message]) -> None:
+        """To the front of the queue."""
+        if left:
+            with self._lock:
+                self._kept.setdefault(subject, deque()).extendleft(reversed(left))
+
+    async def _send(self, client: Client, js: JetStreamContext, subject: str, heads: list[_Message]) -> list[_Message]:
+        """Sends these once. Returns those that have to be sent again."""
         acks = [await self._ack_of(client, js, subject, message) for message in heads]
         await asyncio.wait(acks, timeout=_ACK_SECONDS)
-        left, delivered, impossible = [], 0, 0
+        left, done, size, impossible = [], 0, 0, 0
         for message, ack in zip(heads, acks, strict=True):
             error = ack.exception() if ack.done() else asyncio.TimeoutError("no acknowledgement")
             ack.cancel()
-            if error is None:
-                delivered += 1
-                continue
-            self._record(subject, error)
-            if isinstance(error, (nats.errors.MaxPayloadError, js_errors.BadRequestError)):
+            if error is not None:
+                self._record(subject, error)
+                if not isinstance(error, (nats.errors.MaxPayloadError, js_errors.BadRequestError)):
+                    left.append(message)  # whatever a foreign responder may have answered
+                    continue
                 impossible += 1  # would fail for ever, and hold up everything behind it
-            else:
-                left.append(message)  # whatever a foreign responder may have answered
+            done += 1
+            size += len(message.payload)
         with self._lock:
-            queue = self._kept[subject]
-            for message in heads:
-                queue.popleft()
-                self._buffered_bytes -= len(message.payload)
-            for message in reversed(left):
-                queue.appendleft(message)
-                self._buffered_bytes += len(message.payload)
-            self._buffered -= delivered + impossible
-            self._published += delivered
+            self._buffered -= done
+            self._buffered_bytes -= size
+            self._published += done - impossible
             if impossible:
                 self._drop(impossible)
                 self._lost.add(subject)
-        return bool(left)
+        return left
 
     @staticmethod
     async def _ack_of(client: Client, js: JetStreamContext, subject: str, message: _Message) -> asyncio.Future[PubAck]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -328,12 +330,56 @@ async def test_of_messages_sent_together_those_that_failed_are_sent_again_in_the
     )
     client = SimpleNamespace(max_payload=100)
     heads = list(bus._kept[A])
-    assert await bus._send(client, stream, A, heads)  # type: ignore[arg-type]
+    left = await bus._send(client, stream, A, heads)  # type: ignore[arg-type]
     assert stream.taken == [b"1", b"55555"]
-    assert list(bus._kept[A]) == [heads[1], heads[3]]  # with their ids
+    assert left == [heads[1], heads[3]]  # with their ids
     stats = bus.stats()
     assert (stats.published, stats.dropped, stats.buffered, stats.buffered_bytes) == (2, 1, 2, 6)
     stream.refuses.clear()
-    assert not await bus._send(client, stream, A, list(bus._kept[A]))  # type: ignore[arg-type]
+    assert not await bus._send(client, stream, A, left)  # type: ignore[arg-type]
     assert (bus.stats().published, bus.stats().buffered, bus.stats().buffered_bytes) == (4, 0, 0)
     bus.close(timeout=0.0)
+
+
+async def test_reports_do_not_wait_in_the_process_for_a_broker_that_is_slow_to_acknowledge(
+    nats_server: EmbeddedNats, publisher: Make
+) -> None:
+    """What is handed to the connection outlives a publisher that is killed."""
+    bus = publisher()
+    assert bus.publish(A, b"first")
+    wait_for("first stored", lambda: bus.stats().published == 1)
+    os.kill(nats_server.pid, signal.SIGSTOP)
+    try:
+        for number in range(5):
+            assert bus.publish(A, b"%d" % number)
+            wait_for("given to the connection", lambda: not bus._kept)
+        assert (bus.stats().published, bus.stats().buffered) == (1, 5)
+    finally:
+        os.kill(nats_server.pid, signal.SIGCONT)
+    wait_for("all stored", lambda: bus.stats().buffered == 0)
+    assert (await stored(nats_server))[A] == [b"first", b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_flight_that_ends_before_its_first_step_loses_nothing(
+    nats_server: EmbeddedNats, publisher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = publisher()
+    assert bus.publish(A, b"first")
+    wait_for("first stored", lambda: bus.stats().published == 1)
+
+    def ended_at_once(coroutine: Any) -> asyncio.Future[Any]:
+        task = asyncio.ensure_future(coroutine)
+        if "_fly" in coroutine.__qualname__ and not ended:
+            ended.append(task.cancel())
+        return task
+
+    ended: list[bool] = []
+    monkeypatch.setattr(
+        "dynamo_semkv.bus.publisher.asyncio", SimpleNamespace(**{**vars(asyncio), "ensure_future": ended_at_once})
+    )
+    assert bus.publish(A, b"second")
+    wait_for("ended", lambda: ended == [True])
+    nats_server.kill()  # with the connection end its flights
+    nats_server.start()
+    wait_for("second stored", lambda: bus.stats().published == 2)
+    assert (await stored(nats_server))[A] == [b"first", b"second"]

@@ -5,6 +5,7 @@ The tests share one graph and leave it whole.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,26 @@ def test_a_killed_worker_loses_no_request_and_its_donors_go(graph: LocalGraph) -
 
 
 def test_a_killed_router_loses_no_request_and_comes_back_complete(graph: LocalGraph) -> None:
-    traffic = Traffic(graph, first_seed=1000)
+    clients = 4
+    traffic = Traffic(graph, clients, first_seed=1000)
     traffic.wait_for(8)
     graph.kill("router-0")
+    killed_at = time.monotonic()
     traffic.wait_for(8)
     graph.start("router-0")
     graph.wait_ready()
     traffic.wait_for(8)
-    answers = traffic.finish()
-    for _, answer in answers:
-        assert closed_everywhere(graph, answer.request_id)
+    ids = [answer.request_id for _, answer in traffic.finish()]
+    # No request is lost, but a record may be: of a request that was answered in the moment between its record and the bus.
+    may_lack = traffic.sent_before(killed_at)
+    wait_until(
+        "every route closed alike",
+        lambda: soak.closed_alike(graph, ids, may_lack) is None,
+        6 * ROUTE_SECONDS,
+        lambda: str(soak.closed_alike(graph, ids, may_lack)),
+    )
+    lacking = [request_id for request_id in ids if not routes(graph, "router-1", request_id)]
+    assert len(lacking) <= clients
     served_and_confirmed(graph, 902)
     donors = wait_until(
         "the same donors on both routers",

@@ -37,6 +37,8 @@ class Traffic:
         self, graph: LocalGraph, threads: int = 4, max_tokens: int = 64, first_seed: int = 0, prompts: int = 5
     ) -> None:
         self.answers: list[tuple[int, Answer]] = []
+        self.began: dict[str | None, float] = {}
+        """When each request that was answered was sent, by the clock of `time.monotonic`."""
         self._max_tokens = max_tokens
         self._prompts = prompts
         self._stop = threading.Event()
@@ -50,13 +52,18 @@ class Traffic:
     def _run(self, graph: LocalGraph, seed: int) -> None:
         turn = 0
         while not self._stop.is_set():
-            this = seed + turn % self._prompts
-            self.answers.append((this, send(graph, ask(this, self._max_tokens))))
+            this, began = seed + turn % self._prompts, time.monotonic()
+            answer = send(graph, ask(this, self._max_tokens))
+            self.began[answer.request_id] = began
+            self.answers.append((this, answer))
             turn += 1
 
     def wait_for(self, more: int) -> None:
         target = len(self.answers) + more
         wait_until(f"{target} answers", lambda: len(self.answers) >= target, 90.0)
+
+    def sent_before(self, moment: float) -> set[str | None]:
+        return {request_id for request_id, began in self.began.items() if began < moment}
 
     def stop(self) -> list[tuple[int, Answer]]:
         """Every answer, whatever it says."""
