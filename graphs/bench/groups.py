@@ -75,6 +75,7 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
     found += [
         Planned(workload.working_set(library, sizes, pattern, intervals), both) for pattern in ("bursty", "mooncake")
     ]
+    found.append(Planned(workload.unhurried(library, sizes), (*both, "kv_connector")))
     found.append(Planned(workload.high_load(library, sizes), routed))
     return found
 
@@ -101,6 +102,13 @@ def _lengths(lengths: Sequence[int], name: str) -> Callable[[Library, Sizes, int
     return plan
 
 
+def _long(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+    """A prompt of 8k tokens takes more than twice what the warm-up's 4k took, so these come when the engines are about to be idle."""
+    eight = replace(sizes, characters=8_192)
+    negative = replace(workload.unhurried(library, eight), name="long_negative", title="negative controls of 8k tokens")
+    return [*_lengths([8_192, 16_384], "long")(library, sizes, seed, intervals), Planned(negative, ("semkv", "kv"))]
+
+
 def _disk(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
     title = "disk: working set larger than device pools and host slabs"
     patterns = ("uniform", "bursty")  # in a burst, those that wait give the disk its time
@@ -120,10 +128,10 @@ def groups() -> dict[str, Group]:
         title="8k and 16k tokens, `tiny`",
         model="tiny",
         blocks_per_rank=1_100,
-        sizes=Sizes(characters=16_384, gap=0.0),
+        sizes=Sizes(characters=16_384, gap=0.0, negatives=4),
         contenders=("semkv", "kv"),
-        plan=_lengths([8_192, 16_384], "long"),
-        characters=24 * 1024,
+        plan=_long,
+        characters=(24 + 4 * 8) * 1024,
         threads=2,
         max_num_tokens=2_048,
         slab_bytes=256 * MIB,
@@ -137,7 +145,7 @@ def groups() -> dict[str, Group]:
             sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3, negatives=10),
             contenders=ALL,
             plan=_everything,
-            characters=1_500 * 54 + 24 * 500,
+            characters=1_500 * 64 + 24 * 500,
         ),
         "long": long,
         "longest": replace(

@@ -93,6 +93,8 @@ def _summary(figures: Figures) -> str:
         ("the same, Mooncake's arrivals", "rfc/working_set_mooncake"),
         ("a tenant's working set, which Dynamo's index does not see in host memory", "rfc/tenant_set_uniform"),
         ("negative controls", "rfc/all_negative"),
+        ("negative controls, three times as far apart", "rfc/all_unhurried"),
+        ("negative controls of 8k tokens", "long/all_unhurried"),
     ):
         contenders = ("semkv", "kv", "kv_connector")
         ours, theirs, ablation = (figures.get(f"scenarios/{path}/{c}/ttft_mean") for c in contenders)

@@ -202,13 +202,13 @@ def _lookup_growth(figures: Figures) -> Measured | None:
     )
 
 
-def _compared(scenario: str, limit: float) -> Callable[[Figures], Measured | None]:
+def _compared(scenario: str, limit: float, group: str = "rfc") -> Callable[[Figures], Measured | None]:
     def judge(figures: Figures) -> Measured | None:
-        figure = figures.get(f"scenarios/rfc/{scenario}/semkv/ttft_mean_to_kv")
+        figure = figures.get(f"scenarios/{group}/{scenario}/semkv/ttft_mean_to_kv")
         if figure is None:
             return None
         note = f"{figure.low:.2f} to {figure.high:.2f}"
-        by_request = figures.get(f"scenarios/rfc/{scenario}/semkv/ttft_request_to_kv")
+        by_request = figures.get(f"scenarios/{group}/{scenario}/semkv/ttft_request_to_kv")
         if by_request is not None:
             note += f"; of the same requests, median {by_request.median:.2f}"
         return Measured(f"{figure.median:.2f}", figure.median <= limit, note)
@@ -322,6 +322,10 @@ GOALS: tuple[Goal, ...] = (
          _compared("working_set_mooncake", 0.7)),
     Goal("Placement", "negative controls: mean TTFT <= 1.02 of Dynamo kv alone", SCENARIOS,
          _compared("all_negative", 1.02)),
+    Goal("Placement", "the same, three times as far apart", SCENARIOS,
+         _compared("all_unhurried", 1.02)),
+    Goal("Placement", "the same, prompts of 8k tokens", SCENARIOS,
+         _compared("all_unhurried", 1.02, "long")),
     Goal("Placement", "Mooncake replay: prefill tokens against round robin, Dynamo kv and the oracle", "bench replay", _shown_replay),
 )  # fmt: skip
 PROVEN_BY_TESTS = (

@@ -75,7 +75,10 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
 
 
 def _sums(scenarios: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
-    titles = {"reuse": "all with reuse", "negative": "all negative controls"}
+    titles = {
+        "reuse": "all with reuse",
+        "negative": "all negative controls",
+    }  # of `unhurried` and `load` there is one each
     kinds = {described["kind"] for described in scenarios.values()}
     return [(f"all_{kind}", {"title": f"**{title}**"}) for kind, title in titles.items() if kind in kinds]
 

@@ -17,6 +17,8 @@ from dynamo_semkv.bench.report.library import Library
 from dynamo_semkv.bench.scenarios import QUESTIONS, ChatRequest
 from dynamo_semkv.bench.texts import Document
 
+UNHURRIED = 3.0
+"""Times as far apart as usual."""
 ANSWER_TOKENS = 8
 """Enough to compare answers, few enough that time to first token is what is measured."""
 
@@ -42,7 +44,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Timed:
-    """One scenario as it is sent. `kind`: `reuse` (something was sent before), `negative` (nothing was), or `load`."""
+    """One scenario as it is sent. `kind`: `reuse` (something was sent before), `negative` (nothing was), `unhurried` (nothing was, and the
+    engines are mostly idle), or `load`."""
 
     name: str
     title: str
@@ -163,6 +166,13 @@ def tenants(library: Library, sizes: Sizes) -> Timed:
 def negatives(library: Library, sizes: Sizes) -> Timed:
     made = scenarios.negative_controls(library.many(sizes.negatives, sizes.characters))
     return _timed("negative", "negative controls", "negative", made.requests, sizes.gap)
+
+
+def unhurried(library: Library, sizes: Sizes) -> Timed:
+    """Negative controls that find the engines idle: what we cost a request by itself, and not what missing processors make of it."""
+    made = scenarios.negative_controls(library.many(sizes.negatives, sizes.characters))
+    title = "negative controls, three times as far apart"
+    return _timed("negative_unhurried", title, "unhurried", made.requests, UNHURRIED * sizes.gap)
 
 
 def by_length(library: Library, lengths: Sequence[int], name: str = "long", unit: str = "tokens") -> list[Timed]:

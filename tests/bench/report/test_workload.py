@@ -92,7 +92,11 @@ def test_a_working_set_comes_again_in_the_same_order(text: str) -> None:
 
 def test_negatives_and_load_repeat_nothing(text: str) -> None:
     library = Fixed(text)
-    for scenario in (workload.negatives(library, SIZES), workload.high_load(library, SIZES)):
+    for scenario in (
+        workload.negatives(library, SIZES),
+        workload.unhurried(library, SIZES),
+        workload.high_load(library, SIZES),
+    ):
         said = [text for text in prompts(scenario) if len(text) > 100]
         assert max(common_share(a, b) for a in said for b in said if a != b) <= 0.02, scenario.name
 
