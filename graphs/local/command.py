@@ -13,7 +13,7 @@ from rich.console import Console
 
 from graphs.local import demo
 from graphs.local.graph import GraphError, LocalGraph
-from graphs.local.settings import MODELS, GraphSettings
+from graphs.local.settings import LOW_GATE, MODELS, GraphSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mode=arguments.mode,
             connector=arguments.connector == "on",
             blocks_per_rank=arguments.blocks_per_rank,
-            overrides=demo.OVERRIDES if arguments.command == "demo" else {},
+            overrides=LOW_GATE if arguments.command == "demo" else {},  # so that one sees the engine decline
             otlp_endpoint=arguments.otlp_endpoint,
             observability=arguments.observability,
         )

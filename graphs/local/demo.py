@@ -20,8 +20,6 @@ from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
 from graphs.local.table_view import print_tables
 
-OVERRIDES = {"placement": {"min_tokens": 32, "margin_tokens": 16}}
-"""The demo's gate is lower than the default, so that donors that are only similar are placed on too and one sees the engine decline."""
 REPORT_SECONDS = 40.0
 """Longer than a route waits for its report, so that every route has closed, with a report or as unconfirmed."""
 

@@ -8,6 +8,8 @@ from typing import Any
 ROUTER_MODES = ("kv", "round-robin")
 MODELS = {"tiny": "tiny", "smollm2": "SmolLM2-135M-Instruct"}
 """Name on the command line -> the engine's name of the model."""
+LOW_GATE = {"placement": {"min_tokens": 32, "margin_tokens": 16}}
+"""Overrides for short prompts: lower than the default, so that donors that are only similar are placed on too."""
 
 
 @dataclass(frozen=True)

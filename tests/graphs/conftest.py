@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 
 ROUTE_SECONDS = 15.0
 """How long a route waits for its report here. Clients of a broker that was away come back each in its own time, within some seconds; routes
@@ -28,7 +28,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         routers=2,
         blocks_per_rank=160,
         overrides={
-            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            **LOW_GATE,
             "outcome": {"report_ttl_seconds": ROUTE_SECONDS},
             "connector": {"announce_interval_seconds": 1.0},
         },

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.traffic import Leaving, Traffic, get, routes, snapshot, wait_until
 
 PARTS = ("nothing", "worker-0", "worker-1", "router-0", "router-1", "nats")
@@ -153,7 +153,7 @@ def run(minutes: float, seed: int, *, rounds: int | None = None, model_dir: Path
         routers=2,
         blocks_per_rank=160,
         overrides={
-            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            **LOW_GATE,
             "outcome": {"report_ttl_seconds": ROUTE_SECONDS},
             "connector": {"announce_interval_seconds": 1.0},
         },

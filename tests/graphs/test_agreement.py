@@ -20,7 +20,7 @@ from dynamo_semkv.contracts.codec import decode_report, decode_route_event
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.traffic import Traffic, get, read, snapshot, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
@@ -142,7 +142,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Any:
         data_parallel_size=1,
         blocks_per_rank=64,  # fewer than the prompts below take, so that host memory has what the device lost
         overrides={
-            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            **LOW_GATE,
             "outcome": {"report_ttl_seconds": REPORT_SECONDS},
             "connector": {"announce_interval_seconds": 1.0},
         },

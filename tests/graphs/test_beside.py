@@ -20,7 +20,7 @@ from dynamo_semkv.observe import dynamo_counters
 from graphs.local import observability
 from graphs.local.graph import GraphError, LocalGraph
 from graphs.local.observability import MissingProgram, Targets, Tools, write
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.test_lifecycle import children, gone
 from tests.graphs.traffic import ask, get, send, wait_until
 from tests.observe.test_alerting import RECORDED, filled, panels
@@ -146,7 +146,7 @@ def test_every_panel_has_data_of_a_running_graph(
         blocks_per_rank=48,
         observability=True,
         overrides={
-            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            **LOW_GATE,
             "connector": {"announce_interval_seconds": 1.0},
         },
     )

@@ -11,7 +11,7 @@ import pytest
 
 from dynamo_semkv.bench.client import Answer
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.traffic import ask, forget_device, get, post, routes, send, snapshot, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
@@ -27,7 +27,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         routers=2,
         data_parallel_size=1,
         blocks_per_rank=160,
-        overrides={"placement": {"min_tokens": 32, "margin_tokens": 16}, "outcome": {"report_ttl_seconds": 10.0}},
+        overrides={**LOW_GATE, "outcome": {"report_ttl_seconds": 10.0}},
     )
     with LocalGraph(settings, run_dir=tmp_path_factory.mktemp("disaggregated"), model_dir=model_dir) as started:
         yield started

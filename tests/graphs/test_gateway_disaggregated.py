@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.test_gateway import PROMPT, advise, advise_on_donor, route
 from tests.graphs.traffic import forget_device, get, post
 
@@ -25,7 +25,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         decode_workers=1,
         direct=True,
         blocks_per_rank=160,
-        overrides={"placement": {"min_tokens": 32, "margin_tokens": 16}, "outcome": {"report_ttl_seconds": 10.0}},
+        overrides={**LOW_GATE, "outcome": {"report_ttl_seconds": 10.0}},
     )
     with LocalGraph(settings, run_dir=tmp_path_factory.mktemp("gateway"), model_dir=model_dir) as started:
         yield started

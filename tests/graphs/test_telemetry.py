@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynamo_semkv.telemetry import catalogue as c
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.traffic import forget_device, prompt, routes, wait_until
 from tests.telemetry.collector import Collector, Seen
 
@@ -56,7 +56,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, collector: 
         otlp_endpoint=collector.url,
         blocks_per_rank=160,
         overrides={
-            "placement": {"min_tokens": 32, "margin_tokens": 16},
+            **LOW_GATE,
             "outcome": {"report_ttl_seconds": 15.0},
             "connector": {"announce_interval_seconds": 1.0, "metrics_port": 0},
         },
