@@ -25,6 +25,7 @@ from worker_connector.background import Background, Job
 from worker_connector.cache_reset import owns_cache
 from worker_connector.channel import leader_channel, rank_channel
 from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
+from worker_connector.disk_door import DiskDoor
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.event_intake import listen
 from worker_connector.event_pipe import EventEar, pipe_path
@@ -75,6 +76,7 @@ class LeaderParts:
     _ear: EventEar | None = None
     _metrics: _Closeable | None = None
     fetch: FetchDesk | None = None
+    door: DiskDoor | None = None
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, JSON-able: what metrics are made of."""
@@ -90,12 +92,14 @@ class LeaderParts:
             else {"background_refused": background.refused, "background_failed": background.failed},
             "bus": None if publisher is None else asdict(publisher.stats()),
             "fetch": None if self.fetch is None else self.fetch.snapshot(),
+            "disk_holds": None if self.door is None else self.door.snapshot(),
             "spans": None if tracing is None else dict(tracing.counts),
         }
 
     def close(self, timeout: float = 5.0) -> None:
         """Background first: what it still has to say goes to the publisher."""
         parts: list[_Closeable | None] = [
+            self.door,
             self.fetch,
             self.endpoint,
             self._metrics,
@@ -135,6 +139,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     outlet.tracer = AttemptTracer(tracing) if tracing is not None else None
     parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher, endpoint=endpoint)
     parts.fetch = _fetch_desk(settings, llm_args, leader, outlet)
+    parts.door = _disk_door(settings, llm_args, leader)
     publisher.start()
     background.start()
     return parts
@@ -154,6 +159,7 @@ def assemble_leader_with(
         None,
         endpoint=endpoint,
         fetch=_fetch_desk(settings, llm_args, leader, outlet, manual=True),
+        door=_disk_door(settings, llm_args, leader),
     )
 
 
@@ -172,6 +178,14 @@ def _fetch_desk(
         return None
     config, secret = settings.connector.fetch, settings.fetch_secret
     return FetchDesk(leader, outlet.hints, config, secret, weights=weights, manual=manual)
+
+
+def _disk_door(settings: Settings, llm_args: Any, leader: Leader) -> DiskDoor | None:
+    """None under tensor parallelism: orders to the ranks' disks go out with a batch, and an engine whose request is held may have none."""
+    config = settings.connector
+    if not settings.exact or config.disk_path is None or config.disk_wait_ms <= 0 or world_of(llm_args) > 1:
+        return None
+    return DiskDoor(leader, config)
 
 
 def _leader(

@@ -3,9 +3,10 @@
 * Down: every block that became resident is written behind, in the order of residency (so chains arrive from their start), a few at a time.
   Not only what is evicted: a slot that is needed now could not wait for the disk, and a process that dies would leave nothing behind.
   While a block is written it is leased, so its slot keeps it.
-* Up: the engine asks for a prompt whose chain ends in the slab and goes on here, or a hint names a donor that is here. Its blocks get
-  slots and are read into them; only when every rank has verified and sealed a block does it enter the ledger as resident, so an offer never
-  waits for a disk and never promises one. The request that asked is served by what is in the slab; the next one finds more.
+* Up: the engine asks for a prompt whose chain ends in the slab and goes on here, a hint names a donor that is here, or a request is held at
+  the worker's door for its chain (disk_door.py), which goes first. Its blocks get slots and are read into them; only when every rank has
+  verified and sealed a block does it enter the ledger as resident, so an offer never waits for a disk and never promises one. A request
+  that the engine asks about is served by what is in the slab.
 * No thrashing: a slot for staging comes from what is free, or from blocks that nobody leases and that were used last *before* the wish was
   made. Bytes in flight are bounded both ways, wishes by their number.
 
@@ -16,8 +17,10 @@ engine's broadcast, and an order is over when every rank has answered it: until 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict, deque
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,8 +43,9 @@ from worker_connector.disk_orders import (
     StageDone,
     Tell,
 )
+from worker_connector.disk_wishes import StageTimes, Wish, Wishes
 from worker_connector.ledger import BlockEntry, Ledger
-from worker_connector.namespace_words import namespace_of, words_of
+from worker_connector.namespace_words import KnownWords, namespace_of
 
 _log = logging.getLogger(__name__)
 
@@ -55,19 +59,9 @@ SPILL_ORDER_BYTES = 8 * _MIB
 _ORDER_BLOCKS = 16
 _BLOCKS_IN_FLIGHT = 64
 """Each way, however small they are: an order is made up on the scheduler's thread, and that many take a fraction of a millisecond."""
-_WISHES = 64
-_WORDS = 4_096
 
 _ORDER_IDS = count(1)
 """Over all lives: a late answer to an earlier life's order must not be taken for another."""
-
-
-@dataclass(eq=False)
-class _Wish:
-    blocks: list[DiskBlock]
-    horizon: int
-    """Blocks that were used at this tick of the ledger or later keep their slots."""
-    at: int = 0
 
 
 @dataclass(eq=False)
@@ -80,10 +74,12 @@ class _Open:
     waiting: set[int] = field(default_factory=set)
     void: bool = False
     """Given before `clear`: what it wrote or read is worth nothing."""
+    sent: float = 0.0
 
 
 class DiskTier:
-    """Not thread-safe: the leader's lock covers it, but for `missed_key`, `wish_tokens` and `hinted`, which take it themselves."""
+    """Not thread-safe: the leader's lock covers it, but for `hinted`, `hold`, `give_up` and what `missed` submits, which take it
+    themselves."""
 
     def __init__(
         self,
@@ -98,6 +94,7 @@ class DiskTier:
         on_found: Callable[[Sequence[tuple[CacheNamespace, DiskBlock]]], None],
         flush: Callable[[], None] = lambda: None,
         ranks: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became resident;
         `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left; `flush`:
@@ -113,17 +110,21 @@ class DiskTier:
         self._on_gone = on_gone
         self._on_found = on_found
         self._flush = flush
-        self._words: OrderedDict[bytes, bytes] = OrderedDict()
+        self._words = KnownWords()
         self._found: set[int] = set()
         self._telling = next(_ORDER_IDS)
         self._clearing: dict[int, set[int]] = {rank: set() for rank in range(ranks)}
         self._to_spill: OrderedDict[BlockKey, None] = OrderedDict()
         self._spilling: dict[int, _Open] = {}
         self._being_spilled: set[BlockKey] = set()
-        self._wishes: deque[_Wish] = deque()
+        self._clock = clock
+        self._closed = False
+        self._wishes = Wishes(self._is_resident)
         self._planned: set[BlockKey] = set()
         self._staging: dict[int, _Open] = {}
-        self._being_staged: set[BlockKey] = set()
+        self._being_staged: dict[BlockKey, int] = {}
+        """By which order."""
+        self.times = StageTimes()
         self.counts: Counter[str] = Counter()
         """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; wishes: `missed`, `hinted`,
         `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
@@ -136,7 +137,7 @@ class DiskTier:
 
     def admitted(self, namespace: CacheNamespace, entry: BlockEntry) -> None:
         """A block became resident: it is to be written behind. `pump` sends what may go."""
-        self._remember(entry.digest, namespace)
+        self._words.met(entry.digest, namespace)
         self._to_spill[entry.key] = None
 
     def pump(self) -> None:
@@ -226,35 +227,70 @@ class DiskTier:
             self.counts["hinted"] += 1
             self._wish(path, self._ledger.tick)
 
-    def _wish(self, path: list[DiskBlock], horizon: int) -> None:
-        if not path:
+    def hold(self, path: list[DiskBlock], horizon: int) -> Future[int] | None:
+        """Somebody holds a request for these blocks. The future: how many of them are in the slab, when no more can come; it may never be
+        answered. None: too many are held, or the tier has ended. Never on the scheduler's thread."""
+        with self._lock:
+            if self._closed or self._wishes.crowded:
+                return None
+            done: Future[int] = Future()
+            done.set_running_or_notify_cancel()  # whoever waits for it may give up, and cannot take it back
+            self._wish(path, horizon, done)
+            return done
+
+    def give_up(self, done: Future[int]) -> None:
+        """The request goes on. What is still to come is brought when nobody else waits."""
+        with self._lock:
+            self._wishes.give_up(done)
+
+    def expected_seconds(self, path: Sequence[DiskBlock]) -> float | None:
+        """Under the lock: until these blocks would be in the slab, behind what goes before them. None: not known yet."""
+        each = self.times.seconds_per_block
+        if each is None:
+            return None
+        own = sum(self._ledger.by_key(block.key) is None for block in path)
+        return each * (own + self._blocks_flying + self._wishes.blocks_held)
+
+    def close(self) -> None:
+        """The books end: nobody waits for them any more."""
+        self._closed = True
+        self._wishes.clear()
+
+    def _wish(self, path: list[DiskBlock], horizon: int, done: Future[int] | None = None) -> None:
+        if not path and done is None:
             return
-        self._wishes.append(_Wish(path, horizon))
-        if len(self._wishes) > _WISHES:
-            self._wishes.popleft()
+        if not self._wishes.add(Wish(path, horizon, done=done)):
             self.counts["wish_dropped"] += 1
         self._pump_up()
         self._flush()
 
+    def _is_resident(self, block: DiskBlock) -> bool:
+        entry = self._ledger.by_key(block.key)
+        return entry is not None and entry.resident
+
+    @property
+    def _blocks_flying(self) -> int:
+        return sum(len(order.entries) for order in self._staging.values())
+
     def _pump_up(self) -> None:
         limit = min(max(1, STAGE_BYTES // self._bytes), _BLOCKS_IN_FLIGHT)
-        flying = sum(len(order.entries) for order in self._staging.values())
-        while self._wishes and flying < limit:
-            wish = self._wishes[0]
+        flying = self._blocks_flying
+        while flying < limit and (wish := self._wishes.first()) is not None:
             size = min(max(1, STAGE_ORDER_BYTES // self._bytes), _ORDER_BLOCKS, limit - flying)
             entries = self._take(wish, size)
-            if wish.at >= len(wish.blocks):
-                self._wishes.popleft()
             if not entries:
                 continue
             flying += len(entries)
             records = [self._record(entry) for entry in entries]
             order_id = next(_ORDER_IDS)
-            self._being_staged.update(entry.key for entry in entries)
-            self._staging[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
+            self._being_staged.update((entry.key, order_id) for entry in entries)
+            wish.orders.add(order_id)
+            ranks = set(range(self._ranks))
+            self._staging[order_id] = _Open(entries, records, [True] * len(entries), ranks, sent=self._clock())
             self._send(Stage(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
+        self._wishes.settle()
 
-    def _take(self, wish: _Wish, size: int) -> list[BlockEntry]:
+    def _take(self, wish: Wish, size: int) -> list[BlockEntry]:
         """Slots for the next blocks of a wish, which ends (`at` at its end) where it cannot go on."""
         entries: list[BlockEntry] = []
         while wish.at < len(wish.blocks) and len(entries) < size:
@@ -266,10 +302,13 @@ class DiskTier:
                     wish.at = len(wish.blocks)
                     break
                 entries.append(entry)
-            elif not there.resident and block.key not in self._being_staged:
-                self.counts["busy"] += 1  # a request is just computing and saving it
-                wish.at = len(wish.blocks)
-                break
+            elif not there.resident:
+                order_id = self._being_staged.get(block.key)
+                if order_id is None:
+                    self.counts["busy"] += 1  # a request is just computing and saving it
+                    wish.at = len(wish.blocks)
+                    break
+                wish.orders.add(order_id)
             wish.at += 1
         return entries
 
@@ -288,7 +327,7 @@ class DiskTier:
         run: list[BlockEntry] = []
         for entry, good in zip(order.entries, order.good, strict=True):
             if not order.void:
-                self._being_staged.discard(entry.key)
+                self._being_staged.pop(entry.key, None)
             self._ledger.landed(entry)
             if entry.removed:
                 continue
@@ -322,7 +361,9 @@ class DiskTier:
             if (staged := self._staging.get(result.order_id)) is not None:
                 good = [index < result.blocks for index in range(len(staged.entries))]
                 if self._answered(self._staging, result.order_id, rank, good):
+                    self.times.add(staged.sent, self._clock(), sum(staged.good))
                     self._staged(staged)
+                    self._wishes.answered(result.order_id)
         elif (spilled := self._spilling.get(result.order_id)) is not None:
             if not spilled.void:
                 for record, written in zip(spilled.records, result.written, strict=True):
@@ -344,8 +385,7 @@ class DiskTier:
 
     def _enter_found(self, rank: int, result: DiskFound) -> None:
         for record in result.blocks:
-            if record.words and record.namespace not in self._words:
-                self._keep_words(record.namespace, record.words)
+            self._words.told(record.namespace, record.words)
             if len(record.tokens) == 4 * self._ledger.tokens_per_block:  # else a crafted file: no block of this pool
                 self.index.add(rank, record)
         self.counts["found"] += len(result.blocks)
@@ -357,7 +397,7 @@ class DiskTier:
     def _tell_found(self) -> None:
         with self._lock:
             ends = list(self.index.ends())
-            words = dict(self._words)
+            words = self._words.all()
         spaces: dict[bytes, CacheNamespace | None] = {}
         told: list[tuple[CacheNamespace, DiskBlock]] = []
         for tip in ends:
@@ -375,11 +415,11 @@ class DiskTier:
         """Weights or cache were reset: nothing that was written is worth anything. The ledger is cleared by its owner."""
         self.counts["cleared"] += 1
         self._to_spill.clear()
-        self._wishes.clear()
         self._being_spilled.clear()
         self._being_staged.clear()
         for order in (*self._spilling.values(), *self._staging.values()):
             order.void = True
+        self._wishes.clear()
         order_id = next(_ORDER_IDS)
         for clearing in self._clearing.values():
             clearing.add(order_id)
@@ -402,20 +442,7 @@ class DiskTier:
             "in_flight": self.in_flight,
         }
 
-    def _remember(self, digest: bytes, namespace: CacheNamespace) -> None:
-        if digest in self._words:
-            self._words.move_to_end(digest)
-        else:
-            self._keep_words(digest, words_of(namespace))
-
-    def _keep_words(self, digest: bytes, words: bytes) -> None:
-        self._words[digest] = words
-        if len(self._words) > _WORDS:
-            self._words.popitem(last=False)
-
     def _record(self, entry: BlockEntry) -> BlockRecord:
         parent = entry.parent
         above = parent.key if parent is not None and parent.ordinal >= 0 else root_key(entry.digest)
-        return BlockRecord(
-            entry.digest, entry.key, above, entry.ordinal, entry.tokens, self._words.get(entry.digest, b"")
-        )
+        return BlockRecord(entry.digest, entry.key, above, entry.ordinal, entry.tokens, self._words.get(entry.digest))

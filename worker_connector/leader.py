@@ -260,7 +260,7 @@ class Leader:
         )
         if self._settings.connector.disk_path is not None:
             self._disk_orders.clear()
-            self._life.attach_disk(self._to_disk, self._lock, ranks=self._board.world)
+            self._life.attach_disk(self._to_disk, self._lock, ranks=self._board.world, clock=self._clock)
         unknown = set(self._namespaces.base.unknown_fields()) - _OF_THE_REQUEST
         if unknown and self._settings.exact:
             _log.warning("semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown))

@@ -6,6 +6,7 @@ It is what a `Generation` names. It knows the engine's reports and the ranks' re
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -97,7 +98,12 @@ class CacheLife:
         )
 
     def attach_disk(
-        self, send: Callable[[DiskOrder], None], lock: AbstractContextManager[object], *, ranks: int = 1
+        self,
+        send: Callable[[DiskOrder], None],
+        lock: AbstractContextManager[object],
+        *,
+        ranks: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """There is a tier below the slab: `send` reaches the stores of all `ranks`; `lock` is the leader's."""
         if self.ledger is None:
@@ -113,6 +119,7 @@ class CacheLife:
             on_found=self._outlet.donors_on_disk,
             flush=self.running.flush,
             ranks=ranks,
+            clock=clock,
         )
         self.running.disk = self.disk
         self._offering.on_miss = self.disk.missed
@@ -311,6 +318,8 @@ class CacheLife:
         """The pool is gone: every open attempt ends, and nothing of it is told any more but its report."""
         self.running.close()
         self.attempts.close()
+        if self.disk is not None:
+            self.disk.close()
         for attempt in self.attempts:
             self.attempts.forget(attempt.key.request_id)
 

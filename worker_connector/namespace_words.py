@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import msgspec
 
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.namespace import CacheNamespace
 
 _MAX_BYTES = 16 * 1024
+_KNOWN = 4_096
 
 
 def words_of(namespace: CacheNamespace) -> bytes:
@@ -24,3 +27,33 @@ def namespace_of(words: bytes, digest: bytes) -> CacheNamespace | None:
     except (msgspec.DecodeError, ContractError, UnicodeDecodeError):
         return None
     return namespace if namespace.digest() == digest else None
+
+
+class KnownWords:
+    """Of the namespaces that blocks were met in last. Not thread-safe: the leader's lock covers it."""
+
+    def __init__(self) -> None:
+        self._by_digest: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def met(self, digest: bytes, namespace: CacheNamespace) -> None:
+        if digest in self._by_digest:
+            self._by_digest.move_to_end(digest)
+        else:
+            self._keep(digest, words_of(namespace))
+
+    def told(self, digest: bytes, words: bytes) -> None:
+        """As they stand in a file."""
+        if words and digest not in self._by_digest:
+            self._keep(digest, words)
+
+    def get(self, digest: bytes) -> bytes:
+        """Empty: not known."""
+        return self._by_digest.get(digest, b"")
+
+    def all(self) -> dict[bytes, bytes]:
+        return dict(self._by_digest)
+
+    def _keep(self, digest: bytes, words: bytes) -> None:
+        self._by_digest[digest] = words
+        if len(self._by_digest) > _KNOWN:
+            self._by_digest.popitem(last=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 from worker_connector.assembly import LeaderParts, assemble_leader
 from worker_connector.device_events import KvEvents
+from worker_connector.disk_door import DiskDoor
 from worker_connector.engine import KvCacheConnectorScheduler, SchedulerOutput
 from worker_connector.fetch_desk import FetchDesk
 from worker_connector.leader import Leader
@@ -43,6 +44,11 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
     def fetch_desk(self) -> FetchDesk | None:
         """Pulls blocks from other workers, where `connector.fetch` is on; for whoever takes requests in."""
         return self._parts.fetch
+
+    @property
+    def disk_door(self) -> DiskDoor | None:
+        """Holds requests for what is on disk of their prompts, where there is such a tier; for whoever takes requests in."""
+        return self._parts.door
 
     @property
     def leader(self) -> Leader:

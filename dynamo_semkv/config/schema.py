@@ -332,6 +332,8 @@ class ConnectorConfig(Section, frozen=True):
     """Directory of a tier below the slab, for blocks that outlive it and the process; null: none."""
     disk_bytes: Annotated[int, Meta(ge=MIB, le=1024 * 1024 * GIB)] = 16 * GIB
     """Bytes of files per rank below `disk_path`."""
+    disk_wait_ms: Annotated[float, Meta(ge=0.0, le=60_000.0)] = 200.0
+    """How long a request may be held, before the engine sees it, for blocks of its prompt to come from disk. 0: not at all."""
     min_offer_tokens: Count = 32
     """Offers below this are declined: the copy would cost more than it saves."""
     max_leases: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_096

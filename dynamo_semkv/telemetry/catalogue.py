@@ -243,6 +243,23 @@ DISK_FILES = _connector(
     "What the store of files did.",
     "`damaged`, `*_errors`: the disk is not to be trusted. `no_room`: the file system is full.",
 )
+DISK_HOLDS = _connector(
+    "disk_holds_total",
+    "counter",
+    "requests",
+    ("result",),
+    "Requests whose prompt goes on on disk, behind what is in host memory: held at the worker's door until it was there (`arrived`), all "
+    "that could come was (`partly`), connector.disk_wait_ms were over (`late`) or the client left; or not held, and why. No series where "
+    "that door is off.",
+    "`late`: raise connector.disk_wait_ms. `slower`: reading would take longer than computing, so a faster disk or none. `resting`: the "
+    "disk had not answered at all. `partly`: see semkv_connector_disk_files_total, and `no_slot` of semkv_connector_disk_events_total.",
+)
+DISK_HOLD_SECONDS = _seconds(
+    "disk_hold",
+    "Time for which requests were held for blocks from disk.",
+    "At connector.disk_wait_ms: as `late` of semkv_connector_disk_holds_total.",
+    _COPY,
+)
 DEVICE_BLOCKS = _connector(
     "device_blocks",
     "gauge",

@@ -205,6 +205,11 @@ def _disk_events(shot: Snapshot) -> Values:
     return _closed(counts, label_sets.DISK_EVENTS)
 
 
+def _disk_holds(shot: Snapshot) -> Values:
+    holds = shot.get("disk_holds")
+    return {} if holds is None else _closed(holds["results"], label_sets.HOLD_RESULTS)
+
+
 def _kv_events(shot: Snapshot) -> Values:
     """What was handed over, and what became of it: two counters, no name in both."""
     known = shot.get("kv_events")
@@ -255,6 +260,7 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.DISK_BLOCKS, _of("disk", "blocks")),
     (c.DISK_CHANGES, _disk_events),
     (c.DISK_FILES, lambda shot: _closed((shot.get("rank") or {}).get("files"), label_sets.FILE_EVENTS)),
+    (c.DISK_HOLDS, _disk_holds),
     (c.DEVICE_BLOCKS, _of("kv_events", "blocks")),
     (c.DEVICE_EVENTS, _kv_events),
     (
@@ -284,4 +290,5 @@ _HISTOGRAMS = (
     (c.LOAD_SECONDS, "load_seconds"),
     (c.SAVE_SECONDS, "save_seconds"),
     (c.FETCH_SECONDS, "fetch.seconds"),
+    (c.DISK_HOLD_SECONDS, "disk_holds.seconds"),
 )

@@ -38,6 +38,18 @@ DONOR_EVENTS = (
     "unvouched",
     "doubtful",
 )
+HOLD_RESULTS = (
+    "arrived",
+    "partly",
+    "late",
+    "left",
+    "slower",
+    "on_device",
+    "too_little",
+    "resting",
+    "crowded",
+    "failed",
+)
 DISK_EVENTS = (
     "spilled",
     "spill_failed",

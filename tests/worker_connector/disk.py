@@ -18,8 +18,8 @@ PROMPT = list(range(41))
 """Ten blocks, and a token that is left to compute."""
 
 
-def with_disk(path: Path, *, disk_bytes: int = 64 * MIB, **options: Any) -> ScriptedEngine:
-    it = settings(MIB, disk_path=str(path), disk_bytes=disk_bytes, **OPTIONS)
+def with_disk(path: Path, *, disk_bytes: int = 64 * MIB, wait_ms: float = 200.0, **options: Any) -> ScriptedEngine:
+    it = settings(MIB, disk_path=str(path), disk_bytes=disk_bytes, disk_wait_ms=wait_ms, **OPTIONS)
     return ScriptedEngine(it, **{"slots": SLOTS} | options)
 
 

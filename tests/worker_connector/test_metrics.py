@@ -104,7 +104,8 @@ def test_every_metric_of_the_catalogue_is_shown_by_a_connector_with_a_bus(shown:
         "damaged": 0,
         "seconds": Durations(c.FETCH_SECONDS.buckets).snapshot(),
     }
-    full |= {"kv_events": device, "disk": disk, "rank": rank, "fetch": fetch}
+    holds = {"results": {"arrived": 2, "late": 1}, "seconds": Durations(c.DISK_HOLD_SECONDS.buckets).snapshot()}
+    full |= {"kv_events": device, "disk": disk, "rank": rank, "fetch": fetch, "disk_holds": holds}
     text = exposition([lambda: full])
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in samples(text)}
     assert families == {spec.name for spec in c.CONNECTOR}
@@ -114,6 +115,8 @@ def test_every_metric_of_the_catalogue_is_shown_by_a_connector_with_a_bus(shown:
     assert value(text, "semkv_connector_anomalies_total", kind="background_refused") == 4
     assert value(text, "semkv_connector_disk_files_total", event="written") == 3
     assert value(text, "semkv_connector_disk_events_total", event="spilled") == 3
+    assert value(text, "semkv_connector_disk_holds_total", result="late") == 1
+    assert value(text, "semkv_connector_disk_hold_seconds_count") == 0
     assert value(text, "semkv_connector_kv_events_total", event="gap") == 1
     assert value(text, "semkv_connector_kv_events_total", event="offered") == 9
     assert value(text, "semkv_connector_kv_events_fresh") == 0

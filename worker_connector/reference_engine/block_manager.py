@@ -98,6 +98,14 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._pool.tokens_per_block)
 
+    def cached_tokens(self, tokens: SequenceOf[int], scope: ReuseScope) -> int:
+        """What a request for these tokens would find of them now. Only reads, so any thread may ask; it is an estimate there, as the rank
+        goes on meanwhile."""
+        if not self._reuse_enabled:
+            return 0
+        size = self._pool.tokens_per_block
+        return len(self._tree.match(scope, tokens, (len(tokens) - 1) // size)) * size
+
     def open(
         self, tokens: SequenceOf[int], scope: ReuseScope, max_tokens: int, priority: int | None = None
     ) -> BlockSequence | None:

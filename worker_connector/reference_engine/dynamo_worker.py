@@ -36,6 +36,7 @@ from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.connector_metrics import registry
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.dynamo_disk import DiskAhead
 from worker_connector.reference_engine.dynamo_fetch import FetchAhead, desks_of, endpoints_of
 from worker_connector.reference_engine.dynamo_handoff import (
     Role,
@@ -145,6 +146,7 @@ class DynamoWorker:
         self._device: list[DeviceEvents] = []
         self._hand_in: list[Callable[[list[dict[str, Any]]], None] | None] = []
         self._host: list[HostResidency] = []
+        self._disk = DiskAhead(self.engine)
         self._ahead: FetchAhead | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -346,9 +348,14 @@ class DynamoWorker:
                 data_parallel_size=self._settings.engine.data_parallel_size,
             )
             hints = self._hints(request)
+            # What is on this machine first: it need not be pulled then.
+            await self._disk.before(asked, context.async_killed_or_stopped if context is not None else None)
             if self._ahead is not None:
                 await self._ahead.before(asked, hints)
+            prefill = self._disk.prefill(asked)
             async for item in self._run(request, asked, context, hints if self._settings.native_hints else None):
+                if prefill is not None:
+                    prefill.saw(item)
                 yield item
         except BadRequest as error:
             raise InvalidArgument(str(error)) from None

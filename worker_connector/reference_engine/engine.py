@@ -24,6 +24,7 @@ from worker_connector.reference_engine.models import LoadedModel, load_model
 from worker_connector.reference_engine.outcome import OnOutput, RankStats, RequestStats
 from worker_connector.reference_engine.rank import EngineDeadError, Rank
 from worker_connector.reference_engine.request import LlmRequest, RequestOptions
+from worker_connector.reference_engine.reuse import ReuseScope
 from worker_connector.reference_engine.sampling import SamplingParams
 from worker_connector.reference_engine.weights import random_lora
 
@@ -182,6 +183,10 @@ class Engine:
 
     def stats(self, rank: int) -> RankStats:
         return self._rank(rank).stats()
+
+    def cached_tokens(self, rank: int, tokens: Sequence[int], cache_salt: str | None = None) -> int:
+        """An estimate of what a request without adapter and media would find of its prompt in that rank's own cache. Any thread."""
+        return self._rank(rank).cached_tokens(tokens, ReuseScope(cache_salt))
 
     def reset_prefix_cache(self) -> None:
         """Drop, on every rank, the cached KV that no request holds; takes effect before the next iteration."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from worker_connector.reference_engine.kv_pool import KvPool
 from worker_connector.reference_engine.models import LoadedModel
 from worker_connector.reference_engine.outcome import CANCELLED, OnOutput, RankStats
 from worker_connector.reference_engine.request import LlmRequest
+from worker_connector.reference_engine.reuse import ReuseScope
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +108,9 @@ class Rank:
 
     def stats(self) -> RankStats:
         return self._stats
+
+    def cached_tokens(self, tokens: Sequence[int], scope: ReuseScope) -> int:
+        return self._executor.blocks.cached_tokens(tokens, scope)
 
     def drain_events(self) -> list[dict[str, Any]]:
         return self._events.drain()
