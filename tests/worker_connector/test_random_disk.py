@@ -1,10 +1,12 @@
-"""Random schedules with a disk below a slab of 16 blocks: whatever is evicted, written, brought up, damaged or reset, and in whatever order
-the disk comes to it, every page that a forward pass reads is right, and books, donors and Dynamo's view agree with what is there."""
+"""Random schedules with a disk below a slab of 16 blocks: whatever is evicted, written, brought up, held for, damaged or reset, and in
+whatever order the disk comes to it, every page that a forward pass reads is right, nobody waits for what cannot come, and books, donors and
+Dynamo's view agree with what is there."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 from hypothesis import settings as hypothesis_settings
@@ -16,6 +18,8 @@ from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import SIZE, ScriptedEngine
 from tests.worker_connector.test_channel_and_threads import Recorder, believed_and_true
 from tests.worker_connector.test_random_engine import EngineMachine
+from worker_connector.disk_door import DiskDoor
+from worker_connector.request_view import RequestScope, unpack_tokens
 
 _KEPT = 7 / 8
 _LONG = st.lists(st.integers(0, 2), min_size=2, max_size=7).map(
@@ -34,6 +38,8 @@ class DiskMachine(EngineMachine):
         if small:
             disk_of(self.engine).store._limit = 9_000  # about a dozen blocks
         self.running, self.asked, self.gone = [], [], []
+        self.door = DiskDoor(self.engine.leader, it.connector, clock=lambda: self.engine.now)
+        self.held: list[tuple[Future[int], int]] = []
         self.recorder = Recorder()
         self.engine.leader.attach_residency(self.recorder)  # type: ignore[arg-type]
 
@@ -46,6 +52,28 @@ class DiskMachine(EngineMachine):
         known = list(donors(self.engine.sink))  # in order of registration: ids are new in each process
         if known:
             self.engine.leader.hint_received(data.draw(st.sampled_from(known)))
+
+    @rule(number=st.integers(0, 31))
+    def hold(self, number: int) -> None:
+        """What the door does before it waits, for a prompt that is on disk."""
+        _, namespaces, _ = self.engine.leader.cache()
+        assert namespaces is not None
+        scopes = [RequestScope(salt, True, None, ()) for salt in (None, "a", "b")]
+        ends = list(tier_of(self.engine).index.ends())  # in order of writing
+        if not ends:
+            return
+        end = ends[number % len(ends)]
+        (scope,) = [scope for scope in scopes if namespaces.of(scope)[1] == end.digest]
+        tokens = [*unpack_tokens(b"".join(block.tokens for block in end.chain())), 0]
+        found = self.door._find(tokens, scope)
+        if found is not None and (done := self.door._hold(found, lambda: 0)) is not None:
+            self.held.append((done, len(found.path)))
+
+    @rule(number=st.integers(0, 7))
+    def give_up(self, number: int) -> None:
+        if self.held:
+            done, _ = self.held.pop(number % len(self.held))
+            tier_of(self.engine).give_up(done)
 
     def _in_order_of_writing(self) -> list[Path]:
         """Names are random: in their order, the same choice would be another block in each run of one schedule."""
@@ -105,6 +133,16 @@ class DiskMachine(EngineMachine):
             assert believed == true
 
     @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        assert all(0 <= done.result(0) <= blocks for done, blocks in self.held if done.done())
+        waiting = [done for done, _ in self.held if not done.done()]
+        tier = tier_of(self.engine)
+        assert not waiting or tier._staging  # the slab has fewer blocks than may be on their way
+        assert {id(wish.done) for wish in tier._wishes._awaited} == {id(done) for done in waiting}
+
+    @invariant()
     def index_is_the_store(self) -> None:
         if not hasattr(self, "engine"):
             return
@@ -126,6 +164,7 @@ class DiskMachine(EngineMachine):
             while disk_of(self.engine).run_pending():
                 pass
             assert tier_of(self.engine).in_flight == 0
+            assert all(done.done() for done, _ in self.held)
             self.engine.idle()
             believed, true = believed_and_true(self.engine, self.recorder)
             assert believed == true
