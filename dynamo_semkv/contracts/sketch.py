@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +39,8 @@ SAMPLING = 32
 """The widest spacing: samples that any two texts have in common if they share the window."""
 MAX_SAMPLES = 4_096
 MAX_CHECKPOINTS = 64
+_MANY_BLOCKS = 32
+"""Blocks between two checkpoints whose keys cost more than to ask the samples whether they can be equal."""
 
 U64Array = npt.NDArray[np.uint64]
 U32Array = npt.NDArray[np.uint32]
@@ -50,10 +52,15 @@ _C = 0xD1342543DE82EF95
 _R_INVERSE = pow(_R, -1, 2**64)
 _DENSEST = 8
 _THRESHOLD = np.uint64(2**64 // _DENSEST)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_27, _30, _31, _32, _48 = (np.uint64(bits) for bits in (27, 30, 31, 32, 48))
+_ODD, _ONE = np.uint64(_C), np.uint64(1)
 _SPACINGS = ((2_560, 8), (5_120, 16))
 _HEADER = struct.Struct("<8sIHI")
 _ORDINAL = struct.Struct("<I")
+_CHECKPOINT = struct.Struct(f"<I{KEY_BYTES}s")
 _STRIDE = _ORDINAL.size + KEY_BYTES
+_NARROW, _WIDE = np.dtype("<u2"), np.dtype("<u4")
 _NARROW_TOKENS = 2**16 + NGRAM - 1
 """Donors up to this length carry u16 positions, longer ones u32."""
 
@@ -97,11 +104,15 @@ _POWERS = _Powers()
 
 
 def _mix(h: U64Array) -> U64Array:
-    h = h ^ (h >> np.uint64(30))
-    h *= np.uint64(0xBF58476D1CE4E5B9)
-    h ^= h >> np.uint64(27)
-    h *= np.uint64(0x94D049BB133111EB)
-    h ^= h >> np.uint64(31)
+    """In place."""
+    shifted = h >> _30
+    h ^= shifted
+    h *= _MIX_1
+    np.right_shift(h, _27, out=shifted)
+    h ^= shifted
+    h *= _MIX_2
+    np.right_shift(h, _31, out=shifted)
+    h ^= shifted
     return h
 
 
@@ -116,40 +127,65 @@ def spacing_of(tokens: int) -> int:
 _NO_SAMPLES = Samples(np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.uint16))
 
 
+class Windows(NamedTuple):
+    """The windows of a text that are samples, shape [m], in order."""
+
+    fingerprints: U32Array
+    starts: npt.NDArray[np.intp]
+
+
+_NO_WINDOWS = Windows(np.empty(0, np.uint32), np.empty(0, np.intp))
+
+
 class SampledText:
-    """A text's samples at every spacing: what is hashed is hashed once, for a prompt that is compared with short and long donors."""
+    """A text's samples at every spacing: what is hashed is hashed once, for a prompt that is compared with short and long donors. Links are
+    made when they are asked for: most prompts are compared with nobody."""
 
     def __init__(self, tokens: TokenArray, key: int) -> None:
         """`tokens`: u32, shape [n]. Cost: eight passes over n words, no Python loop over tokens (some 30 us for 8k tokens)."""
         n = self._tokens = len(tokens)
-        self._key = key
+        self._key = np.uint64(key)
         if n < NGRAM:
             return
         up, self._down = _POWERS.upto(n)
-        self._prefix = np.zeros(n + 1, np.uint64)
-        np.cumsum(tokens * up[:n], out=self._prefix[1:])
+        self._prefix = np.empty(n + 1, np.uint64)
+        self._prefix[0] = 0
+        sums = self._prefix[1:]
+        sums[:] = tokens
+        sums *= up[:n]
+        np.add.accumulate(sums, out=sums)
         s = self._prefix[NGRAM:] - self._prefix[:-NGRAM]
         s *= self._down[: n - NGRAM + 1]
-        s += np.uint64(key)
+        s += self._key
         self._at = (s < _THRESHOLD).nonzero()[0]
-        self._fingerprints = (_mix(s[self._at]) >> np.uint64(32)).astype(np.uint32)
+        mixed = _mix(s.take(self._at))
+        mixed >>= _32
+        self._fingerprints = mixed.astype(np.uint32)
 
-    def samples(self, spacing: int, limit: int = MAX_SAMPLES) -> Samples:
+    def windows(self, spacing: int, limit: int = MAX_SAMPLES) -> Windows:
         """The first `limit` ones; none of a text of fewer than 8 tokens. `spacing`: 8, 16 or 32."""
         if self._tokens < NGRAM:
-            return _NO_SAMPLES
+            return _NO_WINDOWS
         at, fingerprints = self._at, self._fingerprints
         if spacing > _DENSEST:
             kept = (fingerprints & np.uint32(spacing // _DENSEST - 1) == 0).nonzero()[0]
-            at, fingerprints = at[kept], fingerprints[kept]
-        if len(at) == 0:
-            return _NO_SAMPLES
+            at, fingerprints = at.take(kept), fingerprints.take(kept)
         repeated = fingerprints[1:] == fingerprints[:-1]
         if repeated.any():
             keep = np.concatenate(([True], ~repeated))
             at, fingerprints = at[keep], fingerprints[keep]
-        at, fingerprints = at[:limit], fingerprints[:limit]
+        return Windows(fingerprints[:limit], at[:limit])
+
+    def linked(self, windows: Windows) -> Samples:
+        """`windows`: some that it made."""
+        fingerprints, at = windows
+        if len(at) == 0:
+            return _NO_SAMPLES
         return Samples(fingerprints, at.astype(np.uint32), _links(self._prefix, at, self._down, self._key))
+
+    def samples(self, spacing: int, limit: int = MAX_SAMPLES) -> Samples:
+        """As `windows`, with the links."""
+        return self.linked(self.windows(spacing, limit))
 
 
 def sample(tokens: TokenArray, key: int) -> Samples:
@@ -157,17 +193,37 @@ def sample(tokens: TokenArray, key: int) -> Samples:
     return SampledText(tokens, key).samples(spacing_of(len(tokens)))
 
 
-def _links(prefix: U64Array, at: npt.NDArray[np.intp], down: U64Array, key: int) -> U16Array:
-    m = len(at)
-    links = np.zeros(m, np.uint16)
-    if m > 1:
-        start, stop = at[: m - 1], at[1:m]
+def _links(prefix: U64Array, at: npt.NDArray[np.intp], down: U64Array, key: np.uint64) -> U16Array:
+    links = np.zeros(len(at), np.uint16)
+    if len(at) > 1:
+        start, stop = at[:-1], at[1:]
         # down[i] is C * R**-i: one multiplication makes the sum independent of its position.
-        run = (prefix[stop + NGRAM] - prefix[start]) * down[start]
-        run += np.uint64(key)
-        run ^= (stop - start).astype(np.uint64) * np.uint64(_C)
-        links[:-1] = np.maximum(_mix(run) >> np.uint64(48), np.uint64(1))
+        run = prefix.take(stop + NGRAM)
+        run -= prefix.take(start)
+        run *= down.take(start)
+        run += key
+        distance = (stop - start).astype(np.uint64)
+        distance *= _ODD
+        run ^= distance
+        run = _mix(run)
+        run >>= _48
+        links[:-1] = np.maximum(run, _ONE, out=run)
     return links
+
+
+def common_at_most(ours: Samples, theirs: Samples) -> int | None:
+    """Tokens that two texts, sampled from their start at one spacing, can have in common at their start: a sample that only one of them has,
+    or a link that differs, lies beyond. None: the samples do not say."""
+    n = min(len(ours.fingerprints), len(theirs.fingerprints))
+    if n == 0:
+        return None
+    differs = ours.fingerprints[:n] != theirs.fingerprints[:n]
+    differs |= ours.positions[:n] != theirs.positions[:n]
+    known = theirs.links[: n - 1] != 0
+    known &= ours.links[: n - 1] != theirs.links[: n - 1]
+    differs[1:] |= known
+    at = int(differs.argmax())
+    return min(int(ours.positions[at]), int(theirs.positions[at])) + NGRAM - 1 if differs[at] else None
 
 
 def checkpoint_ordinals(blocks: int) -> list[int]:
@@ -277,21 +333,40 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         return np.frombuffer(self.raw, "<u2", samples, len(self.raw) - 2 * samples)
 
     @property
-    def checkpoints(self) -> list[tuple[int, BlockKey]]:
-        end = _HEADER.size + self._header()[2] * _STRIDE
-        return [
-            (_ORDINAL.unpack_from(self.raw, at)[0], BlockKey(self.raw[at + _ORDINAL.size : at + _STRIDE]))
-            for at in range(_HEADER.size, end, _STRIDE)
-        ]
+    def samples(self) -> Samples:
+        """The three arrays, views; positions of u16 or u32."""
+        _, tokens, checkpoints, samples = self._header()
+        at = _HEADER.size + checkpoints * _STRIDE
+        kind = _NARROW if tokens <= _NARROW_TOKENS else _WIDE
+        return Samples(
+            np.frombuffer(self.raw, _WIDE, samples, at),
+            np.frombuffer(self.raw, kind, samples, at + 4 * samples),
+            np.frombuffer(self.raw, _NARROW, samples, len(self.raw) - 2 * samples),
+        )
 
-    def proven_blocks(self, chain: Sequence[BlockKey]) -> int:
-        """How many leading blocks of `chain` (the request's) are proven equal to this donor's."""
+    @property
+    def checkpoints(self) -> list[tuple[int, BlockKey]]:
+        return list(self._checkpoints())
+
+    def _checkpoints(self) -> Iterator[tuple[int, BlockKey]]:
+        end = _HEADER.size + self._header()[2] * _STRIDE
+        return _CHECKPOINT.iter_unpack(self.raw[_HEADER.size : end])
+
+    def proven_blocks(
+        self, chain: Sequence[BlockKey], samples: Samples | None = None, tokens_per_block: int = 1
+    ) -> int:
+        """How many leading blocks of `chain` (the request's) are proven equal to this donor's. `samples`: the request's from its start, at
+        this donor's spacing; keys of blocks that cannot be equal, as these say, are then not made."""
         if not chain or not self._begins_with(chain[0]):
             return 0
-        proven = 0
-        for ordinal, key in self.checkpoints:
+        proven, within = 0, len(chain)
+        for ordinal, key in self._checkpoints():
+            if samples is not None and ordinal - proven >= _MANY_BLOCKS:
+                common = common_at_most(samples, self.samples)
+                within = within if common is None else min(within, common // tokens_per_block)
+                samples = None
             # A key stands for every block before it, so behind the first that differs none is equal, and none need be made.
-            if ordinal >= len(chain) or chain[ordinal] != key:
+            if ordinal >= within or chain[ordinal] != key:
                 break
             proven = ordinal + 1
         return proven

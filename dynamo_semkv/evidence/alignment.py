@@ -14,13 +14,13 @@ All candidates are aligned at once in NumPy: the cost hardly depends on how many
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dynamo_semkv.contracts.sketch import NGRAM, SAMPLING, DonorSketch, Samples
+from dynamo_semkv.evidence.partners import APART_BITS, Flat, Partners, partners
 
 NEAR_SHIFT = 64
 """Tokens that an edit may insert or delete; a bigger shift of the diagonal is another passage, not the same document edited."""
@@ -35,8 +35,11 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-
 _NOWHERE: I64 = np.empty((0, 3), np.int64)
+_NOTHING: I64 = np.empty(0, np.int64)
+_NO_STEPS: Bools = np.empty(0, np.bool_)
+_BEYOND = np.array([[-1], [1]])
+"""From the first window of a run to the sample before it, and from the last one to the sample behind it."""
 
 
 class Run(NamedTuple):
@@ -45,8 +48,7 @@ class Run(NamedTuple):
     token_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(NamedTuple):
     """One candidate against the prompt."""
 
     reusable_tokens: int
@@ -71,230 +73,148 @@ class Alignment:
         return int(self.places[:, 2].max(initial=0))
 
 
+_UNALIKE = Alignment(0, 0, _NOTHING, False, _NOWHERE)
+
+
 def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) -> list[Alignment]:
-    """One Alignment a donor, in order. All donors have one spacing, and `prompt` is sampled at it. Cost: O(samples of the prompt
-    and all donors)."""
+    """One Alignment a donor, in order. All donors have one spacing, and `prompt`, of at most MOST_SAMPLES samples, is sampled at it. Cost:
+    O(samples of the prompt and all donors)."""
     if not donors or len(prompt.fingerprints) == 0:
-        return [Alignment(0, 0, np.empty(0, np.int64), False, _NOWHERE) for _ in donors]
-    donor = _Flat.of(donors)
-    partners = _partners(prompt, donor)
-    prompt_at = prompt.positions.astype(np.int64)
-    pairs = _Pairs.of(prompt, prompt_at, donor, partners)
-    verified = pairs.verified()
-    estimate = verified + pairs.between(donors[0].spacing) + pairs.loose_ends(prompt_at, donor, prompt_tokens)
-    return _collect(pairs, donor, verified, estimate, prompt_tokens)
+        return [_UNALIKE] * len(donors)
+    flat = Flat.of(donors)
+    prompt_at = np.empty(len(prompt.positions) + 2, np.int64)
+    prompt_at[0], prompt_at[1:-1], prompt_at[-1] = -1, prompt.positions, prompt_tokens - NGRAM + 1
+    found = partners(prompt, flat)
+    if len(found.donor) == 0:
+        return [_UNALIKE] * len(donors)
+    if len(donors) == 1 and (only := _one_run(prompt, prompt_at, prompt_tokens, flat, found)) is not None:
+        return [only]
+    found = _once_and_without_strays(found, prompt_at, flat, len(prompt.fingerprints))
+    runs = _Runs.of(prompt, prompt_at, flat, found)
+    estimate = runs.verified() + runs.between(donors[0].spacing) + runs.loose_ends()
+    return _collect(runs, flat, estimate, prompt_tokens)
 
 
-class _Flat(NamedTuple):
-    """The samples of all candidates, one after the other."""
-
-    fingerprints: npt.NDArray[np.uint32]
-    positions: I64
-    links: npt.NDArray[np.uint16]
-    owner: I64
-    """Candidate of each sample."""
-    first: Bools
-    """First sample of its candidate."""
-    lengths: I64
-    """Tokens of each candidate."""
-
-    @classmethod
-    def of(cls, donors: Sequence[DonorSketch]) -> _Flat:
-        counts = np.array([donor.sample_count for donor in donors])
-        owner = np.repeat(np.arange(len(donors)), counts)
-        first = np.ones(len(owner), np.bool_)
-        first[1:] = owner[1:] != owner[:-1]
-        return cls(
-            np.concatenate([donor.fingerprints for donor in donors]),
-            np.concatenate([donor.positions for donor in donors]).astype(np.int64),
-            np.concatenate([donor.links for donor in donors]),
-            owner,
-            first,
-            np.array([donor.token_count for donor in donors]),
-        )
-
-
-class _Partners(NamedTuple):
-    at: I64
-    """For each donor sample the prompt's sample with the same fingerprint, or -1."""
-    sure: Bools
-    """The partner is the only one, or the one that its neighbours ask for."""
+def _one_run(prompt: Samples, prompt_at: I64, prompt_tokens: int, flat: Flat, pairs: Partners) -> Alignment | None:
+    """Of the only candidate, where all that it shares is one run, as of a conversation that goes on: what the rest of this module would
+    say, without most of it. None: it is more than that."""
+    target, donor, _ = pairs
+    begin, end, donor_begin, donor_end = int(target[0]), int(target[-1]), int(donor[0]), int(donor[-1])
+    steps = len(target) - 1
+    if not steps == end - begin == donor_end - donor_begin or not (target[1:] > target[:-1]).all():
+        return None
+    links = flat.links[donor_begin:donor_end]
+    if not ((prompt.links[begin:end] == links) & (links != 0)).all():
+        return None
+    before, first, last, after = prompt_at[[begin, begin + 1, end + 1, end + 2]].tolist()
+    around = [donor_begin - 1, donor_begin, donor_end, donor_end + 1]
+    donor_before, donor_first, donor_last, donor_after = flat.positions[around].tolist()
+    if last - first != donor_last - donor_first:
+        return None
+    tokens = last - first + NGRAM
+    room = min(first - before, donor_first - donor_before) + min(after - last, donor_after - donor_last) - 2
+    ceiling = min(prompt_tokens, flat.lengths[0])
+    return Alignment(
+        reusable_tokens=min(ceiling, round(tokens + room / 2) if steps else tokens),
+        verified_tokens=min(ceiling, tokens),
+        shared=target,
+        edited=False,
+        places=np.array([[first, donor_first, tokens]]),
+        longest_chain=tokens,
+    )
 
 
-def _partners(prompt: Samples, donor: _Flat) -> _Partners:
-    """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner before, else leads to
-    the next one after, else is nearest to where that partner would have it; without one the first for the donor's first, and so on."""
-    m = len(prompt.fingerprints)
-    shift = np.uint32(16 if m <= 1_024 else 11)
-    table = np.zeros(1 << (32 - int(shift)), np.int32)
-    table[prompt.fingerprints[::-1] >> shift] = np.arange(m, 0, -1, dtype=np.int32)
-    at: I64 = table[donor.fingerprints >> shift].astype(np.int64) - 1
-    at[prompt.fingerprints[at] != donor.fingerprints] = -1
-    first = table[prompt.fingerprints >> shift] - 1
-    # Two fingerprints that share a slot of the table: one in two prompts has such a pair. All at once: a prompt can be made of them.
-    lost = (prompt.fingerprints[first] != prompt.fingerprints).nonzero()[0]
-    if len(lost):
-        values, begins = np.unique(prompt.fingerprints[lost], return_index=True)
-        for fingerprints, places in ((donor.fingerprints, at), (prompt.fingerprints, first)):
-            slot = np.minimum(np.searchsorted(values, fingerprints), len(values) - 1)
-            found = (values[slot] == fingerprints).nonzero()[0]
-            places[found] = lost[begins[slot[found]]]
-    again = (first != np.arange(m)) & (prompt.fingerprints[first] == prompt.fingerprints)
-    sure = at >= 0
-    if again.any():
-        repeated = np.zeros(m, np.bool_)
-        repeated[first[again]] = True
-        _follow_neighbours(prompt, donor, at, sure, repeated)
-    return _Partners(at, sure)
+def _once_and_without_strays(found: Partners, prompt_at: I64, flat: Flat, m: int) -> Partners:
+    """`m`: samples of the prompt. Donor order throughout: a place that is met twice makes a step that does not go forward."""
+    target, donor, sure = found
+    place = target if len(flat.lengths) == 1 else flat.owner.take(donor) * m + target
+    if not (place[1:] > place[:-1]).all() and np.bincount(place).max() > 1:
+        kept = _once(place, donor)
+        target, donor, sure = target[kept], donor[kept], sure[kept] if sure is not None else None
+    diagonal = prompt_at.take(target + 1) - flat.positions.take(donor)
+    stray = _strays(diagonal)
+    if stray is not None:
+        kept = (~stray).nonzero()[0]
+        target, donor, sure = target[kept], donor[kept], sure[kept] if sure is not None else None
+    return Partners(target, donor, sure)
 
 
-def _follow_neighbours(prompt: Samples, donor: _Flat, at: I64, sure: Bools, repeated: Bools) -> None:
-    """Repairs `at` and `sure` in place for donor samples whose fingerprint the prompt has more than once."""
-    here = np.arange(len(at))
-    open_ones = (sure & repeated[at]).nonzero()[0]
-    sure[open_ones] = False
-    before = np.maximum.accumulate(np.where(sure, here, -1))
-    after = np.minimum.accumulate(np.where(sure, here, len(at))[::-1])[::-1]
-    for anchors in (after, before):  # what comes before is followed where both fit
-        anchor = anchors[open_ones]
-        known = (anchor >= 0) & (anchor < len(at))
-        anchor = np.where(known, anchor, 0)
-        place = at[anchor] + open_ones - anchor
-        fits = known & (donor.owner[anchor] == donor.owner[open_ones])
-        fits &= (place >= 0) & (place < len(prompt.fingerprints))
-        fits[fits] = prompt.fingerprints[place[fits]] == donor.fingerprints[open_ones[fits]]
-        at[open_ones[fits]] = place[fits]
-        sure[open_ones[fits]] = True
-    lost = open_ones[~sure[open_ones]]
-    if len(lost) == 0:
-        return
-    anchor = before[lost]
-    near = (anchor >= 0) & (donor.owner[anchor] == donor.owner[lost])
-    anchor = np.where(near, anchor, np.minimum(after[lost], len(at) - 1))
-    near |= sure[anchor] & (donor.owner[anchor] == donor.owner[lost])
-    by_value = np.argsort(prompt.fingerprints, kind="stable")
-    at[lost] = _in_turn(prompt.fingerprints, by_value, donor.fingerprints[lost], donor.owner[lost])
-    led = lost[near]
-    expected = prompt.positions[at[anchor[near]]] + donor.positions[led] - donor.positions[anchor[near]]
-    at[led] = _nearest(prompt, by_value, donor.fingerprints[led], expected)
+class _Runs(NamedTuple):
+    """Runs in donor order, candidates one after the other, shape [r]; the step from run n to run n + 1 has shape [r - 1]."""
 
-
-def _nearest(prompt: Samples, by_value: I64, wanted: npt.NDArray[np.uint32], expected: I64) -> I64:
-    """For each of `wanted` the index of the prompt that has it and is nearest to the expected position. `by_value`: the prompt's stable
-    order by fingerprint."""
-    places = (prompt.fingerprints[by_value].astype(np.int64) << 31) + prompt.positions[by_value]
-    wish = wanted.astype(np.int64) << 31
-    above = np.searchsorted(places, wish + np.clip(expected, 0, 2**31 - 1))
-    below = np.maximum(above - 1, 0)
-    above = np.minimum(above, len(places) - 1)
-    distance = [
-        np.abs(places[n] - wish - expected) + (places[n] >> 31 != wanted) * np.int64(2**40) for n in (below, above)
-    ]
-    found: I64 = by_value[np.where(distance[0] <= distance[1], below, above)]
-    return found
-
-
-def _in_turn(prompt: npt.NDArray[np.uint32], by_value: I64, wanted: npt.NDArray[np.uint32], owner: I64) -> I64:
-    """For each of `wanted`, grouped by `owner` and in order, an index of the prompt that has it: of several that are the same the first
-    goes to the first, the second to the second, and the last one to all that are left. `by_value`: the prompt's stable order."""
-    ordered = prompt[by_value]
-    first = np.searchsorted(ordered, wanted)
-    many = np.searchsorted(ordered, wanted, side="right") - first
-    groups = np.lexsort((wanted, owner))
-    begins = np.ones(len(groups), np.bool_)
-    begins[1:] = (wanted[groups][1:] != wanted[groups][:-1]) | (owner[groups][1:] != owner[groups][:-1])
-    turn = np.empty(len(groups), np.int64)
-    here = np.arange(len(groups))
-    turn[groups] = here - np.maximum.accumulate(np.where(begins, here, 0))
-    found: I64 = by_value[first + np.minimum(turn, many - 1)]
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Shared samples in donor order, candidates one after the other; flags describe the step from pair n to pair n + 1."""
-
-    target: I64
-    """Index of the prompt's sample."""
-    donor: I64
-    """Index into the flat donor samples."""
-    owner: I64
-    target_at: I64
-    """Positions in tokens."""
-    donor_at: I64
     candidates: int
-    linked: Bools
-    """The step is verified verbatim."""
+    owner: I64
+    pairs: Partners
+    ends: I64
+    """Indices of the first and last pair of each run, shape [2, r]."""
+    target_at: I64
+    donor_at: I64
+    """Where the windows of these begin, in tokens, shape [2, r]; 2**40 more a candidate in the donor."""
+    room: I64
+    """Tokens before the first window, and behind the last one, that no sample of either says anything about, shape [2, r]."""
+    tokens: I64
     near: Bools
     """The step hides a change in what is otherwise the same passage."""
-    same: Bools
-    """The step stays in one candidate."""
     edits: Bools
     """Near, and neither because evicted parts of the donor left a hole nor because a repeated passage was taken for another."""
-    first: I64
-    last: I64
-    """Indices of the first and last pair of each run."""
 
     @classmethod
-    def of(cls, prompt: Samples, prompt_at: I64, flat: _Flat, partners: _Partners) -> _Pairs:
-        donor = (partners.at >= 0).nonzero()[0]
-        target, owner = partners.at[donor], flat.owner[donor]
-        place = owner * len(prompt.fingerprints) + target
-        if len(place) and np.bincount(place).max() > 1:
-            donor = donor[_once(place, donor)]
-        target = partners.at[donor]
-        donor = donor[~_strays(prompt_at[target] - flat.positions[donor], flat.owner[donor])]
-        target, owner, sure = partners.at[donor], flat.owner[donor], partners.sure[donor]
-        target_at, donor_at = prompt_at[target], flat.positions[donor]
-        same = owner[1:] == owner[:-1]
-        steps, donor_steps = target[1:] - target[:-1], donor[1:] - donor[:-1]
-        links = flat.links[donor[:-1]]
-        linked = same & (steps == 1) & (donor_steps == 1) & (links != 0) & (prompt.links[target[:-1]] == links)
-        tokens, donor_tokens = target_at[1:] - target_at[:-1], donor_at[1:] - donor_at[:-1]
-        near = same & ~linked & (tokens > 0) & (donor_tokens > 0)
-        near &= (np.abs(tokens - donor_tokens) <= NEAR_SHIFT) & (np.maximum(tokens, donor_tokens) <= NEAR_GAP)
-        breaks = (~linked).nonzero()[0]
-        ends = np.array([len(target) - 1] if len(target) else [], np.int64)
-        return cls(
-            target,
-            donor,
-            owner,
-            target_at,
-            donor_at,
-            len(flat.lengths),
-            linked,
-            near,
-            same,
-            near & (links != 0) & sure[1:] & sure[:-1],
-            np.concatenate(([0], breaks + 1)) if len(target) else ends,
-            np.concatenate((breaks, ends)),
+    def of(cls, prompt: Samples, prompt_at: I64, flat: Flat, pairs: Partners) -> _Runs:
+        """`pairs`: at least one. `prompt_at`: as `Flat.positions`, of the prompt."""
+        target, donor, sure = pairs
+        before, donor_before = target[:-1], donor[:-1]
+        links = flat.links.take(donor_before)
+        broken = target[1:] - before != 1
+        broken |= donor[1:] - donor_before != 1
+        broken |= prompt.links.take(before) != links
+        broken |= links == 0
+        breaks = broken.nonzero()[0]
+        ends = np.empty((2, len(breaks) + 1), np.int64)
+        ends[0, 0], ends[1, -1] = 0, len(target) - 1
+        ends[1, :-1] = breaks
+        np.add(breaks, 1, out=ends[0, 1:])
+        theirs = donor.take(ends)
+        ours = target.take(ends)
+        ours += 1
+        target_at, donor_at = prompt_at.take(ours), flat.positions.take(theirs)
+        room = np.minimum(
+            np.abs(prompt_at.take(ours + _BEYOND) - target_at), np.abs(flat.positions.take(theirs + _BEYOND) - donor_at)
         )
+        room -= 1
+        near = edits = _NO_STEPS
+        if len(breaks):
+            step, donor_step = target_at[0, 1:] - target_at[1, :-1], donor_at[0, 1:] - donor_at[1, :-1]
+            near = (step > 0) & (donor_step > 0) & (np.abs(step - donor_step) <= NEAR_SHIFT)
+            near &= np.maximum(step, donor_step) <= NEAR_GAP
+            edits = near & (links.take(breaks) != 0)
+            if sure is not None:
+                edits &= sure[1:].take(breaks) & sure.take(breaks)
+        tokens = target_at[1] - target_at[0]
+        tokens += NGRAM
+        owner = flat.owner.take(theirs[0])
+        return cls(len(flat.lengths), owner, pairs, ends, target_at, donor_at, room, tokens, near, edits)
 
-    def run_tokens(self) -> I64:
-        """Length of each run."""
-        return self.target_at[self.last] - self.target_at[self.first] + NGRAM
-
-    def chains(self, run_tokens: I64) -> I64:
+    def chains(self) -> I64:
         """For each run the tokens of all runs of its chain."""
-        if len(run_tokens) == 0:
-            return run_tokens
-        chain = np.concatenate(([0], np.cumsum(~self.near[self.first[1:] - 1])))
-        return np.bincount(chain, run_tokens).astype(np.int64)[chain]
+        chain = np.zeros(len(self.tokens), np.int64)
+        np.cumsum(~self.near, out=chain[1:])
+        return np.bincount(chain, self.tokens).astype(np.int64)[chain]
 
     def verified(self) -> F64:
         """Tokens inside runs, by candidate."""
-        return self.total(self.owner[self.first], self.run_tokens().astype(np.float64))
+        return self.total(self.owner, self.tokens)
 
     def between(self, spacing: int) -> F64:
         """Tokens between near runs that the change left alone, by candidate. `spacing` of the samples."""
         step = self.near.nonzero()[0]
         if len(step) == 0:
             return np.zeros(self.candidates)
-        tokens = self.target_at[step + 1] - self.target_at[step]
-        donor_tokens = self.donor_at[step + 1] - self.donor_at[step]
+        target, donor, _ = self.pairs
+        tokens = self.target_at[0, step + 1] - self.target_at[1, step]
+        donor_tokens = self.donor_at[0, step + 1] - self.donor_at[1, step]
         gap = np.minimum(tokens, donor_tokens) - NGRAM
-        dead = self.target[step + 1] - self.target[step] - 1
-        donor_dead = self.donor[step + 1] - self.donor[step] - 1
+        ends, begins = self.ends[1, step], self.ends[0, step + 1]
+        dead, donor_dead = target[begins] - target[ends] - 1, donor[begins] - donor[ends] - 1
         mean = (dead + donor_dead) / 2
         few = self._few(step, mean, np.maximum(dead, donor_dead), tokens == donor_tokens, SAMPLING // spacing)
         isolated = np.maximum(1.0, mean * spacing / NGRAM) + np.abs(tokens - donor_tokens)
@@ -307,51 +227,41 @@ class _Pairs:
         least = _FEW_DEAD + density.bit_length() - 1
         few = dead <= least
         owner = self.owner[step]
-        alive = self.total(self.owner[:-1], self.linked.astype(np.float64))
+        alive = self.total(self.owner, self.ends[1] - self.ends[0])
         unlikely = np.log(np.where(same_length, _UNLIKELY_AT_THE_SAME_LENGTH, _UNLIKELY))
         for _ in range(2):  # what was found to be isolated says more about how many die
-            kept = alive + self.total(owner[few], np.ones(int(few.sum())))
-            died = self.total(owner[few], dead[few])
+            kept = alive + self.total(owner, few)
+            died = self.total(owner, np.where(few, dead, 0.0))
             share = np.clip(died / np.maximum(1.0, kept + died), 1e-6, 0.9)
             few = most_dead <= np.clip(unlikely / np.log(share)[owner], least, density * _MANY_DEAD)
         return few
 
-    def loose_ends(self, prompt_at: I64, flat: _Flat, prompt_tokens: int) -> F64:
-        """Expected tokens beyond the ends of runs that nothing near continues, by candidate."""
-        if len(self.target) == 0:
-            return np.zeros(self.candidates)
-        open_end = np.ones(len(self.target), np.bool_)
-        open_end[:-1] = ~(self.linked | self.near)
-        open_start = np.ones(len(self.target), np.bool_)
-        open_start[1:] = open_end[:-1]
+    def loose_ends(self) -> F64:
+        """Expected tokens beyond the ends of runs that nothing near continues, by candidate: half of the room up to the next sample, or to
+        the end of the document."""
+        loose = np.ones(self.ends.shape, np.bool_)
+        np.logical_not(self.near, out=loose[0, 1:])
+        loose[1, :-1] = loose[0, 1:]
         # A sample on its own is a common phrase rather than a passage: it is what it is.
-        alone = open_start & open_end
-        open_start &= ~alone
-        open_end &= ~alone
-        ends, starts = open_end.nonzero()[0], open_start.nonzero()[0]
-        after = np.minimum(
-            _room_after(prompt_at, self.target[ends], prompt_tokens),
-            _room_after(flat.positions, self.donor[ends], flat.lengths[self.owner[ends]], flat.first),
-        )
-        before = np.minimum(
-            _room_before(prompt_at, self.target[starts]),
-            _room_before(flat.positions, self.donor[starts], flat.first),
-        )
-        return self.total(self.owner[ends], after / 2) + self.total(self.owner[starts], before / 2)
+        alone = (self.ends[0] == self.ends[1]) & loose[0] & loose[1]
+        room = self.room * loose
+        room[:, alone] = 0
+        return self.total(self.owner, room[0] + room[1]) / 2
 
-    def total(self, owner: I64, what: F64) -> F64:
+    def total(self, owner: I64, what: F64 | I64 | Bools) -> F64:
         """Sums by candidate."""
         return np.bincount(owner, what, minlength=self.candidates).astype(np.float64, copy=False)
 
 
-def _strays(diagonal: I64, owner: I64) -> Bools:
+def _strays(diagonal: I64) -> Bools | None:
     """Pairs between two others of one diagonal that lie on another one: a phrase that occurs elsewhere too, in the place of one that
-    changed. Left in, it would hide that the passage goes on."""
+    changed. Left in, it would hide that the passage goes on. None: there are none. `diagonal`: no two candidates have nearly the same."""
+    jump = np.abs(diagonal[1:] - diagonal[:-1]) > NEAR_SHIFT
+    off = jump[1:] & jump[:-1]
+    if not off.any():
+        return None
     stray = np.zeros(len(diagonal), np.bool_)
-    if len(diagonal) >= 3:
-        before, here, after = diagonal[:-2], diagonal[1:-1], diagonal[2:]
-        stray[1:-1] = (owner[:-2] == owner[2:]) & (np.abs(after - before) <= NEAR_SHIFT)
-        stray[1:-1] &= (np.abs(here - before) > NEAR_SHIFT) & (np.abs(here - after) > NEAR_SHIFT)
+    stray[1:-1] = off & (np.abs(diagonal[2:] - diagonal[:-2]) <= NEAR_SHIFT)
     return stray
 
 
@@ -368,45 +278,33 @@ def _once(place: I64, donor: I64) -> I64:
     return best
 
 
-def _room_after(positions: I64, index: I64, end: int | I64, first: Bools | None = None) -> I64:
-    """Tokens from the end of a sample's window to the end of the next sample's, or to the end of the document."""
-    following = np.minimum(index + 1, len(positions) - 1)
-    is_last = index + 1 >= len(positions)
-    if first is not None:
-        is_last |= first[following]
-    here = positions[index] + NGRAM
-    return np.where(is_last, np.maximum(0, end - here), np.maximum(0, positions[following] + NGRAM - 1 - here))
-
-
-def _room_before(positions: I64, index: I64, first: Bools | None = None) -> I64:
-    """Tokens from the start of the previous sample's window, or of the document, to the start of a sample's."""
-    is_first = index == 0 if first is None else first[index]
-    return np.where(is_first, positions[index], positions[index] - positions[np.maximum(index - 1, 0)] - 1)
-
-
-def _collect(pairs: _Pairs, flat: _Flat, verified: F64, estimate: F64, prompt_tokens: int) -> list[Alignment]:
-    first = pairs.first
-    edits = (
-        pairs.total(pairs.owner[:-1], pairs.edits.astype(np.float64))
-        if len(pairs.owner)
-        else np.zeros(pairs.candidates)
-    )
-    runs_of = np.searchsorted(pairs.owner[first], np.arange(pairs.candidates + 1))
-    pairs_of = np.searchsorted(pairs.owner, np.arange(pairs.candidates + 1))
-    chains = pairs.chains(tokens := pairs.run_tokens())
-    places = np.stack((pairs.target_at[first], pairs.donor_at[first], tokens), axis=1)
+def _collect(runs: _Runs, flat: Flat, estimate: F64, prompt_tokens: int) -> list[Alignment]:
+    places = np.empty((len(runs.tokens), 3), np.int64)
+    places[:, 0], places[:, 2] = runs.target_at[0], runs.tokens
+    np.subtract(runs.donor_at[0], runs.owner << APART_BITS, out=places[:, 1])
+    chains = runs.chains() if len(runs.near) else runs.tokens
+    verified = runs.verified().tolist()
+    if runs.candidates == 1:
+        runs_of, edits = [0, len(places)], [runs.edits.any()]
+    else:
+        runs_of = np.searchsorted(runs.owner, np.arange(runs.candidates + 1)).tolist()
+        edits = runs.total(runs.owner[:-1], runs.edits).tolist()
     found = []
-    for c in range(pairs.candidates):
-        own = slice(runs_of[c], runs_of[c + 1])
-        ceiling = min(prompt_tokens, int(flat.lengths[c]))
+    for c, estimated in enumerate(estimate.tolist()):
+        begin, end = runs_of[c], runs_of[c + 1]
+        if begin == end:
+            found.append(_UNALIKE)
+            continue
+        ceiling = min(prompt_tokens, flat.lengths[c])
+        own = places[begin:end]
         found.append(
             Alignment(
-                reusable_tokens=min(ceiling, round(float(estimate[c]))),
+                reusable_tokens=min(ceiling, round(estimated)),
                 verified_tokens=min(ceiling, int(verified[c])),
-                shared=pairs.target[pairs_of[c] : pairs_of[c + 1]],
+                shared=runs.pairs.target[runs.ends[0, begin] : runs.ends[1, end - 1] + 1],
                 edited=bool(edits[c]),
-                places=places[own][places[own, 0].argsort(kind="stable")],
-                longest_chain=int(chains[own].max(initial=0)),
+                places=own if len(own) == 1 else own[own[:, 0].argsort(kind="stable")],
+                longest_chain=int(chains[begin:end].max()),
             )
         )
     return found

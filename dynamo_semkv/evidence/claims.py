@@ -39,10 +39,15 @@ class Claims(NamedTuple):
     """There were more than MAX_CLAIMS; the rest was not looked at."""
 
 
+_NO_CLAIMS = Claims()
+
+
 def checked(said: object, query: LookupQuery) -> Claims:
     """Raises TypeError for what is no list or tuple, and whatever the provider's own objects raise when they are looked at."""
     if not isinstance(said, (list, tuple)):
         raise TypeError(f"a lookup returns a list or tuple of matches, not {type(said).__name__}")
+    if type(said) in (list, tuple) and not said:
+        return _NO_CLAIMS  # what most lookups say
     looked = list(islice(said, MAX_CLAIMS + 1))
     claimed = looked[:MAX_CLAIMS]
     prompt = len(query.tokens)

@@ -23,7 +23,7 @@ from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.location import Location
 from dynamo_semkv.evidence.breaker import Breaker
 from dynamo_semkv.evidence.provider import Closes, EvidenceProvider, LookupQuery, PromptListener, Snapshots
-from dynamo_semkv.evidence.worker import Answer, ProviderWorker
+from dynamo_semkv.evidence.worker import LATE, Answer, ProviderWorker
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,10 @@ class DeadlineRunner:
 
     async def _wait(self, asked: Mapping[str, asyncio.Future[Answer]], query: LookupQuery, expires: float) -> list[str]:
         """Until all have answered, the deadline, or what was proven is enough. The names of those that need not answer any more."""
+        if len(asked) == 1:
+            (answer,) = asked.values()
+            await _until(expires, answer)
+            return []
         order = [seat.worker.name for seat in self._seats if seat.worker.name in asked]
         pending = set(asked.values())
         while pending and (left := expires - time.monotonic()) > 0:
@@ -224,8 +228,8 @@ class DeadlineRunner:
     ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
         if answer is None:
             return LookupStatus.SKIPPED, 0.0, []
-        if not answer.done():
-            # The answer that may still come is dropped: the future is cancelled, and so never set.
+        if not answer.done() or answer.result() is LATE:
+            # The answer that may still come is dropped: the future is settled or cancelled, and so never set.
             answer.cancel()
             seat.breaker.failure()
             return LookupStatus.TIMEOUT, waited, []
@@ -263,6 +267,24 @@ class DeadlineRunner:
             places.setdefault(match.location, match)
         kept = [*places.values(), *(match for match in ordered if places[match.location] is not match)]
         return tuple(sorted(kept[: self._max_matches], key=_rank))
+
+
+async def _until(expires: float, answer: asyncio.Future[Answer]) -> None:
+    """Waits for the answer; by then it is LATE. Half of what `asyncio.wait` costs, which has a future of its own and a turn of the loop to
+    tell of it. Its own cancellation cancels the answer too."""
+    left = expires - time.monotonic()
+    if left <= 0:
+        return
+    timer = asyncio.get_running_loop().call_later(left, _give_up, answer)
+    try:
+        await answer
+    finally:
+        timer.cancel()
+
+
+def _give_up(answer: asyncio.Future[Answer]) -> None:
+    if not answer.done():
+        answer.set_result(LATE)
 
 
 def _located(match: SemanticTrtMatch) -> int:

@@ -23,12 +23,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.ma  # np.unique imports it at its first call: tens of milliseconds that the first lookup would pay
+import numpy.ma  # np.unique imports it at its first call, for a prompt that repeats itself: tens of milliseconds for a lookup
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
-from dynamo_semkv.contracts.sketch import MAX_SAMPLES, SAMPLING, DonorSketch, SampledText, U32Array, sketch_key
-from dynamo_semkv.evidence.alignment import I64, Alignment, Run, align
+from dynamo_semkv.contracts.sketch import (
+    MAX_SAMPLES,
+    SAMPLING,
+    DonorSketch,
+    SampledText,
+    Samples,
+    U32Array,
+    sketch_key,
+)
+from dynamo_semkv.evidence.alignment import I64, Alignment, align
 from dynamo_semkv.evidence.chains import Sharded, Slots
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.partition import FloatArray, Partition, unposted_bits
@@ -118,17 +126,17 @@ class FingerprintProvider:
             self.counts["tenant_unknown"] += 1
             return ()
         text = SampledText(query.tokens, sketch_key(query.digest))
-        widest = text.samples(SAMPLING, MAX_COMPARED)
-        unique = np.unique(widest.fingerprints[:MAX_SAMPLES])
+        widest = text.windows(SAMPLING, MAX_COMPARED)
         with self._lock:
             numbered = self._partitions.get(query.digest.hex())
             if numbered is None:
                 self.counts["no_partition"] += 1
                 return ()
             partition = numbered[1]
-            hits = partition.find(unique)
-            rarity = partition.rarity(unique, hits)
-            candidates = self._candidates(partition, hits, rarity)
+            asked, places = partition.asked(widest.fingerprints[:MAX_SAMPLES])
+            candidates, rarity = self._candidates(partition, asked, partition.find(asked))
+        if not candidates or rarity is None:
+            return ()
         self.counts["candidates"] += len(candidates)
         # The request's own block size: a donor's is what its emitter says.
         tokens_per_block = 0 if query.namespace.unknown_fields() else query.namespace.tokens_per_block or 0
@@ -138,17 +146,21 @@ class FingerprintProvider:
             by_spacing.setdefault(candidate[1].spacing, []).append(candidate)
         for spacing, alike in by_spacing.items():
             # A donor is compared at its own spacing: the shorter it is, the finer.
-            samples = widest if spacing == SAMPLING else text.samples(spacing, MAX_COMPARED)
+            samples = text.linked(widest) if spacing == SAMPLING else text.samples(spacing, MAX_COMPARED)
             found = align(samples, len(query.tokens), [sketch for _, sketch, _ in alike])
-            weights = _weights(samples.fingerprints, unique, rarity)
+            if places is not None and spacing == SAMPLING:
+                weights = np.zeros(len(samples.fingerprints))
+                weights[places] = rarity
+            else:
+                weights = _weights(samples.fingerprints, asked, rarity)
             # What a sample weighs in a donor that posts only one in 2**k.
             said = {
-                k: np.where(samples.fingerprints & unposted_bits(k) == 0, weights, 0.0)
+                k: weights * (samples.fingerprints & unposted_bits(k) == 0)
                 for k in {thinned for _, _, thinned in alike}
             }
             for (donor, sketch, thinned), alignment in zip(alike, found, strict=True):
-                evidence = float(said[thinned][alignment.shared].sum()) * (1 << thinned)
-                match = self._match(query, donor, sketch, alignment, evidence, tokens_per_block)
+                evidence = float(said[thinned].take(alignment.shared).sum()) * (1 << thinned)
+                match = self._match(query, donor, sketch, samples, alignment, evidence, tokens_per_block)
                 if match is not None:
                     donor.used()
                     matches.append(match)
@@ -189,14 +201,29 @@ class FingerprintProvider:
             self._numbered[number] = None
             self._numbers.give_back(number)
 
-    def _candidates(self, partition: Partition, hits: Hits, rarity: FloatArray) -> list[_Candidate]:
-        """Donors by the rarity of what they share, at most MAX_CANDIDATES."""
-        if len(hits.query) == 0:
-            return []
-        rows, index, shared = np.unique(hits.rows, return_inverse=True, return_counts=True)
-        thinned = partition.thinned(rows)
-        weight = np.bincount(index, rarity[hits.query]) * (1 << thinned.astype(np.int64))
-        weight[shared < self._config.min_shared_samples] = 0.0
+    def _candidates(
+        self, partition: Partition, asked: U32Array, hits: Hits
+    ) -> tuple[list[_Candidate], FloatArray | None]:
+        """Donors by the rarity of what they share, at most MAX_CANDIDATES, and the rarity of each of `asked` where there are any."""
+        least = self._config.min_shared_samples
+        if len(hits.rows) < least:
+            return [], None
+        order = hits.rows.argsort(kind="stable")
+        rows = hits.rows.take(order)
+        changes = (rows[1:] != rows[:-1]).nonzero()[0]
+        begins = np.zeros(len(changes) + 2, np.int64)
+        np.add(changes, 1, out=begins[1:-1])
+        begins[-1] = len(rows)
+        shared = begins[1:] - begins[:-1]
+        kept = (shared >= least).nonzero()[0]
+        if len(kept) == 0:
+            return [], None
+        rarity = partition.rarity(asked, hits)
+        index = np.repeat(np.arange(len(shared)), shared)
+        weight = np.bincount(index, rarity.take(hits.query.take(order))).take(kept)
+        rows = rows.take(begins.take(kept))
+        thinned = partition.thinned(rows).astype(np.int64)
+        weight *= 1 << thinned
         found: list[_Candidate] = []
         floor = max(float(weight.max()) * _WORTH_A_LOOK, self._config.min_evidence / 4, 1e-9)
         # Ties go to the newer row often enough, and to the same one every time.
@@ -206,21 +233,25 @@ class FingerprintProvider:
             donor = partition.donor(int(rows[n]))
             if donor is not None and donor.sketch is not None and donor.creditable:
                 found.append((donor, donor.sketch, int(thinned[n])))
-        return found
+        return found, rarity
 
     def _match(
         self,
         query: LookupQuery,
         donor: CatalogDonor,
         sketch: DonorSketch,
+        samples: Samples,
         alignment: Alignment,
         evidence: float,
         tokens_per_block: int,
     ) -> SemanticTrtMatch | None:
+        """`samples`: the prompt's, at the donor's spacing."""
         prompt = len(query.tokens)
-        proven = sketch.proven_blocks(query.chain) * tokens_per_block
-        proven = min(proven, prompt, donor.token_count)
-        lead = _leading(alignment.runs, proven) if proven else 0
+        proven = 0
+        if tokens_per_block:
+            proven = sketch.proven_blocks(query.chain, samples, tokens_per_block) * tokens_per_block
+            proven = min(proven, prompt, donor.token_count)
+        lead = _leading(alignment.places, proven) if proven else 0
         reusable = max(alignment.reusable_tokens, lead)
         objection = self._objection(donor, alignment, evidence, prompt, proven)
         if objection is not None:
@@ -257,33 +288,39 @@ class FingerprintProvider:
 
 def _weights(fingerprints: U32Array, known: U32Array, rarity: FloatArray) -> FloatArray:
     """Rarity of each of `fingerprints`, shape [n]: as it stands beside `known` (ascending, not empty), 0 for those that do not."""
-    at = np.minimum(known.searchsorted(fingerprints), len(known) - 1)
-    weights: FloatArray = np.where(known[at] == fingerprints, rarity[at], 0.0)
+    at = known.searchsorted(fingerprints)
+    weights: FloatArray = rarity.take(at, mode="clip") * (known.take(at, mode="clip") == fingerprints)
     return weights
 
 
-def _leading(runs: Sequence[Run], proven: int) -> int:
-    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it."""
+def _leading(places: I64, proven: int) -> int:
+    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it. `places`: as in `Alignment`."""
     end = proven
-    for run in runs:
-        if run.target_start == run.donor_start and run.target_start <= end:
-            end = max(end, run.target_start + run.token_count)
+    for target, donor, tokens in places.tolist():
+        if target > end:
+            break
+        if target == donor:
+            end = max(end, target + tokens)
     return end
 
 
 def _segments(places: I64, lead: int) -> tuple[SemanticTrtSegment, ...]:
     """`places`: as in `Alignment`; of those the longest ones, by position in the prompt."""
-    if lead:
-        places = places[(places[:, 0] != places[:, 1]) | (places[:, 0] >= lead)]
-    long_enough = places[places[:, 2] >= MIN_SEGMENT_TOKENS]
-    kept = long_enough if len(long_enough) else places
     room = MAX_SEGMENTS - (lead > 0)
-    if len(kept) > room:
-        longest = np.argsort(-kept[:, 2], kind="stable")[:room]
-        longest.sort()
-        kept = kept[longest]
-    spoken_for = [[0, 0, lead], *kept.tolist()] if lead else kept.tolist()
+    if len(places) > room:
+        places = _longest(places, lead, room)
+    kept = [place for place in places.tolist() if not lead or place[0] != place[1] or place[0] >= lead]
+    long_enough = [place for place in kept if place[2] >= MIN_SEGMENT_TOKENS] or kept
     return tuple(
         SemanticTrtSegment(target_start=target, donor_start=donor, token_count=tokens)
-        for target, donor, tokens in spoken_for
+        for target, donor, tokens in ([[0, 0, lead], *long_enough] if lead else long_enough)
     )
+
+
+def _longest(places: I64, lead: int, room: int) -> I64:
+    """At most `room` of them, in order, none of the first `lead` tokens."""
+    if lead:
+        places = places[(places[:, 0] != places[:, 1]) | (places[:, 0] >= lead)]
+    longest = np.argsort(-places[:, 2], kind="stable")[:room]
+    longest.sort()
+    return places[longest]

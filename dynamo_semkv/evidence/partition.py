@@ -148,19 +148,26 @@ class Partition:
             return
         self._leaving.append((row, donor.sketch if donor is not None else None))
 
+    def asked(self, fingerprints: U32Array) -> tuple[U32Array, npt.NDArray[np.intp] | None]:
+        """Those of a prompt's, shape [n], that any donor here would have posted: ascending, each once. And where each stands among the
+        prompt's; None where one stands at several places."""
+        least = min((k for k, count in self._by_thinning.items() if count), default=0)
+        places = (fingerprints & unposted_bits(least) == 0).nonzero()[0]
+        asked = fingerprints.take(places)
+        order = asked.argsort(kind="stable")
+        asked = asked.take(order)
+        again = asked[1:] == asked[:-1]
+        if again.any():
+            return asked[np.concatenate(([True], ~again))], None
+        return asked, places.take(order)
+
     def find(self, fingerprints: U32Array) -> Hits:
         """`fingerprints`: shape [n], each once."""
         self._settle()
         hits = self._table.find(fingerprints)
         if self._next is None:
             return hits
-        here = ~self._moved[hits.rows]
-        there = self._next.find(fingerprints)
-        return Hits(
-            np.concatenate((hits.query[here], there.query)),
-            np.concatenate((hits.rows[here], there.rows)),
-            np.maximum(hits.carriers, there.carriers),
-        )
+        return hits.joined(self._next.find(fingerprints), ~self._moved[hits.rows])
 
     def thinned(self, rows: U32Array) -> npt.NDArray[np.uint8]:
         return self._thinned[rows]
@@ -171,13 +178,18 @@ class Partition:
         Thinned donors keep quiet about most of theirs, so carriers are counted among those that would have said.
         """
         donors = max(1, self._count)
+        found = hits.carriers()
         asked = np.zeros(len(fingerprints))
         for k, count in self._by_thinning.items():
-            asked += count * (fingerprints & unposted_bits(k) == 0)
-        share = np.minimum(1.0, hits.carriers / np.maximum(asked, 1.0))
-        carriers = np.maximum(1.0, share * donors)
+            if count:
+                asked += count * (fingerprints & unposted_bits(k) == 0)
+        carriers = found / np.maximum(asked, 1.0)
+        np.minimum(carriers, 1.0, out=carriers)
+        carriers *= donors
+        np.maximum(carriers, 1.0, out=carriers)
         weight: FloatArray = np.log((donors + 1) / carriers) / np.log(donors + 1)
-        return np.where(hits.carriers > 0, weight, 0.0)
+        weight[found == 0] = 0.0
+        return weight
 
     def _take_row(self) -> int:
         if self._free:

@@ -27,7 +27,9 @@ FILL = 0.7
 """Share of the slots that a table is meant to use: about one posting in a hundred falls out of a set that is full by chance."""
 _LARGE = 1 << 20
 _PAGE = 4_096
-_TAGS = (1 << (32 - ROW_BITS)) - 1
+_TAGS = np.uint32((1 << (32 - ROW_BITS)) - 1)
+_ONE = np.uint32(1)
+_HALF = np.uint64(32)
 _ROW_SHIFT = np.uint32(ROW_BITS)
 _ROW_MASK = np.uint32(MAX_ROWS - 1)
 _RANGE = np.arange(4_096)
@@ -35,12 +37,44 @@ _RANGE = np.arange(4_096)
 IntArray = npt.NDArray[np.intp]
 
 
-class Hits(NamedTuple):
-    """`query[i]`, an index into the fingerprints asked for, is carried by row `rows[i]`; `carriers[j]` rows carry fingerprint j."""
+class _Looked(NamedTuple):
+    """What a table had at the sets of the fingerprints that it was asked for."""
 
+    table: Postings
+    sets: IntArray
+    slots: U32Array
     query: IntArray
-    rows: U32Array
-    carriers: npt.NDArray[np.int64]
+
+
+class Hits:
+    """`query[i]`, an index into the fingerprints asked for, is carried by row `rows[i]`."""
+
+    __slots__ = ("_asked", "_looked", "query", "rows")
+
+    def __init__(self, query: IntArray, rows: U32Array, asked: int, looked: tuple[_Looked, ...]) -> None:
+        self.query = query
+        self.rows = rows
+        self._asked = asked
+        self._looked = looked
+
+    def joined(self, other: Hits, kept: npt.NDArray[np.bool_]) -> Hits:
+        """`kept`: of these hits; of the other ones all. Both of the same fingerprints."""
+        query = np.concatenate((self.query[kept], other.query))
+        rows = np.concatenate((self.rows[kept], other.rows))
+        return Hits(query, rows, self._asked, self._looked + other._looked)
+
+    def carriers(self) -> npt.NDArray[np.int64]:
+        """How many rows carry each of the fingerprints asked for. Of tables that did not change since; not needed where nobody is found,
+        which is what most prompts find."""
+        found: npt.NDArray[np.int64] | None = None
+        for table, sets, slots, query in self._looked:
+            carriers = np.bincount(query, minlength=self._asked)
+            hit = carriers.nonzero()[0]
+            # What others keep in the set is not this fingerprint's; what fell out of it most likely is.
+            fallen = table.population(sets.take(hit)) - (slots.take(hit, axis=0) != 0).sum(axis=1)
+            carriers[hit] += np.maximum(fallen, 0)
+            found = carriers if found is None else np.maximum(found, carriers)
+        return found if found is not None else np.zeros(self._asked, np.int64)
 
 
 def _pages(size: int) -> mmap.mmap | None:
@@ -64,6 +98,7 @@ class Postings:
     def __init__(self, capacity: int, ways: int) -> None:
         self.ways = ways
         self.sets = max(8, int(capacity / (FILL * ways)) + 1)
+        self._many = np.uint64(self.sets)
         self.capacity = int(self.sets * ways * FILL)
         self.used = 0
         size = self.sets * (4 * ways + 4 + 1)
@@ -148,25 +183,28 @@ class Postings:
         """`fingerprints`: shape [n], each once."""
         sets = self._sets(fingerprints)
         slots = self._slots.take(sets, axis=0)
-        at = ((slots >> _ROW_SHIFT) == self._tags(fingerprints)[:, None]).ravel().nonzero()[0]
+        tags = self._tags(fingerprints)
+        tags <<= _ROW_SHIFT
+        # Equal upper bits leave what is no more than a row.
+        at = ((slots ^ tags[:, None]) <= _ROW_MASK).ravel().nonzero()[0]
         query = at // self.ways
-        carriers = np.bincount(query, minlength=len(fingerprints))
-        hit = carriers.nonzero()[0]
-        if len(hit):
-            # What others keep in the set is not this fingerprint's; what fell out of it most likely is.
-            others = (slots[hit] != 0).sum(axis=1) - carriers[hit]
-            carriers[hit] = np.maximum(carriers[hit], self._population[sets[hit]] - others)
-        return Hits(query, slots.reshape(-1)[at] & _ROW_MASK, carriers)
+        return Hits(query, slots.ravel().take(at) & _ROW_MASK, len(fingerprints), (_Looked(self, sets, slots, query),))
+
+    def population(self, sets: IntArray) -> npt.NDArray[np.int32]:
+        """Postings that were put into each of the sets and not taken back, those that fell out included."""
+        return self._population.take(sets)
 
     def _sets(self, fingerprints: U32Array) -> IntArray:
-        scaled: npt.NDArray[np.uint64] = fingerprints.astype(np.uint64) * np.uint64(self.sets)
-        sets: IntArray = (scaled >> np.uint64(32)).astype(np.intp)
-        return sets
+        scaled: npt.NDArray[np.uint64] = fingerprints.astype(np.uint64)
+        scaled *= self._many
+        scaled >>= _HALF
+        return scaled.astype(np.intp)
 
     @staticmethod
     def _tags(fingerprints: U32Array) -> U32Array:
         """1 to 4095, from the low bits (the high ones choose the set); never 0, which marks an empty slot."""
-        tags: U32Array = fingerprints % np.uint32(_TAGS) + np.uint32(1)
+        tags: U32Array = fingerprints % _TAGS
+        tags += _ONE
         return tags
 
     def _values(self, fingerprints: U32Array, rows: U32Array | int) -> U32Array:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dynamo_semkv.evidence.claims import Claims, checked
 from dynamo_semkv.evidence.provider import EvidenceProvider, LookupQuery
@@ -21,8 +21,7 @@ SWITCH_SECONDS = 0.0005
 own 5 ms are the whole deadline: beside a replay of donor events every lookup would be late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a provider said, checked in its own thread."""
 
     claims: Claims
@@ -30,8 +29,11 @@ class Answer:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+LATE = Answer(Claims(), None, 0.0)
+"""What a future holds whose deadline passed: nobody waits for the real one any more."""
+
+
+class _Job(NamedTuple):
     query: LookupQuery
     expires: float
     loop: asyncio.AbstractEventLoop
@@ -57,7 +59,7 @@ class ProviderWorker:
         return (until is None or time.monotonic() < until) and self._jobs.qsize() < MAX_WAITING
 
     def submit(self, query: LookupQuery, expires: float) -> asyncio.Future[Answer]:
-        """`expires`: monotonic seconds. The future is only ever set before that, and belongs to the running loop."""
+        """`expires`: monotonic seconds. The future belongs to the running loop; whoever waits no longer settles or cancels it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         self._jobs.put(_Job(query, expires, loop, answer))
@@ -74,7 +76,7 @@ class ProviderWorker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             began = time.monotonic()
-            if job.answer.cancelled():
+            if job.answer.done():  # cancelled, or LATE
                 continue
             if began >= job.expires:
                 self.counts["expired"] += 1

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.sketch import DonorSketch, SampledText, Samples, sample, sketch_key
-from dynamo_semkv.evidence.alignment import Alignment, Run, _nearest, align
+from dynamo_semkv.evidence.alignment import Alignment, Run, align
+from dynamo_semkv.evidence.partners import nearest
 from tests.evidence.documents import document, edited, joined
 
 DIGEST = b"n" * 32
@@ -125,13 +126,13 @@ def test_a_passage_repeated_under_a_shared_slot_follows_its_context_too() -> Non
 
 
 @pytest.mark.parametrize("fingerprint", [3, 2**31, 2**32 - 1])
-def test_of_a_phrase_that_the_prompt_repeats_the_place_nearest_to_the_expected_one_counts(fingerprint: int) -> None:
+def test_of_a_phrase_that_the_prompt_repeats_the_placenearest_to_the_expected_one_counts(fingerprint: int) -> None:
     others = [fingerprint - 1, (fingerprint + 1) % 2**32]
     found = np.array([fingerprint, others[0], fingerprint, others[1], fingerprint], np.uint32)
     prompt = Samples(found, np.array([0, 50, 100, 150, 200], np.uint32), np.zeros(5, np.uint16))
     wanted = np.full(6, fingerprint, np.uint32)
     expected = np.array([-40, 45, 55, 149, 151, 9_000])
-    assert _nearest(prompt, np.argsort(found, kind="stable"), wanted, expected).tolist() == [0, 0, 2, 2, 4, 4]
+    assert nearest(prompt, np.argsort(found, kind="stable"), wanted, expected).tolist() == [0, 0, 2, 2, 4, 4]
 
 
 def test_a_document_pasted_twice_is_not_counted_beyond_the_prompt() -> None:

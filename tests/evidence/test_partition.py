@@ -39,8 +39,8 @@ def test_every_row_of_a_fingerprint_is_found_with_its_count() -> None:
     table.insert(b, np.full(len(b), 5, np.uint32))
     hits = table.find(a)
     assert all(rows_of(hits, n) >= {3, 4} for n in range(len(a)))
-    assert hits.carriers.tolist() == [2] * len(a)
-    assert table.find(scattered(3, 50)).carriers.sum() <= 1
+    assert hits.carriers().tolist() == [2] * len(a)
+    assert table.find(scattered(3, 50)).carriers().sum() <= 1
 
 
 def test_removal_takes_out_one_row_only() -> None:
@@ -64,12 +64,12 @@ def test_one_fingerprint_of_everybody_takes_one_set_and_is_counted() -> None:
     for row in range(1_000):
         table.insert(common, np.array([row], np.uint32))
     hits = table.find(common)
-    assert hits.carriers.tolist() == [1_000]
+    assert hits.carriers().tolist() == [1_000]
     assert rows_of(hits, 0) == set(range(984, 1_000)), "the newest sixteen"
     before = table.nbytes
     for row in range(1_000):
         table.remove(common, row)
-    assert table.find(common).carriers.tolist() == [0]
+    assert table.find(common).carriers().tolist() == [0]
     assert table.nbytes == before
 
 
@@ -134,7 +134,7 @@ def test_a_large_table_is_there_before_it_is_used_and_goes_in_steps(monkeypatch:
         released += 1
     assert released == steps
     assert table.release(4_096), "again changes nothing"
-    assert table.find(values).carriers.sum() == 0, "the memory is the system's again"
+    assert table.find(values).carriers().sum() == 0, "the memory is the system's again"
 
 
 @pytest.mark.parametrize("large", [1 << 20, 4_096])
@@ -213,7 +213,7 @@ def test_rarity_is_a_weight(values: list[int], ways: int) -> None:
     hits = partition.find(asked)
     rarity = partition.rarity(asked, hits)
     assert ((rarity >= 0.0) & (rarity <= 1.0)).all()
-    assert (rarity[hits.carriers == 0] == 0.0).all()
+    assert (rarity[hits.carriers() == 0] == 0.0).all()
 
 
 def test_what_everybody_carries_weighs_nothing_and_what_one_carries_weighs_one() -> None:
