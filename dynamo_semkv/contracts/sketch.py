@@ -212,8 +212,8 @@ def _links(prefix: U64Array, at: npt.NDArray[np.intp], down: U64Array, key: np.u
 
 
 def common_at_most(ours: Samples, theirs: Samples) -> int | None:
-    """Tokens that two texts, sampled from their start at one spacing, can have in common at their start: a sample that only one of them has,
-    or a link that differs, lies beyond. None: the samples do not say."""
+    """Tokens that two texts, sampled from their start at one spacing, can have in common there: a sample that only one of them has, or a
+    link that differs, lies beyond. None: the samples do not say."""
     n = min(len(ours.fingerprints), len(theirs.fingerprints))
     if n == 0:
         return None

@@ -50,7 +50,7 @@ class Flat(NamedTuple):
         places = sum(counts) + 2 * len(donors)
         fingerprints, positions = np.empty(places, np.uint32), np.empty(places, np.int64)
         links, owner = np.zeros(places, np.uint16), np.zeros(places, np.int64)
-        empty = []
+        empty: list[int] = []
         start = 0
         for candidate, (one, count, length) in enumerate(zip(samples, counts, lengths, strict=True)):
             end = start + count + 1

@@ -14,6 +14,7 @@ from dynamo_semkv.contracts.sketch import DonorSketch, SampledText, Samples, sam
 from dynamo_semkv.evidence.alignment import Alignment, Run, align
 from dynamo_semkv.evidence.partners import nearest
 from tests.evidence.documents import document, edited, joined
+from tests.evidence.plain_alignment import plain
 
 DIGEST = b"n" * 32
 
@@ -177,6 +178,48 @@ def test_no_run_is_ever_anything_but_verbatim(
     assert_verbatim(found, prompt, donor)
     assert 0 <= found.verified_tokens <= found.reusable_tokens <= min(len(prompt), len(donor))
     assert len(set(found.shared.tolist())) == len(found.shared)
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    PIECES,
+    st.lists(PIECES, min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.sampled_from([3, 60, 20_000]),
+    st.sampled_from([2**32 - 1, 0xFF000FFF]),
+    st.booleans(),
+)
+def test_all_at_once_is_what_the_definition_says_of_each(
+    ours: list[tuple[int, int]],
+    theirs: list[list[tuple[int, int]]],
+    seed: int,
+    vocabulary: int,
+    kept_bits: int,
+    holes: bool,
+) -> None:
+    """Any number of candidates, with and without repeated passages, evicted parts, and fingerprints that share a slot of the table."""
+    sources = [document(1_000 * seed + n, 300, vocabulary) for n in range(6)]
+    prompt = joined(*(sources[n][:length] for n, length in ours))
+    sketches = [DonorSketch.of(joined(*(sources[n][:length] for n, length in it)), DIGEST, []) for it in theirs]
+    # What goes on where the prompt ends: one run, and all that is shared.
+    sketches.append(DonorSketch.of(joined(prompt, sources[0]), DIGEST, []))
+    if holes:
+        sketches = [it.within([(0, it.token_count // 3), (it.token_count // 2, it.token_count)], 32) for it in sketches]
+    text = SampledText(prompt, sketch_key(DIGEST))
+    for spacing in (8, 16, 32):
+        alike = [with_bits(it, kept_bits) for it in sketches if it.spacing == spacing]
+        samples = text.samples(spacing)
+        samples = samples._replace(fingerprints=samples.fingerprints & np.uint32(kept_bits))
+        for group in (alike, alike[-1:]):
+            for sketch, found in zip(group, align(samples, len(prompt), group), strict=True):
+                said = (*found[:2], found.shared.tolist(), found.edited, list(found.runs), found.longest_chain)
+                assert said == plain(samples, len(prompt), sketch)
+
+
+def with_bits(sketch: DonorSketch, bits: int) -> DonorSketch:
+    """With only these bits of each fingerprint."""
+    fingerprints = sketch.fingerprints & np.uint32(bits)
+    return DonorSketch.pack(sketch.token_count, sketch.samples._replace(fingerprints=fingerprints), [])
 
 
 class Counted(np.ndarray[Any, Any]):

@@ -388,6 +388,19 @@ async def test_a_cancelled_request_leaves_nothing_behind(runner: Runners) -> Non
     assert (await target.lookup(QUERY)).status is LookupStatus.HIT, "the next request carries the trial"
 
 
+async def test_what_a_cancelled_request_asked_is_not_begun(runner: Runners) -> None:
+    provider = hanging()
+    target = runner(provider)
+    asking = [asyncio.create_task(target.lookup(QUERY)) for _ in range(2)]
+    assert await asyncio.to_thread(provider.entered.wait, 10.0)
+    for task in asking:
+        task.cancel()
+    assert all(isinstance(it, asyncio.CancelledError) for it in await asyncio.gather(*asking, return_exceptions=True))
+    provider.release()
+    target.close(timeout=10.0)  # its thread ends once it has taken what waited
+    assert len(provider.queries) == 1
+
+
 async def test_close_does_not_wait_for_a_provider_that_never_returns(
     runner: Runners, caplog: pytest.LogCaptureFixture
 ) -> None:

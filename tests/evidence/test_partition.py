@@ -203,6 +203,29 @@ TestPartition = PartitionMachine.TestCase
 TestPartition.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("lengths", [(800,), (9_000,), (30_000,), (9_000, 30_000), (800, 30_000)])
+def test_asked_is_all_that_any_donor_here_would_have_posted(lengths: tuple[int, ...], repeats: bool) -> None:
+    """Where all donors are long, half of a prompt's fingerprints or more need not be looked up."""
+    partition, donors = Partition(16), [donor(f"d{n}", document(n, length), NS) for n, length in enumerate(lengths)]
+    for one in donors:
+        assert one.sketch is not None
+        partition.add(one, one.sketch)
+    tokens = np.concatenate([document(n, length) for n, length in enumerate(lengths)] * (1 + repeats))
+    prompt = SampledText(tokens, sketch_key(NS.digest())).windows(32, 16_384).fingerprints
+    asked, places = partition.asked(prompt)
+    assert asked.tolist() == sorted(set(asked.tolist()))
+    assert set(asked) <= set(prompt)
+    for one in donors:
+        assert one.sketch is not None
+        assert set(posted(one.sketch)) & set(prompt) <= set(asked)
+    if places is not None:
+        assert prompt[places].tolist() == asked.tolist()
+    assert (places is None) >= repeats
+    if min(lengths) >= 9_000:
+        assert len(asked) < 0.7 * len(set(prompt))
+
+
 @given(st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=60), st.integers(4, 16))
 def test_rarity_is_a_weight(values: list[int], ways: int) -> None:
     partition = Partition(ways)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.keys import TokenArray, as_tokens, block_keys
+from dynamo_semkv.contracts.keys import BlockKey, TokenArray, as_tokens, block_keys
 from dynamo_semkv.contracts.sketch import (
     MAX_SAMPLES,
     NGRAM,
@@ -19,6 +20,7 @@ from dynamo_semkv.contracts.sketch import (
     SampledText,
     Samples,
     checkpoint_ordinals,
+    common_at_most,
     sample,
     sketch_key,
     spacing_of,
@@ -210,6 +212,51 @@ def test_proven_blocks_never_exceed_the_common_prefix_and_miss_less_than_a_third
     proven = sketch.proven_blocks(query)  # type: ignore[arg-type]
     assert proven <= shared
     assert proven * 3 >= shared * 2 - 2
+
+
+@given(
+    st.integers(0, 3_000), st.integers(0, 3_000), st.integers(0, 3_000), st.integers(0, 3), st.sampled_from([3, 20_000])
+)
+@settings(max_examples=60)
+def test_what_samples_rule_out_is_not_common_and_changes_no_proof(
+    shared: int, donor_more: int, prompt_more: int, seed: int, vocabulary: int
+) -> None:
+    """Neither for a donor of which a part in the middle is gone."""
+    same = document(seed, shared, vocabulary)
+    donor = joined(same, document(seed + 10, donor_more, vocabulary))
+    prompt = joined(same, document(seed + 20, prompt_more, vocabulary))
+    n = min(len(donor), len(prompt))
+    differs = np.flatnonzero(donor[:n] != prompt[:n])
+    common = int(differs[0]) if len(differs) else n
+    whole = DonorSketch.of(donor, DIGEST, block_keys(DIGEST, donor, 4))
+    part = whole.within([(0, len(donor) // 3), (len(donor) // 2, len(donor))], 4)
+    for sketch, there in ((whole, len(donor)), (part, len(donor) // 3)):
+        samples = SampledText(prompt, sketch_key(DIGEST)).samples(sketch.spacing)
+        at_most = common_at_most(samples, sketch.samples)
+        assert at_most is None or at_most >= min(common, there)
+        chain = block_keys(DIGEST, prompt, 4)
+        assert sketch.proven_blocks(chain, samples, 4) == sketch.proven_blocks(chain)
+
+
+def test_keys_of_blocks_that_differ_by_their_samples_are_not_made() -> None:
+    same = document(1, 4_096)
+    donor, prompt = (joined(same, document(seed, 4_096)) for seed in (2, 3))
+    sketch = DonorSketch.of(donor, DIGEST, block_keys(DIGEST, donor, 32))
+    chain = Made(block_keys(DIGEST, prompt, 32))
+    assert sketch.proven_blocks(chain, SampledText(prompt, sketch_key(DIGEST)).samples(32), 32) == 128
+    assert chain.last == 127
+    assert sketch.proven_blocks(chain) == 128
+    assert chain.last == 191
+
+
+class Made(list[BlockKey]):
+    """A chain that knows the last block whose key was asked for."""
+
+    last = -1
+
+    def __getitem__(self, at: Any) -> Any:
+        self.last = max(self.last, at)
+        return super().__getitem__(at)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 800)), max_size=5), st.integers(0, 5))
