@@ -18,22 +18,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js import errors as js_errors
-from nats.js.api import PubAck
 
+from dynamo_semkv.bus.acks import Acks, Message
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
+from dynamo_semkv.bus.pace import Pace
 from dynamo_semkv.bus.streams import ensure_streams, in_any_order, stream_of
 from dynamo_semkv.config.schema import BusConfig
 
 _log = logging.getLogger(__name__)
 
 _ACK_SECONDS = 5.0
-_GATHER_SECONDS = 0.005
+_QUIET_ROUNDS = 2
+"""After so many gatherings of nothing the task of a busy subject ends; until then publishing needs no wake of the bus thread."""
 _TOGETHER = 64
 """Messages of one subject that are sent together, of a stream whose readers take any order."""
 _FLIGHTS = 16
@@ -41,6 +42,15 @@ _FLIGHTS = 16
 _TOKEN = r"[\x21-\x29\x2b-\x2d\x2f-\x3d\x3f-\x7e]+"  # printable ASCII but blank, `*`, `.`, `>`
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 _SUBJECT_MAX = 512
+_HEADER = re.compile(r"[\x21-\x7e]{1,256}")
+_SUBJECTS_REMEMBERED = 512
+
+
+@functools.lru_cache(_SUBJECTS_REMEMBERED)
+def _looked_at(subject: str) -> tuple[bool, bool]:
+    """Whether it is a subject, and whether a stream of ours keeps it."""
+    sound = _SUBJECT.fullmatch(subject) is not None
+    return sound, sound and stream_of(subject) is not None
 
 
 @dataclass(frozen=True)
@@ -61,11 +71,6 @@ class PublisherStats:
     """None: nothing was dropped yet."""
 
 
-class _Message(NamedTuple):
-    payload: bytes
-    headers: dict[str, str]
-
-
 class BusPublisher:
     """`start()` once, `publish(...)` from anywhere, `close(timeout)` once.
 
@@ -73,8 +78,8 @@ class BusPublisher:
     until the stream has acknowledged it. Subjects do not wait for each other. Where order matters to consumers (donor
     events, announcements) one message is in flight at a time, so a subject's rate is bounded by round trips (measured
     on loopback: thousands a second), which is why each replica and each router has subjects of its own. Routes and
-    reports, which are joined in any order, are gathered for a few milliseconds and sent together: waking up for each
-    acknowledgement costs ten times what sending does. They do not wait for the acknowledgements of those before them: a
+    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py),
+    and sent together. They do not wait for the acknowledgements of those before them: a
     broker whose disk is slow would otherwise keep them in this process, and they would die with it. A broker that fails
     one of them and takes a later one stores the later one first.
 
@@ -92,14 +97,16 @@ class BusPublisher:
         self._ids = (f"{life}-{n}" for n in itertools.count())
         self._lock = threading.Lock()
         # Guarded by the lock: callers append, the bus thread removes.
-        self._kept: dict[str, deque[_Message]] = {}
+        self._kept: dict[str, deque[Message]] = {}
         """What is to be sent. What is on its way is in a flight, which puts back what it could not deliver."""
-        self._passing: deque[tuple[str, _Message]] = deque()
+        self._passing: deque[tuple[str, Message]] = deque()
         self._lost: set[str] = set()
         self._busy: dict[str, asyncio.Task[None]] = {}
         """By subject: the task that will look at its queue again by itself."""
-        self._flights: dict[asyncio.Task[None], tuple[str, list[_Message]]] = {}
+        self._flights: dict[asyncio.Task[None], tuple[str, list[Message]]] = {}
         """What each sends that has not arrived yet, oldest first. Of the bus thread alone."""
+        self._paces: dict[str, Pace] = {}
+        """By subject. Of the bus thread alone."""
         self._buffered = self._buffered_bytes = 0
         self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
@@ -151,9 +158,9 @@ class BusPublisher:
             awake = persistent and subject in self._busy
             if persistent:
                 headers["Nats-Msg-Id"] = message_id if message_id is not None else next(self._ids)
-                accepted = self._keep(subject, _Message(payload, headers))
+                accepted = self._keep(subject, Message(payload, headers))
             else:
-                accepted = self._pass_on(subject, _Message(payload, headers))
+                accepted = self._pass_on(subject, Message(payload, headers))
             if not self._wake_pending and not awake:
                 # Under the lock: the bus thread clears `_accepting` under it before it closes the loop, which would
                 # refuse this call.
@@ -164,16 +171,15 @@ class BusPublisher:
 
     @staticmethod
     def _valid(subject: object, payload: object, content_type: object, message_id: object, persistent: bool) -> bool:
-        if not isinstance(subject, str) or len(subject) > _SUBJECT_MAX or not _SUBJECT.fullmatch(subject):
-            return False
-        if not isinstance(payload, bytes):
+        if not isinstance(subject, str) or len(subject) > _SUBJECT_MAX or not isinstance(payload, bytes):
             return False
         for header in (content_type, message_id):
-            if header is not None and not (isinstance(header, str) and re.fullmatch(r"[\x21-\x7e]{1,256}", header)):
+            if header is not None and not (isinstance(header, str) and _HEADER.fullmatch(header)):
                 return False
-        return not persistent or stream_of(subject) is not None
+        sound, kept = _looked_at(subject)
+        return sound and (kept or not persistent)
 
-    def _keep(self, subject: str, message: _Message) -> bool:
+    def _keep(self, subject: str, message: Message) -> bool:
         size = len(message.payload)
         if not self._fits(size):
             self._drop(1)
@@ -184,7 +190,7 @@ class BusPublisher:
         self._kept.setdefault(subject, deque()).append(message)
         return True
 
-    def _pass_on(self, subject: str, message: _Message) -> bool:
+    def _pass_on(self, subject: str, message: Message) -> bool:
         size = len(message.payload)
         if not self._connection.connected or not self._fits(size):
             self._drop(1)
@@ -268,6 +274,8 @@ class BusPublisher:
 
     async def _session(self, client: Client) -> None:
         js = client.jetstream(timeout=_ACK_SECONDS)
+        acks = Acks(client)
+        await acks.open()
         streams = asyncio.ensure_future(
             self._ensure(js)
         )  # beside the loop, for messages that need no stream do not wait for it
@@ -276,7 +284,7 @@ class BusPublisher:
                 with self._lock:
                     self._wake_pending = False
                     for subject in [subject for subject in self._kept if subject not in self._busy]:
-                        self._busy[subject] = asyncio.ensure_future(self._drain(client, js, streams, subject))
+                        self._busy[subject] = asyncio.ensure_future(self._drain(client, js, acks, streams, subject))
                 await self._send_passing(client)
                 self._tell_losses()
                 await self._wake.wait()
@@ -313,25 +321,36 @@ class BusPublisher:
             else:
                 self._count(published=1)
 
-    async def _drain(self, client: Client, js: JetStreamContext, streams: asyncio.Future[None], subject: str) -> None:
+    async def _drain(
+        self, client: Client, js: JetStreamContext, acks: Acks, streams: asyncio.Future[None], subject: str
+    ) -> None:
         """Send this subject's messages until none is left. Found empty and left under one lock, so none is forgotten."""
         any_order = in_any_order(subject)
+        pace, now = self._pace_of(subject), asyncio.get_running_loop().time
+        quiet = 0
         try:
             await asyncio.shield(streams)
-            if any_order:
-                await asyncio.sleep(_GATHER_SECONDS)
             while not client.is_closed:  # the next session goes on with the same messages and ids
+                with self._lock:
+                    few = len(self._kept.get(subject, ())) < _TOGETHER
+                if any_order and few:
+                    await asyncio.sleep(pace.gather_seconds(now()))
                 if any_order and len(self._flights) >= _FLIGHTS:
                     await asyncio.wait(set(self._flights), return_when=asyncio.FIRST_COMPLETED)
                     continue
                 with self._lock:
                     queue = self._kept.get(subject)
-                    if not queue:
+                    quiet = 0 if queue else quiet + 1
+                    if not queue and (not any_order or quiet > _QUIET_ROUNDS or not pace.busy(now())):
                         self._kept.pop(subject, None)
                         del self._busy[subject]
                         return
-                    heads = [queue.popleft() for _ in range(min(len(queue), _TOGETHER if any_order else 1))]
-                flight = asyncio.ensure_future(self._fly(client, js, subject, heads))
+                    count = min(len(queue or ()), _TOGETHER if any_order else 1)
+                    heads = [queue.popleft() for _ in range(count)] if queue else []
+                if not heads:
+                    continue
+                pace.sent(len(heads), now())
+                flight = asyncio.ensure_future(self._fly(client, js, acks, subject, heads))
                 self._flights[flight] = (subject, heads)
                 flight.add_done_callback(functools.partial(self._landed, client))
                 if not any_order:
@@ -340,11 +359,16 @@ class BusPublisher:
             with self._lock:
                 self._busy.pop(subject, None)
 
-    async def _fly(self, client: Client, js: JetStreamContext, subject: str, heads: list[_Message]) -> None:
+    def _pace_of(self, subject: str) -> Pace:
+        if len(self._paces) >= _SUBJECTS_REMEMBERED:
+            self._paces.clear()  # each is found out again within a second
+        return self._paces.setdefault(subject, Pace())
+
+    async def _fly(self, client: Client, js: JetStreamContext, acks: Acks, subject: str, heads: list[Message]) -> None:
         """Sends messages until all have arrived, or never can: what did leaves the list."""
         backoff = Backoff()
         while not client.is_closed:
-            heads[:] = await self._send(client, js, subject, heads)
+            heads[:] = await self._send(acks, subject, heads)
             self._tell_losses()
             if not heads or client.is_closed:
                 return
@@ -363,20 +387,16 @@ class BusPublisher:
             self._put_back(subject, left)
             self._wake.set()
 
-    def _put_back(self, subject: str, left: list[_Message]) -> None:
+    def _put_back(self, subject: str, left: list[Message]) -> None:
         """To the front of the queue."""
         if left:
             with self._lock:
                 self._kept.setdefault(subject, deque()).extendleft(reversed(left))
 
-    async def _send(self, client: Client, js: JetStreamContext, subject: str, heads: list[_Message]) -> list[_Message]:
+    async def _send(self, acks: Acks, subject: str, heads: list[Message]) -> list[Message]:
         """Sends these once. Returns those that have to be sent again."""
-        acks = [await self._ack_of(client, js, subject, message) for message in heads]
-        await asyncio.wait(acks, timeout=_ACK_SECONDS)
         left, done, size, impossible = [], 0, 0, 0
-        for message, ack in zip(heads, acks, strict=True):
-            error = ack.exception() if ack.done() else asyncio.TimeoutError("no acknowledgement")
-            ack.cancel()
+        for message, error in zip(heads, await acks.send(subject, heads, _ACK_SECONDS), strict=True):
             if error is not None:
                 self._record(subject, error)
                 if not isinstance(error, (nats.errors.MaxPayloadError, js_errors.BadRequestError)):
@@ -393,18 +413,6 @@ class BusPublisher:
                 self._drop(impossible)
                 self._lost.add(subject)
         return left
-
-    @staticmethod
-    async def _ack_of(client: Client, js: JetStreamContext, subject: str, message: _Message) -> asyncio.Future[PubAck]:
-        """What becomes of one message that is sent now."""
-        try:
-            if len(message.payload) > client.max_payload:
-                raise nats.errors.MaxPayloadError
-            return await js.publish_async(subject, message.payload, headers=dict(message.headers))
-        except Exception as error:  # noqa: BLE001 - told by the future, as what the broker answers is
-            failed: asyncio.Future[PubAck] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            return failed
 
     def _tell_losses(self) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.server import EmbeddedNats
 from dynamo_semkv.bus.streams import STREAMS, ensure_streams
 from dynamo_semkv.contracts import subjects
+from tests.bus.test_acks import PartlyDeaf, opened
 from tests.bus.waiting import settings, wait_for
 
 A, B = "semkv.reports.a.0", "semkv.reports.b.1"
@@ -301,22 +302,6 @@ def test_publish_never_raises(subject: str, payload: bytes, persistent: bool) ->
     assert bus.publish(subject, payload, persistent=persistent) is False
 
 
-class PartlyDeaf:
-    """A stream that takes only what it is asked to take."""
-
-    def __init__(self, refuses: dict[bytes, Exception | None]) -> None:
-        self.refuses, self.taken = refuses, []
-
-    async def publish_async(self, subject: str, payload: bytes, headers: dict[str, str]) -> asyncio.Future[Any]:
-        answer = asyncio.get_running_loop().create_future()
-        if payload not in self.refuses:
-            self.taken.append(payload)
-            answer.set_result(None)
-        elif (error := self.refuses[payload]) is not None:
-            answer.set_exception(error)
-        return answer
-
-
 async def test_of_messages_sent_together_those_that_failed_are_sent_again_in_their_order(
     absent_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,18 +310,20 @@ async def test_of_messages_sent_together_those_that_failed_are_sent_again_in_the
     bus.start()
     for payload in (b"1", b"22", b"333", b"4444", b"55555"):
         assert bus.publish(A, payload)
-    stream = PartlyDeaf(
-        {b"22": nats.errors.NoRespondersError(), b"333": nats.js.errors.BadRequestError(), b"4444": None}
-    )
-    client = SimpleNamespace(max_payload=100)
+    client = PartlyDeaf()
+    client.answers = {
+        b"22": b"503",
+        b"333": b'{"error": {"code": 400, "err_code": 1, "description": "no"}}',
+        b"4444": None,
+    }
+    acks = await opened(client)
     heads = list(bus._kept[A])
-    left = await bus._send(client, stream, A, heads)  # type: ignore[arg-type]
-    assert stream.taken == [b"1", b"55555"]
+    left = await bus._send(acks, A, heads)
     assert left == [heads[1], heads[3]]  # with their ids
     stats = bus.stats()
     assert (stats.published, stats.dropped, stats.buffered, stats.buffered_bytes) == (2, 1, 2, 6)
-    stream.refuses.clear()
-    assert not await bus._send(client, stream, A, left)  # type: ignore[arg-type]
+    client.answers.clear()
+    assert not await bus._send(acks, A, left)
     assert (bus.stats().published, bus.stats().buffered, bus.stats().buffered_bytes) == (4, 0, 0)
     bus.close(timeout=0.0)
 
@@ -383,3 +370,18 @@ async def test_a_flight_that_ends_before_its_first_step_loses_nothing(
     nats_server.start()
     wait_for("second stored", lambda: bus.stats().published == 2)
     assert (await stored(nats_server))[A] == [b"first", b"second"]
+
+
+async def test_messages_that_come_while_a_subject_is_busy_need_no_wake_and_none_is_forgotten(
+    nats_server: EmbeddedNats, publisher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task of a busy subject lingers, so publishers do not wake it; one that publishes as it ends must."""
+    monkeypatch.setattr("dynamo_semkv.bus.pace.GATHER_SECONDS", 0.001)
+    monkeypatch.setattr("dynamo_semkv.bus.pace.GATHER_BUSY_SECONDS", 0.001)
+    monkeypatch.setattr("dynamo_semkv.bus.pace.BUSY", 5.0)
+    bus = publisher()
+    for number in range(60):
+        assert bus.publish(A, b"%d" % number)
+        await asyncio.sleep(0.0005 * (number % 9))  # around the moment at which it ends
+    await asyncio.to_thread(wait_for, "all stored", lambda: not bus.stats().buffered)
+    assert sorted((await stored(nats_server))[A]) == sorted(b"%d" % number for number in range(60))

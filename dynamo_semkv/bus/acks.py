@@ -1,0 +1,113 @@
+"""Acks: messages into JetStream streams over one connection, many in flight, one wake for all of them.
+
+nats-py makes a future, a random inbox and a parsed acknowledgement for each message; a router that records two events a request spends more
+on that than on sending them. Here messages that go out together share one future, and an answer is looked at for its error only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import errors as js_errors
+
+_NOBODY = "503"
+"""Status of the broker's own answer when no stream takes the subject."""
+
+
+class Message(NamedTuple):
+    payload: bytes
+    headers: dict[str, str]
+
+
+class _Answer(msgspec.Struct):
+    """What a stream says of one message: where it was stored, or an error. Anything else is no acknowledgement."""
+
+    stream: str = ""
+    seq: int = 0
+    error: dict[str, Any] | None = None
+
+
+class _Flight:
+    """Messages that were sent together, and what became of each: None is stored."""
+
+    def __init__(self, count: int) -> None:
+        self.errors: list[Exception | None] = [nats.errors.TimeoutError() for _ in range(count)]
+        self.left = count
+        self.landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def told(self, at: int, error: Exception | None) -> None:
+        self.errors[at] = error
+        self.left -= 1
+        if self.left == 0 and not self.landed.done():
+            self.landed.set_result(None)
+
+
+class Acks:
+    """Of one connection, in its loop. Several `send` may wait at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inbox = f"{client.new_inbox()}."
+        self._numbers = itertools.count()
+        self._waiting: dict[str, tuple[_Flight, int]] = {}
+        self._answer = msgspec.json.Decoder(_Answer)
+
+    async def open(self) -> None:
+        """Once, before the first `send`. The broker hears one connection in order: no answer can come before this was heard."""
+        await self._client.subscribe(f"{self._inbox}*", cb=self._on_answer)
+
+    async def send(self, subject: str, messages: Sequence[Message], timeout: float) -> list[Exception | None]:
+        """Publishes them in their order and waits until each is answered, at most `timeout` seconds. For each: None when its stream has
+        stored it, or why not (TimeoutError: no answer came, so nothing is known). Raises only its own cancellation."""
+        flight = _Flight(len(messages))
+        names: list[str] = []
+        try:
+            for at, message in enumerate(messages):
+                name = f"{self._inbox}{next(self._numbers)}"
+                self._waiting[name] = flight, at
+                names.append(name)
+                try:
+                    await self._publish(subject, message, name)
+                except Exception as error:  # noqa: BLE001 - told as what became of it, as what the broker answers is
+                    del self._waiting[name]
+                    flight.told(at, error)
+            if flight.left:
+                await asyncio.wait((flight.landed,), timeout=timeout)
+            return list(flight.errors)
+        finally:
+            for name in names:
+                self._waiting.pop(name, None)
+
+    async def _publish(self, subject: str, message: Message, name: str) -> None:
+        if len(message.payload) > self._client.max_payload:
+            raise nats.errors.MaxPayloadError
+        await self._client.publish(subject, message.payload, name, message.headers)
+
+    async def _on_answer(self, msg: Msg) -> None:
+        found = self._waiting.pop(msg.subject, None)
+        if found is not None:
+            flight, at = found
+            flight.told(at, self._error_in(msg))
+
+    def _error_in(self, msg: Msg) -> Exception | None:
+        if msg.headers and msg.headers.get("Status") == _NOBODY:
+            return js_errors.NoStreamResponseError()
+        try:
+            answer = self._answer.decode(msg.data)
+        except msgspec.MsgspecError as error:
+            return error
+        if answer.error is not None:
+            try:
+                js_errors.APIError.from_error(answer.error)
+            except Exception as error:  # noqa: BLE001 - always raises: by the error's code, or because a foreign responder wrote it
+                return error
+        if not answer.stream or answer.seq < 1:
+            return ValueError("an acknowledgement without stream and sequence")
+        return None
