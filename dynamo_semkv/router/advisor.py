@@ -147,7 +147,7 @@ class Advisor:
         asked = (facts.token_ids, facts.salt, facts.lora_name)
 
         async def both() -> Exact:
-            overlap, loads = await asyncio.gather(self._edge.overlap(*asked), self._edge.loads(*asked))
+            overlap, loads = await asyncio.gather(self._edge.overlap(*asked), self._edge.loads())
             return Exact(overlap, loads)
 
         try:

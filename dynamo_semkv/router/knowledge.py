@@ -181,8 +181,8 @@ class Knowledge:
                     slab_blocks=said.slab_blocks if said is not None else None,
                     resident_blocks=said.resident_blocks if said is not None else None,
                     total_blocks=card.total_kv_blocks,
-                    queued_prefill_tokens=load.potential_prefill_tokens if load is not None else None,
-                    active_decode_blocks=load.potential_decode_blocks if load is not None else None,
+                    queued_prefill_tokens=load.prefill_tokens if load is not None else None,
+                    active_decode_blocks=load.decode_blocks if load is not None else None,
                     active_requests=load.active_requests if load is not None else None,
                 )
             )

@@ -141,9 +141,10 @@ def covers(exact: Exact, prompt: Prompt, share: float) -> bool:
     return prompt.length > 0 and best * exact.overlap.block_size >= share * prompt.length
 
 
-def queues(live: Iterable[ReplicaKey], exact: Exact, prompt: Prompt) -> dict[ReplicaKey, int | None]:
-    """Prefill tokens that wait on each live replica."""
-    return {replica: queued_prefill(exact, replica, prompt.length) for replica in live}
+def queues(live: Iterable[ReplicaKey], exact: Exact) -> dict[ReplicaKey, int | None]:
+    """Prefill tokens that wait on each live replica; None where Dynamo says nothing."""
+    loads = exact.loads
+    return {replica: loads[replica].prefill_tokens if replica in loads else None for replica in live}
 
 
 def worth_a_row(
@@ -183,7 +184,7 @@ def views(
     counts as overloaded: no donor is worth that wait. `queued`: of all live ones; None: `queues`."""
     size = exact.overlap.block_size
     live = directory.live()
-    queued = queues(live, exact, prompt) if queued is None else queued
+    queued = queues(live, exact) if queued is None else queued
     idlest = min(
         (
             tokens
@@ -204,7 +205,7 @@ def views(
                 host_tokens=max(0, min(overlap.host_pinned_extension * size, prompt.length - overlap.device * size)),
                 disk_tokens=overlap.disk_extension * size,
                 queued_prefill_tokens=queued[replica],
-                active_decode_blocks=max(0, load.potential_decode_blocks - exact.overlap.prompt_blocks) if load else 0,
+                active_decode_blocks=load.decode_blocks if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
                 overloaded=(queued[replica] or 0) - idlest > max_load_gap,
                 mode=mode_of(said.materialization if said is not None else None),
@@ -224,16 +225,6 @@ def may_go(
         constraints is UNCONSTRAINED
         or (constraints.allow(replica.worker_id) and constraints.required_taints <= card.taints)
     )
-
-
-def queued_prefill(exact: Exact, replica: ReplicaKey, prompt_tokens: int) -> int | None:
-    """Prefill tokens waiting on a replica before this request; None where Dynamo says nothing. Its figure includes what this prompt would
-    add, less the device overlap."""
-    load = exact.loads.get(replica)
-    if load is None:
-        return None
-    own = max(0, prompt_tokens - exact.of(replica).device * exact.overlap.block_size)
-    return max(0, load.potential_prefill_tokens - own)
 
 
 def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, prompt: Prompt) -> list[SemanticTrtMatch]:
@@ -297,13 +288,13 @@ def weigh(
     matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
     pairs = reachable(matches, directory, view)
     live = directory.live()
-    queued = queues(live, exact, prompt)
+    queued = queues(live, exact)
     wanted: Collection[ReplicaKey] = live
 
     def barred(replica: ReplicaKey) -> bool:
         card, load = live[replica], exact.loads[replica]
-        used = load.potential_decode_blocks - exact.overlap.prompt_blocks
-        return not may_go(replica, card, directory, constraints) or 0 < (card.total_kv_blocks or 0) <= used
+        full = 0 < (card.total_kv_blocks or 0) <= load.decode_blocks
+        return full or not may_go(replica, card, directory, constraints)
 
     if not scorers:  # what somebody else's scorer says may lift any replica
         turn = int.from_bytes(seed_material[-8:], "little")

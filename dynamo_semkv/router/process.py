@@ -230,7 +230,7 @@ async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: Dy
         try:
             advisor.refresh()
             knowledge.tidy()
-            knowledge.loads = await within(BEAT_DEADLINE, edge.loads([]))
+            knowledge.loads = await within(BEAT_DEADLINE, edge.loads())
         except Exception:  # a beat that fails may not end all later ones; counted and logged
             failures += 1
             if failures & (failures - 1) == 0:

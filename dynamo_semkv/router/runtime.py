@@ -233,11 +233,10 @@ class DynamoEdge:
             },
         )
 
-    async def loads(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Mapping[ReplicaKey, RankLoad]:
-        """Per replica: prefill tokens, decode blocks and requests if the prompt were added. From this process's bookings."""
-        rows = await self._kv.get_potential_loads(_ids(token_ids), lora_name=lora_name, cache_namespace=cache_namespace)
+    async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
+        """Per replica, before any further prompt. Asked about a prompt, Dynamo adds the same numbers to every replica (its tokens less the
+        device overlap, its blocks), and hashes it once more for that; asked about none it says what is there."""
+        rows = await self._kv.get_potential_loads([])
         return {
             ReplicaKey(row["worker_id"], row["dp_rank"]): RankLoad(
                 row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"]

@@ -44,10 +44,12 @@ class Overlap:
 
 
 class RankLoad(NamedTuple):
-    """What one replica would carry if the prompt were sent there (Dynamo's own bookings of this router process)."""
+    """What one replica carries (Dynamo's own bookings: of this router process, and of those it is synchronized with)."""
 
-    potential_prefill_tokens: int
-    potential_decode_blocks: int
+    prefill_tokens: int
+    """Of prompts that are not computed yet."""
+    decode_blocks: int
+    """Of all prompts, computed or not, each shared block once."""
     active_requests: int
 
 
@@ -143,9 +145,7 @@ class Edge(Protocol):
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Overlap: ...
 
-    async def loads(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Mapping[ReplicaKey, RankLoad]: ...
+    async def loads(self) -> Mapping[ReplicaKey, RankLoad]: ...
 
     async def best_choice(
         self,

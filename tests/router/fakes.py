@@ -200,19 +200,11 @@ class FakeEdge:
             BLOCK, len(token_ids) // BLOCK, {key: self.ranks.get(key, RankOverlap(0, 0, 0)) for key in self.live}
         )
 
-    async def loads(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Mapping[ReplicaKey, RankLoad]:
+    async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
         await self.gate("loads")
         if "loads" in self.fail:
             raise self.fail["loads"]
-        blocks = len(token_ids) // BLOCK
-
-        def load(key: ReplicaKey) -> RankLoad:
-            own = len(token_ids) - self.ranks.get(key, RankOverlap(0, 0, 0)).device * BLOCK
-            return RankLoad(self.queued.get(key, 0) + own, blocks, 0)
-
-        return {key: load(key) for key in self.live}
+        return {key: RankLoad(self.queued.get(key, 0), 0, 0) for key in self.live}
 
     async def best_choice(
         self,

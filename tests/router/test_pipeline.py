@@ -24,7 +24,7 @@ from dynamo_semkv.router.pipeline import (
     covers,
     host_evidence,
     narrow,
-    queued_prefill,
+    queues,
     reachable,
     views,
     weigh,
@@ -51,8 +51,7 @@ def test_of_many_replicas_those_without_a_row_change_no_decision(data: st.DataOb
     held = data.draw(st.dictionaries(st.sampled_from(sorted(many)), st.integers(0, 32), max_size=3))
     decode = data.draw(st.lists(st.sampled_from([32, 32, 5_000]), min_size=40, max_size=40))
     ranks = {key: RankOverlap(held.get(key, 0), 0, 0) for key in many}
-    own = {key: 1024 - ranks[key].device * BLOCK for key in many}
-    loads = {key: RankLoad(load[n] + own[key], decode[n], 0) for n, key in enumerate(many)}
+    loads = {key: RankLoad(load[n], decode[n], 0) for n, key in enumerate(many)}
     found = Exact(Overlap(BLOCK, 32, ranks), loads)
     donors = data.draw(st.lists(st.integers(0, 39), max_size=4, unique=True))
     matches = [match((f"w-{n}", 0), 960, donor=f"{n:032x}") for n in donors]
@@ -106,11 +105,7 @@ def exact(
 ) -> Exact:
     ranks, queued = ranks or {}, queued or {}
     overlap = Overlap(BLOCK, tokens // BLOCK, {key: ranks.get(key, RankOverlap(0, 0, 0)) for key in LIVE})
-    loads = {
-        key: RankLoad(queued.get(key, 0) + tokens - overlap.ranks[key].device * BLOCK, tokens // BLOCK, 0)
-        for key in LIVE
-    }
-    return Exact(overlap, loads)
+    return Exact(overlap, {key: RankLoad(queued.get(key, 0), 0, 0) for key in LIVE})
 
 
 def advice(found: Exact, *matches: SemanticTrtMatch, of: ReplicaDirectory | None = None, tokens: int = 1024) -> Advice:
@@ -149,10 +144,10 @@ def test_covers_at_the_share(device: int, expected: bool) -> None:
     assert not covers(exact(0), prompt(0), 0.9)
 
 
-def test_views_are_in_tokens_and_queues_exclude_this_prompt() -> None:
+def test_views_are_in_tokens_and_queues_are_dynamos() -> None:
     found = exact(ranks={A1: RankOverlap(4, 8, 2)}, queued={A1: 500, B0: 100})
-    assert queued_prefill(found, A1, 1024) == 500
-    assert queued_prefill(found, A0, 1024) == 0
+    assert queues(LIVE, found) == {A0: 0, A1: 500, B0: 100, B1: 0}
+    assert queues([A0], Exact(found.overlap, {})) == {A0: None}
     rows = {view.replica: view for view in views(directory(), found, prompt(), 32_768)}
     assert set(rows) == set(LIVE)
     view = rows[A1]

@@ -159,7 +159,7 @@ def test_what_the_edge_knows_of_the_workers(healthy: Healthy) -> None:
         assert status["live"][key] == [f"stable-{name}", 32, 4096, {"semkv_probe": {"worker": name}}, [], "aggregated"]
     assert status["prompt_blocks"] == 3
     assert f"{status['choice'][0]}/{status['choice'][1]}" in replicas
-    assert all(load[0] == 100 for load in status["loads"].values())
+    assert all(load == [0, 0, 0] for load in status["loads"].values())
     exposition = urllib.request.urlopen(
         f"http://{LOOPBACK}:{graph.status_port(healthy.routers[0])}/metrics", timeout=10
     )

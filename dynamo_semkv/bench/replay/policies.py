@@ -228,8 +228,7 @@ class Semkv:
         for key, name, replica in zip(self._keys, self._names, replicas, strict=True):
             device, host = replica.overlap(request.chain)
             ranks[key] = RankOverlap(device, host if self._index_sees_host else 0, 0)
-            own = max(0, request.tokens - device * size)
-            loads[key] = RankLoad(replica.queued_tokens(now) + own, 0, 0)
+            loads[key] = RankLoad(replica.queued_tokens(now), 0, 0)
             prefix = min((device + host) * size, request.tokens)
             if host and not self._index_sees_host:
                 matches.append(

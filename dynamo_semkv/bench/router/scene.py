@@ -93,11 +93,8 @@ class SimulatedEdge:
     ) -> Overlap:
         return Overlap(BLOCK, len(token_ids) // BLOCK, {key: RankOverlap(0, 0, 0) for key in self.live})
 
-    async def loads(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Mapping[ReplicaKey, RankLoad]:
-        tokens, blocks = len(token_ids), len(token_ids) // BLOCK
-        return {key: RankLoad(tokens + 64 * (at % 2), blocks, at % 2) for at, key in enumerate(self.live)}
+    async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
+        return {key: RankLoad(64 * (at % 2), 2 * (at % 2), at % 2) for at, key in enumerate(self.live)}
 
     async def best_choice(
         self,

@@ -79,7 +79,7 @@ class Service:
         tokens = token_ids_list(body)
         namespace, lora = body.get("cache_namespace"), body.get("lora_name")
         overlap = await self.edge.overlap(tokens, namespace, lora)
-        loads = await self.edge.loads(tokens, namespace, lora)
+        loads = await self.edge.loads()
         try:
             choice = await self.edge.best_choice(tokens, namespace, lora)
         except RequestFailed:
