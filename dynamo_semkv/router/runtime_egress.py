@@ -8,6 +8,7 @@ from typing import Any
 
 from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArgument
 
+from dynamo_semkv.router.departures import Departures
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
 from dynamo_semkv.telemetry.traceparent import of_call
@@ -17,10 +18,11 @@ OVERLOADED_STATUS = 529
 
 
 class Inflight:
-    """How many calls are being answered; what a graceful stop waits for."""
+    """How many calls are being answered, which is what a graceful stop waits for, and who of their clients left."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.departures = Departures()
 
 
 def dynamo_error(failure: RequestFailed) -> Exception:
@@ -68,33 +70,32 @@ async def _pull(inflight: Inflight, handler: Handler, request: Request, context:
 async def _push(
     inflight: Inflight, handler: Handler, request: Request, context: Any, response_sender: Any
 ) -> AsyncIterator[Chunk]:
-    # Dynamo does not interrupt a push handler: a client that leaves during a long prefill would be noticed with the first chunk only.
-    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-    pump = asyncio.ensure_future(_pump(handler, request, _call(context), response_sender.send))
+    # Dynamo drives this generator by one call of `__anext__`, so all of it runs in one task.
+    task, departures = asyncio.current_task(), inflight.departures
+    assert task is not None
+    chunks = handler(request, _call(context))
     inflight.count += 1
+    departures.watch(task, context)
     try:
-        await asyncio.wait((pump, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if stopped.done():
-            # Nobody listens any more, so nothing that ended this early is a failure.
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-            return
-        pump.result()
-    except RequestFailed as failure:
-        raise dynamo_error(failure) from None
+        async for chunk in chunks:
+            response_sender.send(chunk)
+    except (Exception, asyncio.CancelledError) as error:
+        if departures.left(task):
+            return  # nobody listens any more, so nothing that ended this early is a failure
+        if isinstance(error, RequestFailed):
+            raise dynamo_error(error) from None
+        raise
     finally:
-        stopped.cancel()
-        pump.cancel()
+        departures.forget(task)
         inflight.count -= 1
+        # Not left to the garbage collector when a chunk could not be sent.
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
     # Only on success: an exception that leaves this generator ends the stream typed, close_with_error would flatten it to text.
     response_sender.close()
     return
     yield {}  # type: ignore[unreachable]  # makes this an async generator, which is what Dynamo drives; it never yields
-
-
-async def _pump(handler: Handler, request: Request, call: CallContext, send: Callable[[Chunk], None]) -> None:
-    async for chunk in handler(request, call):
-        send(chunk)
 
 
 def _call(context: Any) -> CallContext:
