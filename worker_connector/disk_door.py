@@ -7,7 +7,7 @@ can wait where the engine cannot: in its event loop, for a bounded time, while o
 * Nobody waits for what the engine's own cache holds, for less than would be offered, or for blocks that take longer to read than
   to compute. Both are measured: a block by what the last orders to the disk took, with what goes before it, a token by the fastest of
   the last prefills (so that a queue in front of the engine is not taken for slow computing). What is not measured yet is tried.
-* A disk that answers nothing while a request waits is left alone for a second, and twice as long each time after that.
+* A disk that has answered nothing for a second, while it was asked for something, holds nobody until it does.
 * Blocks are found as the engine's question finds them: in the request's namespace (salt, adapter, model), token by token.
 """
 
@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 _PREFILLS = 32
 _LEAST_COMPUTED = 64
 """Tokens: a shorter prefill says more about an iteration than about tokens."""
-_REST_SECONDS = 1.0
-_LONGEST_REST_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class _Found:
     """Tokens with the blocks on disk."""
     expected: float | None
     """Seconds until they would be in the slab."""
+    hanging: bool
+    """The disk has not answered for long."""
 
 
 class DiskDoor:
@@ -65,11 +65,10 @@ class DiskDoor:
         self._least = config.min_offer_tokens
         self._clock = clock
         self._prefills: deque[float] = deque(maxlen=_PREFILLS)
-        self._rest = 0.0
-        self._rests_until = 0.0
         self.counts: Counter[str] = Counter()
         """Requests whose prompt goes on on disk. Held: `arrived` (all of it), `partly` (the rest cannot come), `late`, `left` (the client
-        went). Not held: `slower` (than computing), `on_device`, `too_little`, `resting`, `crowded`; `failed`: a fault of ours."""
+        went). Not held: `slower` (than computing), `on_device`, `too_little`, `hanging` (the disk), `crowded`. `failed`: by a fault of
+        ours."""
         self.seconds = Durations(DISK_HOLD_SECONDS.buckets)
         """That requests were held."""
 
@@ -139,17 +138,12 @@ class DiskDoor:
             life.ledger.touch(match.path)
         path = tier.index.path(above, packed[at * step : limit * step], step)
         with self._leader.lock:
-            expected = tier.expected_seconds(path)
-        return None if not path else _Found(tier, path, horizon, at * size, (at + len(path)) * size, expected)
+            expected, hanging = tier.expected_seconds(path), tier.hanging
+        return None if not path else _Found(tier, path, horizon, at * size, (at + len(path)) * size, expected, hanging)
 
     def _hold(self, found: _Found, on_device: Callable[[], int]) -> Future[int] | None:
         """None, and counted: it is not held."""
-        now = self._clock()
-        if now < self._rests_until:
-            self.counts["resting"] += 1
-            return None
-        local = on_device()
-        why = self._not_worth(found, local)
+        why = "hanging" if found.hanging else self._not_worth(found, on_device())
         if why is not None:
             self.counts[why] += 1
             return None
@@ -169,7 +163,7 @@ class DiskDoor:
         return None
 
     async def _wait_for(self, found: _Found, done: Future[int], gone: Callable[[], Awaitable[Any]] | None) -> None:
-        began, answered = self._clock(), found.tier.times.answered
+        began = self._clock()
         result = "left"
         over = asyncio.wrap_future(done)
         both: set[asyncio.Future[Any]] = {over}
@@ -185,21 +179,8 @@ class DiskDoor:
             for future in both:
                 future.cancel()  # the blocks come all the same
             found.tier.give_up(done)
-            now = self._clock()
             self.counts[result] += 1
-            self.seconds.add(now - began)
-            self._note(now, done.done() or found.tier.times.answered > answered, late=result == "late")
-
-    def _note(self, now: float, answered: bool, *, late: bool) -> None:
-        if answered:
-            self._rest = 0.0
-        elif late and now >= self._rests_until:
-            self._rest = min(max(_REST_SECONDS, 2 * self._rest), _LONGEST_REST_SECONDS)
-            self._rests_until = now + self._rest
-            _log.warning(
-                "semkv connector: the disk answered nothing while a request waited for it; none waits for %.0f s",
-                self._rest,
-            )
+            self.seconds.add(self._clock() - began)
 
 
 async def _end_of(gone: Callable[[], Awaitable[Any]]) -> None:

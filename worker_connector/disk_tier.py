@@ -249,7 +249,12 @@ class DiskTier:
         if each is None:
             return None
         own = sum(self._ledger.by_key(block.key) is None for block in path)
-        return each * (own + self._blocks_flying + self._wishes.blocks_held)
+        return each * (own + self._flying + self._wishes.blocks_held)
+
+    @property
+    def hanging(self) -> bool:
+        """Under the lock: has the disk answered nothing for long that it was asked for?"""
+        return self.times.hanging((order.sent for order in self._staging.values()), self._clock())
 
     def close(self) -> None:
         """The books end: nobody waits for them any more."""
@@ -257,24 +262,21 @@ class DiskTier:
         self._wishes.clear()
 
     def _wish(self, path: list[DiskBlock], horizon: int, done: Future[int] | None = None) -> None:
-        if not path and done is None:
-            return
-        if not self._wishes.add(Wish(path, horizon, done=done)):
+        if (path or done is not None) and not self._wishes.add(Wish(path, horizon, done=done)):
             self.counts["wish_dropped"] += 1
         self._pump_up()
         self._flush()
 
     def _is_resident(self, block: DiskBlock) -> bool:
-        entry = self._ledger.by_key(block.key)
-        return entry is not None and entry.resident
+        return (entry := self._ledger.by_key(block.key)) is not None and entry.resident
 
     @property
-    def _blocks_flying(self) -> int:
+    def _flying(self) -> int:
         return sum(len(order.entries) for order in self._staging.values())
 
     def _pump_up(self) -> None:
         limit = min(max(1, STAGE_BYTES // self._bytes), _BLOCKS_IN_FLIGHT)
-        flying = self._blocks_flying
+        flying = self._flying
         while flying < limit and (wish := self._wishes.first()) is not None:
             size = min(max(1, STAGE_ORDER_BYTES // self._bytes), _ORDER_BLOCKS, limit - flying)
             entries = self._take(wish, size)

@@ -7,7 +7,7 @@ what it still brings serves the next request, and may not stand in the way of th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -17,6 +17,8 @@ MOST = 64
 """Wishes that nobody waits for; the oldest gives way."""
 MOST_HELD = 64
 """Chains that somebody waits for; more are refused, and their requests go on at once."""
+HANGING_SECONDS = 1.0
+"""A disk that has answered nothing for so long, while it was asked for something, is not waited for."""
 _ORDERS = 16
 """Orders that the time of a block is taken from."""
 
@@ -123,16 +125,19 @@ class StageTimes:
 
     def __init__(self) -> None:
         self._last: deque[tuple[float, int]] = deque(maxlen=_ORDERS)
-        self._free = 0.0
-        self.answered = 0
-        """Orders, whatever came of them."""
+        self.last = 0.0
+        """When an order was answered last, whatever came of it."""
 
     def add(self, sent: float, now: float, blocks: int) -> None:
         """An order that was sent then is answered, and brought so many blocks. It was begun when the one before was done."""
-        self.answered += 1
-        began, self._free = max(sent, self._free), now
+        began, self.last = max(sent, self.last), now
         if blocks:
             self._last.append((max(0.0, now - began), blocks))
+
+    def hanging(self, sent: Iterable[float], now: float) -> bool:
+        """`sent`: when the orders were sent that are not answered."""
+        oldest = min(sent, default=None)
+        return oldest is not None and now - max(oldest, self.last) >= HANGING_SECONDS
 
     @property
     def seconds_per_block(self) -> float | None:

@@ -46,7 +46,7 @@ HOLD_RESULTS = (
     "slower",
     "on_device",
     "too_little",
-    "resting",
+    "hanging",
     "crowded",
     "failed",
 )

@@ -240,10 +240,21 @@ def test_time_of_a_block_is_what_the_last_orders_took_by_block() -> None:
     times.add(20.0, 20.0, 8)
     assert times.seconds_per_block == 0.375
     times.add(20.0, 90.0, 0)  # nothing came of it
-    assert (times.seconds_per_block, times.answered) == (0.375, 4)
+    assert (times.seconds_per_block, times.last) == (0.375, 90.0)
     for n in range(100, 116):
         times.add(float(n), n + 0.5, 1)
     assert times.seconds_per_block == 0.5  # the first ones are forgotten
+
+
+def test_it_hangs_when_it_has_answered_nothing_for_a_second() -> None:
+    times = StageTimes()
+    assert not times.hanging([], 100.0)
+    assert not times.hanging([99.5, 99.1], 100.0)
+    assert times.hanging([99.5, 99.0], 100.0)
+    times.add(99.0, 99.9, 0)  # whatever the answer
+    assert not times.hanging([99.0], 100.8)
+    assert times.hanging([99.0], 100.9)
+    assert not times.hanging([], 100.9)
 
 
 def test_what_is_expected_is_for_the_blocks_that_do_not_come_yet_and_what_goes_before(
