@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.config.schema import PlacementConfig, PlacementMode
@@ -18,8 +18,7 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 _CANARY_STEPS = 10_000
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One replica that may be chosen. `total` and `evidence` are in expected tokens of prefill saved."""
 
     replica: ReplicaKey

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dynamo_semkv.config.schema import Materialization
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """All token counts are tokens of this prompt, except the queue. Raises ContractError for a negative count."""
+class ReplicaView(msgspec.Struct, frozen=True):
+    """All token counts are tokens of this prompt, except the queue. Raises ContractError for a negative count. A Struct, because every
+    request makes one for every replica: a frozen dataclass takes five times as long."""
 
     replica: ReplicaKey
     stable: StableReplica | None = None
@@ -37,9 +37,13 @@ class ReplicaView:
     """The request requires a taint that the worker does not have."""
 
     def __post_init__(self) -> None:
-        for name in ("device_tokens", "host_tokens", "disk_tokens", "active_decode_blocks", "total_blocks"):
-            if getattr(self, name) < 0:
-                raise ContractError(f"replica_view.{name}", getattr(self, name), "0 or more")
+        least = min(
+            self.device_tokens, self.host_tokens, self.disk_tokens, self.active_decode_blocks, self.total_blocks
+        )
+        if least < 0:
+            counts = ("device_tokens", "host_tokens", "disk_tokens", "active_decode_blocks", "total_blocks")
+            name = next(name for name in counts if getattr(self, name) < 0)
+            raise ContractError(f"replica_view.{name}", getattr(self, name), "0 or more")
         if self.queued_prefill_tokens is not None and self.queued_prefill_tokens < 0:
             raise ContractError("replica_view.queued_prefill_tokens", self.queued_prefill_tokens, "0 or more, or None")
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts.errors import ContractError
@@ -44,8 +46,7 @@ class Part:
     value: TokenValue
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRow:
+class ScoreRow(msgspec.Struct, frozen=True):
     replica: ReplicaKey
     stable: StableReplica | None
     total: TokenValue
@@ -55,8 +56,8 @@ class ScoreRow:
     """The strongest evidence on this replica; of equally strong ones the first by donor id."""
     claimed_tokens: int
     """Tokens that `match` claims beyond the replica's device prefix; 0 without one."""
-    view: ReplicaView = field(repr=False)
-    situation: Situation = field(repr=False)
+    view: ReplicaView
+    situation: Situation
     values: tuple[TokenValue, ...]
     """In the order of SCORERS, then of `extra`."""
     extra: tuple[str, ...]
@@ -115,15 +116,15 @@ def choose(
     credit = credit if credit is not None else PriorCredit(config)
     exact_values = [exact_value(view, input_tokens, config, credit) for view in views]
     strongest = [
-        _strongest(view, donors.get(view.replica, []), input_tokens, credit, exact)
+        _strongest(view, donors[view.replica], input_tokens, credit, exact) if view.replica in donors else None
         for view, exact in zip(views, exact_values, strict=True)
     ]
     names = tuple(scorer.name for scorer in extra)
-    matched = [donor.match if donor is not None else None for donor in strongest]
-    said = [scorer.values(views, matched, situation) for scorer in extra]
+    matched = [donor.match if donor is not None else None for donor in strongest] if extra else []
+    said = list(zip(*(scorer.values(views, matched, situation) for scorer in extra), strict=True)) or [()] * len(views)
     rows = [
-        _row(view, exact, donor, situation, filters[view.replica], config, names, tuple(column[n] for column in said))
-        for n, (view, exact, donor) in enumerate(zip(views, exact_values, strongest, strict=True))
+        _row(view, exact, donor, situation, filters[view.replica], config, names, column)
+        for view, exact, donor, column in zip(views, exact_values, strongest, said, strict=True)
     ]
     seed = hashlib.blake2b(seed_material).digest()
     rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed)))
@@ -139,6 +140,10 @@ def _situation(views: Sequence[ReplicaView], input_tokens: int) -> Situation:
     return Situation(input_tokens, min(known, default=0), sum(known) / len(known) if known else 0.0)
 
 
+_NO_DONOR = (None, TokenValue(0.0), TokenValue(0.0), 0, 0)
+"""As a DonorValue, where nobody claims anything."""
+
+
 def _row(
     view: ReplicaView,
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
@@ -151,22 +156,22 @@ def _row(
 ) -> ScoreRow:
     """`extra`: names of scorers of somebody else, and beside them in `said` what they say of this replica."""
     device, host, disk = exact_values
-    donor = strongest.beyond_exact if strongest is not None else TokenValue(0.0)
-    load = TokenValue(-config.load_weight * situation.excess(view))
-    values = (device, host, disk, donor, load, *said)
+    match, donor, _, claimed, proven = strongest if strongest is not None else _NO_DONOR
+    values = (device, host, disk, donor, TokenValue(-config.load_weight * situation.excess(view)), *said)
+    total, evidence = TokenValue(sum(values)), TokenValue(host + disk + donor)
     return ScoreRow(
-        replica=view.replica,
-        stable=view.stable,
-        total=TokenValue(sum(values)),
-        evidence=TokenValue(host + disk + donor),
-        match=strongest.match if strongest is not None else None,
-        claimed_tokens=strongest.claimed_tokens if strongest is not None else 0,
-        proven_tokens=strongest.proven_tokens if strongest is not None else 0,
-        filtered_by=filtered,
-        view=view,
-        situation=situation,
-        values=values,
-        extra=extra,
+        view.replica,
+        view.stable,
+        total,
+        evidence,
+        match,
+        claimed,
+        view,
+        situation,
+        values,
+        extra,
+        proven,
+        filtered,
     )
 
 
@@ -178,8 +183,6 @@ def _strongest(
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue | None:
     """Donors on one replica do not add up: they hold the same text more often than not."""
-    if not matches:
-        return None
     values = [donor_value(match, view, input_tokens, credit, exact_values) for match in matches]
     return min(values, key=_strength, default=None)
 

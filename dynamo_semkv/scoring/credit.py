@@ -63,9 +63,9 @@ def prior_saving(credit: TierCredit, tier: Tier) -> float:
     return float(getattr(credit, tier.value))
 
 
+_MODES = {mode.value: mode for mode in Materialization}
+
+
 def mode_of(said: str | None) -> Materialization:
     """As an announcement or a route event names it; what an older or newer peer says otherwise counts as exact, the mode of nearly all."""
-    try:
-        return Materialization(said) if said is not None else Materialization.EXACT
-    except ValueError:
-        return Materialization.EXACT
+    return _MODES.get(said, Materialization.EXACT) if said is not None else Materialization.EXACT

@@ -6,8 +6,7 @@ so that a tier-weighted score can never be used as a block count (llm-d/llm-d-ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
@@ -17,10 +16,10 @@ from dynamo_semkv.scoring.credit import Credit, Kind, prior_saving
 
 TokenValue = NewType("TokenValue", float)
 """Expected tokens of prefill saved; negative for what costs."""
+_NOTHING = (TokenValue(0.0), TokenValue(0.0), TokenValue(0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class DonorValue:
+class DonorValue(NamedTuple):
     match: SemanticTrtMatch
     beyond_exact: TokenValue
     """What it adds to the exact prefix that Dynamo reports on the replica."""
@@ -36,6 +35,8 @@ def exact_value(
     view: ReplicaView, input_tokens: int, config: ScoringConfig, credit: Credit
 ) -> tuple[TokenValue, TokenValue, TokenValue]:
     """(device, host, disk). Device KV is there; the other tiers still have to be confirmed by the connector."""
+    if not (view.device_tokens or view.host_tokens or view.disk_tokens):
+        return _NOTHING  # most replicas have nothing of most prompts
 
     def hoped(tokens: int, up_to: int, tier: Tier) -> TokenValue:
         if tokens == 0:

@@ -48,4 +48,8 @@ FILTERS: tuple[Filter, ...] = (wrong_role, not_allowed, lacks_taint, overloaded,
 
 def filtered_by(view: ReplicaView, filters: tuple[Filter, ...] = FILTERS) -> FilteredBy | None:
     """The first filter that objects."""
-    return next((reason for check in filters if (reason := check(view)) is not None), None)
+    for check in filters:
+        reason = check(view)
+        if reason is not None:
+            return reason
+    return None
