@@ -218,12 +218,15 @@ def common_at_most(ours: Samples, theirs: Samples) -> int | None:
     if n == 0:
         return None
     differs = ours.fingerprints[:n] != theirs.fingerprints[:n]
-    differs |= ours.positions[:n] != theirs.positions[:n]
-    known = theirs.links[: n - 1] != 0
-    known &= ours.links[: n - 1] != theirs.links[: n - 1]
-    differs[1:] |= known
     at = int(differs.argmax())
-    return min(int(ours.positions[at]), int(theirs.positions[at])) + NGRAM - 1 if differs[at] else None
+    if not differs[at]:
+        at = n
+    links = theirs.links[: max(0, at - 1)]
+    broken = ours.links[: len(links)] != links
+    broken &= links != 0
+    if len(links) and broken[first := int(broken.argmax())]:
+        at = first + 1
+    return min(int(ours.positions[at]), int(theirs.positions[at])) + NGRAM - 1 if at < n else None
 
 
 def checkpoint_ordinals(blocks: int) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamo_semkv.contracts.sketch import NGRAM, SAMPLING, DonorSketch, Samples
-from dynamo_semkv.evidence.partners import APART_BITS, Flat, Partners, partners
+from dynamo_semkv.evidence.partners import APART_BITS, Flat, Partners, partners, sole_partners
 
 NEAR_SHIFT = 64
 """Tokens that an edit may insert or delete; a bigger shift of the diagonal is another passage, not the same document edited."""
@@ -81,47 +81,68 @@ def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) ->
     O(samples of the prompt and all donors)."""
     if not donors or len(prompt.fingerprints) == 0:
         return [_UNALIKE] * len(donors)
+    pairs = None
+    if len(donors) == 1:
+        theirs = donors[0].samples
+        at, found, sole = sole_partners(prompt.fingerprints, theirs.fingerprints)
+        if sole:
+            places = found.nonzero()[0]
+            if len(places) == 0:
+                return [_UNALIKE]
+            pairs = Partners(at.take(places), places, None)
+            only = _one_run(prompt, prompt_tokens, theirs, donors[0].token_count, pairs)
+            if only is not None:
+                return [only]
+            places += 1  # as in `Flat`
     flat = Flat.of(donors)
+    pairs = pairs if pairs is not None else partners(prompt, flat)
+    if len(pairs.donor) == 0:
+        return [_UNALIKE] * len(donors)
     prompt_at = np.empty(len(prompt.positions) + 2, np.int64)
     prompt_at[0], prompt_at[1:-1], prompt_at[-1] = -1, prompt.positions, prompt_tokens - NGRAM + 1
-    found = partners(prompt, flat)
-    if len(found.donor) == 0:
-        return [_UNALIKE] * len(donors)
-    if len(donors) == 1 and (only := _one_run(prompt, prompt_at, prompt_tokens, flat, found)) is not None:
-        return [only]
-    found = _once_and_without_strays(found, prompt_at, flat, len(prompt.fingerprints))
-    runs = _Runs.of(prompt, prompt_at, flat, found)
+    pairs = _once_and_without_strays(pairs, prompt_at, flat, len(prompt.fingerprints))
+    runs = _Runs.of(prompt, prompt_at, flat, pairs)
     estimate = runs.verified() + runs.between(donors[0].spacing) + runs.loose_ends()
     return _collect(runs, flat, estimate, prompt_tokens)
 
 
-def _one_run(prompt: Samples, prompt_at: I64, prompt_tokens: int, flat: Flat, pairs: Partners) -> Alignment | None:
-    """Of the only candidate, where all that it shares is one run, as of a conversation that goes on: what the rest of this module would
-    say, without most of it. None: it is more than that."""
+def _one_run(prompt: Samples, prompt_tokens: int, theirs: Samples, tokens: int, pairs: Partners) -> Alignment | None:
+    """Of the only candidate, a donor of so many tokens, where all that it shares is one run, as of a conversation that goes on: what the
+    rest of this module would say, without most of it. None: it is more than that. `pairs`: at least one, and sure."""
     target, donor, _ = pairs
     begin, end, donor_begin, donor_end = int(target[0]), int(target[-1]), int(donor[0]), int(donor[-1])
     steps = len(target) - 1
     if not steps == end - begin == donor_end - donor_begin or not (target[1:] > target[:-1]).all():
         return None
-    links = flat.links[donor_begin:donor_end]
-    if not ((prompt.links[begin:end] == links) & (links != 0)).all():
+    links = theirs.links[donor_begin:donor_end]
+    linked = prompt.links[begin:end] == links
+    linked &= links != 0
+    if not linked.all():
         return None
-    before, first, last, after = prompt_at[[begin, begin + 1, end + 1, end + 2]].tolist()
-    around = [donor_begin - 1, donor_begin, donor_end, donor_end + 1]
-    donor_before, donor_first, donor_last, donor_after = flat.positions[around].tolist()
+    before, first, last, after = _around(prompt, begin, end, prompt_tokens)
+    donor_before, donor_first, donor_last, donor_after = _around(theirs, donor_begin, donor_end, tokens)
     if last - first != donor_last - donor_first:
         return None
-    tokens = last - first + NGRAM
+    verified = last - first + NGRAM
+    # A sample on its own is a common phrase, as in `loose_ends`.
     room = min(first - before, donor_first - donor_before) + min(after - last, donor_after - donor_last) - 2
-    ceiling = min(prompt_tokens, flat.lengths[0])
+    ceiling = min(prompt_tokens, tokens)
     return Alignment(
-        reusable_tokens=min(ceiling, round(tokens + room / 2) if steps else tokens),
-        verified_tokens=min(ceiling, tokens),
+        reusable_tokens=min(ceiling, round(verified + room / 2) if steps else verified),
+        verified_tokens=min(ceiling, verified),
         shared=target,
         edited=False,
-        places=np.array([[first, donor_first, tokens]]),
-        longest_chain=tokens,
+        places=np.array([[first, donor_first, verified]]),
+        longest_chain=verified,
     )
+
+
+def _around(samples: Samples, begin: int, end: int, tokens: int) -> tuple[int, int, int, int]:
+    """Positions of two samples, and of those before and behind them as `Flat` has them, of a text of so many tokens."""
+    at = samples.positions
+    before = int(at[begin - 1]) if begin else -1
+    after = int(at[end + 1]) if end + 1 < len(at) else tokens - NGRAM + 1
+    return before, int(at[begin]), int(at[end]), after
 
 
 def _once_and_without_strays(found: Partners, prompt_at: I64, flat: Flat, m: int) -> Partners:

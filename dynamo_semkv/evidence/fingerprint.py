@@ -219,10 +219,9 @@ class FingerprintProvider:
         if len(kept) == 0:
             return [], None
         rarity = partition.rarity(asked, hits)
-        index = np.repeat(np.arange(len(shared)), shared)
-        weight = np.bincount(index, rarity.take(hits.query.take(order))).take(kept)
         rows = rows.take(begins.take(kept))
         thinned = partition.thinned(rows).astype(np.int64)
+        weight = np.add.reduceat(rarity.take(hits.query.take(order)), begins[:-1]).take(kept)
         weight *= 1 << thinned
         found: list[_Candidate] = []
         floor = max(float(weight.max()) * _WORTH_A_LOOK, self._config.min_evidence / 4, 1e-9)

@@ -89,6 +89,8 @@ class Partition:
         """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
         self._thinned = np.zeros(16, np.uint8)
         self._by_thinning: Counter[int] = Counter()
+        self._sayers: FloatArray | None = None
+        """By the low bits of a fingerprint, how many donors here would post it. None: to be counted again."""
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
         self._owed = 0
@@ -123,6 +125,7 @@ class Partition:
         k = thinning(sketch)
         self._thinned[row] = k
         self._by_thinning[k] += 1
+        self._sayers = None
         self._arriving[row] = sketch
         self._owed += 1
         if self._owed >= AT_ONCE:
@@ -143,6 +146,7 @@ class Partition:
         donor = self._donors[row]
         self._donors[row] = None
         self._by_thinning[int(self._thinned[row])] -= 1
+        self._sayers = None
         if self._arriving.pop(row, None) is not None:
             self._free.append(row)
             return
@@ -179,17 +183,25 @@ class Partition:
         """
         donors = max(1, self._count)
         found = hits.carriers()
-        asked = np.zeros(len(fingerprints))
-        for k, count in self._by_thinning.items():
-            if count:
-                asked += count * (fingerprints & unposted_bits(k) == 0)
-        carriers = found / np.maximum(asked, 1.0)
+        if self._sayers is None:
+            self._sayers = self._count_sayers()
+        asked = self._sayers.take(fingerprints & np.uint32(len(self._sayers) - 1))
+        carriers = found / asked
         np.minimum(carriers, 1.0, out=carriers)
         carriers *= donors
         np.maximum(carriers, 1.0, out=carriers)
         weight: FloatArray = np.log((donors + 1) / carriers) / np.log(donors + 1)
         weight[found == 0] = 0.0
         return weight
+
+    def _count_sayers(self) -> FloatArray:
+        """At least 1 each: who is gone may be found for a while."""
+        most = max(self._by_thinning, default=0)
+        low = np.arange(1 << _SPACING_BITS + most, dtype=np.uint32)
+        sayers = np.zeros(len(low))
+        for k, count in self._by_thinning.items():
+            sayers += count * (low & unposted_bits(k) == 0)
+        return np.maximum(sayers, 1.0)
 
     def _take_row(self) -> int:
         if self._free:

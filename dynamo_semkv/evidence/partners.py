@@ -94,27 +94,34 @@ _NUMBERS = np.arange(MOST_SAMPLES, dtype=np.uint16)
 _BACKWARDS = _NUMBERS[::-1].copy()
 
 
+def sole_partners(ours: npt.NDArray[np.uint32], theirs: npt.NDArray[np.uint32]) -> tuple[I64, Bools, bool]:
+    """`at` and `found`, of the shape of `theirs`: where `found`, ours[at] is the same fingerprint. The last one says that these are all:
+    that no fingerprint of ours is there twice, and none was put into another one's place."""
+    table, m = _table.places, len(ours)
+    slots = ours >> _SHIFT
+    table[slots[::-1]] = _BACKWARDS[-m:]
+    at = table.take(theirs >> _SHIFT)
+    found = ours.take(at, mode="clip") == theirs
+    return at.astype(np.int64), found, bool((table.take(slots) == _NUMBERS[:m]).all())
+
+
 def partners(prompt: Samples, donor: Flat) -> Partners:
     """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner before, else leads to
     the next one after, else is nearest to where that partner would have it; without one the first for the donor's first, and so on."""
-    ours, table = prompt.fingerprints, _table.places
-    m = len(ours)
-    slots = ours >> _SHIFT
-    table[slots[::-1]] = _BACKWARDS[-m:]
-    at = table.take(donor.fingerprints >> _SHIFT)
-    found = ours.take(at, mode="clip") == donor.fingerprints
+    at, found, sole = sole_partners(prompt.fingerprints, donor.fingerprints)
     found[donor.empty] = False
-    first = table.take(slots)
-    if (first == _NUMBERS[:m]).all():
+    if sole:
         places = found.nonzero()[0]
-        return Partners(at.take(places).astype(np.int64), places, None)
-    return _repaired(prompt, donor, np.where(found, at.astype(np.int64), -1), first.astype(np.int64))
+        return Partners(at.take(places), places, None)
+    at[~found] = -1
+    return _repaired(prompt, donor, at)
 
 
-def _repaired(prompt: Samples, donor: Flat, at: I64, first: I64) -> Partners:
-    """`at`: for each place of `donor` the prompt's sample that the table has, or -1. `first`: the same for each of the prompt's samples,
-    where the fingerprint is the first of its own, or another one of the same slot."""
+def _repaired(prompt: Samples, donor: Flat, at: I64) -> Partners:
+    """`at`: for each place of `donor` the prompt's sample that the table has, or -1."""
     ours = prompt.fingerprints
+    # For each of the prompt's samples the first of its fingerprint, or that of another one in the same slot.
+    first = _table.places.take(ours >> _SHIFT).astype(np.int64)
     # Two fingerprints that share a slot of the table. All at once: a prompt can be made of them.
     lost = (ours[first] != ours).nonzero()[0]
     if len(lost):
