@@ -25,7 +25,7 @@ from worker_connector.background import Background, Job
 from worker_connector.cache_reset import owns_cache
 from worker_connector.channel import leader_channel, rank_channel
 from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
-from worker_connector.disk_door import DiskDoor
+from worker_connector.disk_door import DiskDoor, offer
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.event_intake import listen
 from worker_connector.event_pipe import EventEar, pipe_path
@@ -140,6 +140,8 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher, endpoint=endpoint)
     parts.fetch = _fetch_desk(settings, llm_args, leader, outlet)
     parts.door = _disk_door(settings, llm_args, leader)
+    if parts.door is not None:
+        offer(parts.door)
     publisher.start()
     background.start()
     return parts

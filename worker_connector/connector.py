@@ -1,9 +1,18 @@
 """The module that TensorRT-LLM's `kv_connector_config.connector_module` names: both classes of the connector, and where the
-engine's KV cache events are handed in, and where it is said that its weights or its cache changed."""
+engine's KV cache events are handed in, where requests may wait for what is on disk of them, and where it is said that its weights or its
+cache changed."""
 
 from worker_connector.cache_reset import reset_cache, weights_changed
+from worker_connector.disk_door import disk_door
 from worker_connector.event_intake import observe_kv_events
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 
-__all__ = ["SemkvConnectorScheduler", "SemkvConnectorWorker", "observe_kv_events", "reset_cache", "weights_changed"]
+__all__ = [
+    "SemkvConnectorScheduler",
+    "SemkvConnectorWorker",
+    "disk_door",
+    "observe_kv_events",
+    "reset_cache",
+    "weights_changed",
+]

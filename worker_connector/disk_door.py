@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -56,6 +57,21 @@ class _Found:
     """The disk has not answered for long."""
 
 
+_doors: weakref.WeakSet[DiskDoor] = weakref.WeakSet()
+
+
+def disk_door(dp_rank: int = 0) -> DiskDoor | None:
+    """Of the connector of that data-parallel rank in this process, for whoever takes requests in and has no scheduler object at hand. None:
+    there is none (yet), or there are several."""
+    found = [door for door in list(_doors) if door.dp_rank == dp_rank]
+    return found[0] if len(found) == 1 else None
+
+
+def offer(door: DiskDoor) -> None:
+    """To `disk_door`, as long as it lives and is not closed."""
+    _doors.add(door)
+
+
 class DiskDoor:
     """Used in one event loop. Never raises but for cancellation."""
 
@@ -71,6 +87,12 @@ class DiskDoor:
         ours."""
         self.seconds = Durations(DISK_HOLD_SECONDS.buckets)
         """That requests were held."""
+
+    @property
+    def dp_rank(self) -> int | None:
+        """None until the engine has said it."""
+        replica = self._leader.replica
+        return None if replica is None else replica.dp_rank
 
     async def before(
         self,
@@ -105,6 +127,7 @@ class DiskDoor:
     def close(self, timeout: float = 0.0) -> None:
         """Nobody is held any more."""
         self._wait = 0.0
+        _doors.discard(self)
         with self._leader.lock:
             life, _, _ = self._leader.cache()
             if life is not None and life.disk is not None:

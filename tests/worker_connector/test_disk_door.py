@@ -18,7 +18,8 @@ from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, ScriptedEngine, llm_args
 from tests.worker_connector.test_disk_tier_rules import no_files_here
 from worker_connector.assembly import assemble_leader_with
-from worker_connector.disk_door import DiskDoor
+from worker_connector.connector import disk_door
+from worker_connector.disk_door import DiskDoor, offer
 
 # what it is for
 
@@ -185,3 +186,26 @@ def test_under_tensor_parallelism_there_is_no_door(tmp_path: Path) -> None:
     assert parts.door is None
     parts.close()
     stop(engine)
+
+
+def test_the_door_of_a_rank_is_found_in_its_process(tmp_path: Path) -> None:
+    rank = 77  # nobody else's here
+    args = llm_args(4, enable_attention_dp=True)
+    engine = with_disk(tmp_path / "a", args=args, dp_rank=rank)
+    door = engine.parts.door
+    assert door is not None
+    offer(door)
+    assert disk_door(rank) is None
+    engine.serve(PROMPT)  # with the first batch the engine says which rank it is
+    settle(engine)
+    assert disk_door(rank) is door
+    assert disk_door(rank + 1) is None
+    other = with_disk(tmp_path / "b", args=args, dp_rank=rank)
+    assert other.parts.door is not None
+    offer(other.parts.door)
+    other.serve(PROMPT)
+    assert disk_door(rank) is None  # which one?
+    stop(other)
+    assert disk_door(rank) is door
+    stop(engine)
+    assert disk_door(rank) is None
