@@ -30,6 +30,8 @@ class AttemptBook:
         self._on_closed = on_closed
         self._newest: dict[int, Attempt] = {}
         self._copying: dict[PlanKey, Attempt] = {}
+        self.copied_open: dict[PlanKey, Attempt] = {}
+        """Those that were copied and not confirmed, and some that have ended since."""
         self._given_up: dict[int, None] = {}
         self._leases = 0
         self._asked = 0
@@ -114,6 +116,8 @@ class AttemptBook:
         self.load_seconds.add((moments.copied - moments.sent) / 1e9)
         del self._copying[key]
         attempt.plan.copy_done(ok, seconds, reason or Reason.COPY_FAILED)
+        if attempt.plan.state is PlanState.COPIED:
+            self.copied_open[key] = attempt
         if attempt.ended_well and attempt.plan.state is PlanState.COPIED:
             self.confirm(attempt)
         self.settle(attempt)
@@ -207,9 +211,12 @@ class AttemptBook:
 
     def awaiting_forward(self) -> list[Attempt]:
         """Copied, not confirmed, and not parked."""
-        return [
-            a for a in self._newest.values() if a.plan is not None and a.plan.state is PlanState.COPIED and not a.parked
-        ]
+        if not self.copied_open:
+            return []
+        self.copied_open = {
+            key: a for key, a in self.copied_open.items() if a.plan is not None and a.plan.state is PlanState.COPIED
+        }
+        return [a for a in self.copied_open.values() if not a.parked and self._newest.get(a.key.request_id) is a]
 
     def _close(self, attempt: Attempt, ending: Ending | Decline) -> None:
         if attempt.closed:

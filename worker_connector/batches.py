@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo_semkv.contracts.identity import Generation
@@ -51,11 +51,15 @@ class BatchReader:
         self._counts = counts
         self._saving = True
 
-    def read(self, output: Any, iteration: int, content: int, *, saving: bool) -> Orders:
-        """`content`: number of the cache's content now (`Attempt.content`). `saving`: blocks may be saved now; else they are later."""
+    def read(self, output: Any, iteration: int, content: int, *, saving: bool) -> Orders | None:
+        """None: there is nothing to do. `content`: number of the cache's content now (`Attempt.content`). `saving`: blocks may be saved
+        now; else they are later."""
+        cached = self._loud(output.cached_requests, iteration)
+        if not cached and not output.new_requests and not self._parked.to_order:
+            return None
         self._saving = saving
         orders = Orders()
-        for data in (*output.new_requests, *output.cached_requests) if self._parked.waiting else ():
+        for data in (*output.new_requests, *cached) if self._parked.waiting else ():
             try:
                 self._parked.seen(data)
             except Exception as error:  # noqa: BLE001 - its own reader below says what follows from it
@@ -67,18 +71,48 @@ class BatchReader:
                 self._misread("first", data, error)
                 if isinstance(error, LoadFailed) or self._owes(data):
                     orders.unloadable.append(self._broken(int(data.request_id), error))
-        for data in output.cached_requests:
+        for data in cached:
             try:
                 self._grew(data)
             except Exception as error:  # noqa: BLE001 - its own reader below breaks its page table, and nothing of it is saved
                 self._misread("growth", data, error)
-        for data in output.cached_requests:
+        for data in cached:
             try:
                 self._later(data, iteration, orders)
             except Exception as error:  # noqa: BLE001 - as above; nothing was promised for what comes later
                 self._misread("later", data, error)
         self._parked.order(iteration, orders)
         return orders
+
+    def _loud(self, reports: Sequence[Any], iteration: int) -> list[Any]:
+        """Takes the reports that change nothing but numbers (`TrackedRequest.quiet_until`) and name no page: those of almost all decoded
+        tokens. Returns the others. What it touches is cold after a forward pass, so it is one loop that calls nothing."""
+        tracked_of = self._running.tracked
+        loud: list[Any] = []
+        for data in reports:
+            try:
+                tracked = tracked_of[data.request_id]
+                start = data.computed_position
+                end = start + data.num_scheduled_tokens
+                groups = getattr(data, "new_block_ids_by_layer_group", None)
+                if (
+                    end >= tracked.quiet_until
+                    or start <= tracked.started
+                    or type(start) is not int
+                    or type(end) is not int
+                    or len(data.new_block_ids)
+                    or (groups and any(groups if type(groups) is list else groups.values()))
+                ):
+                    loud.append(data)
+                    continue
+                (token,) = data.new_tokens
+                tracked.tokens += token.to_bytes(4, "little")
+                tracked.computed = tracked.started = start
+                tracked.scheduled = end
+                tracked.seen = iteration
+            except Exception:  # noqa: BLE001 - nothing was taken yet; whoever reads it whole says what is wrong with it
+                loud.append(data)
+        return loud
 
     def _misread(self, which: str, data: Any, error: Exception) -> None:
         self._counts["misread_reports"] += 1
@@ -205,6 +239,8 @@ class BatchReader:
         if self._saves is not None:
             self._saves.progressed(tracked)
         self._save(tracked, orders)
+        plan = attempt.plan if attempt is not None else None
+        tracked.note_quiet(self._pool.tokens_per_block, waits=plan is not None and not plan.ended)
 
     def _save(self, tracked: TrackedRequest, orders: Orders) -> None:
         if self._saves is None or not self._saving or not tracked.saving:

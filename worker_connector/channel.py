@@ -127,6 +127,9 @@ class RankChannel:
 
     channel_id: int
     rank: LocalRank | None = None
+    forwarded: int = 0
+    """The last iteration without orders whose forward pass was enqueued: a number that the leader reads with the next batch, since no
+    attempt waits for it and a message would cost as much as the rest of such an iteration."""
     _handler: Callable[[RankResult], None] | None = None
     _waiting: deque[RankResult] = field(default_factory=lambda: deque(maxlen=_WAITING))
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -38,7 +38,9 @@ def restarts_failed_parked_loads(worker_base: type = KvCacheConnectorWorker) -> 
 
 def unmet_reservations(scheduler_output: Any) -> tuple[Unloadable, ...]:
     """Loads of reserved prefixes, which nobody here has promised. The runtime believes in them, so they may not pass in silence."""
-    loads = getattr(scheduler_output, "prefix_loads", None) or ()
+    loads = getattr(scheduler_output, "prefix_loads", None)
+    if not loads:
+        return ()
     return tuple(
         Unloadable(
             None,

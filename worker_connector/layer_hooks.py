@@ -29,6 +29,8 @@ class LayerHooks:
         self._proven = False
         self._tickets: dict[int, Ticket] = {}
         self._came: list[int] | None = None
+        self.watching = False
+        """The pass has loads: whether its hooks come matters."""
 
     @property
     def reliable(self) -> bool:
@@ -42,11 +44,13 @@ class LayerHooks:
     def pass_begins(self) -> None:
         """A new pass; whether with loads, `loads_begin` says."""
         self._came = None
+        self.watching = False
 
     def loads_begin(self, tickets: Mapping[int, Ticket] | None) -> None:
         """The pass has loads. `tickets`: by layer, for copies that only the hooks wait for; None: they were waited for already."""
         self._tickets = dict(tickets or {})
         self._came = []
+        self.watching = True
 
     def before_layer(self, layer: int, engine_stream: Any, *, recording: bool = False) -> None:
         """The hook. `recording`: the stream is recorded into a graph, and what is said now is not said in its replays."""
@@ -67,6 +71,7 @@ class LayerHooks:
         if self._came is None:
             return True
         came, self._came = self._came, None
+        self.watching = False
         missed, self._tickets = bool(self._tickets), {}
         complete = tuple(came) == self._layers
         self._proven = complete if self._trusted else False

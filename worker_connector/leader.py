@@ -32,6 +32,7 @@ from worker_connector.engine_namespace import (
 )
 from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
+from worker_connector.missing_ranks import MissingRanks
 from worker_connector.outlet import Identity, Outlet
 from worker_connector.parked import Grouped
 from worker_connector.rank_board import RankBoard
@@ -46,8 +47,6 @@ _log = logging.getLogger(__name__)
 NOTHING = Offer(0, False)
 REMOTE_PATIENCE = 64
 """Iterations within which a rank of another process has told of a forward pass."""
-MISSING_SECONDS = 60.0
-"""Between two warnings about ranks that have not reported."""
 IDLE_SECONDS = 30.0
 """Without any iteration for this long, an engine has no running request."""
 RESTATES_PER_MEMORY = 6
@@ -83,7 +82,7 @@ class Leader:
         self._dp_rank = configured_rank(llm_args)
         self._board = RankBoard(world)
         self._endpoint = endpoint
-        self._missing_since: float | None = clock() if world > 1 else None
+        self._missing = MissingRanks(self._board, clock)
         self._life: CacheLife | None = None
         self._namespaces: RequestNamespaces | None = None
         self._weights_revision: str | None = None
@@ -129,15 +128,20 @@ class Leader:
     def batch(self, output: Any) -> ConnectorMetadata:
         """One iteration's instructions for the ranks."""
         with self._lock:
-            self._iteration += 1
+            iteration = self._iteration = self._iteration + 1
             unmet = unmet_reservations(output)
-            self.counts["unloadable"] += len(unmet)
             orders = self._orders(output)
+            if orders is None and not unmet and not self._disk_orders:
+                return ConnectorMetadata(
+                    self._channel.channel_id, self._generation, iteration, endpoint=self._endpoint, idle=True
+                )
+            self.counts["unloadable"] += len(unmet)
+            orders = orders or Orders()
             to_disk, self._disk_orders = tuple(self._disk_orders), []
             return ConnectorMetadata(
                 self._channel.channel_id,
                 self._generation,
-                self._iteration,
+                iteration,
                 tuple(orders.loads),
                 tuple(orders.saves),
                 (*unmet, *orders.unloadable),
@@ -148,19 +152,23 @@ class Leader:
                 self._endpoint,
             )
 
-    def _orders(self, output: Any) -> Orders:
-        """A fault here may cost reuse and saves. Where the engine relies on an offer, its pass may not run without the load."""
+    def _orders(self, output: Any) -> Orders | None:
+        """None: nothing is ordered, and no attempt waits for this forward pass. A fault here may cost reuse and saves. Where the engine
+        relies on an offer, its pass may not run without the load."""
         life = self._life
         try:
             self._last_batch = self._clock()
-            self._see_rank(getattr(output, "attention_dp_rank", None))
+            rank = getattr(output, "attention_dp_rank", None)
+            if self._replica is None or rank is not None:
+                self._see_rank(rank)
         except Exception:  # noqa: BLE001 - who speaks is not what is loaded
             self.counts["batch_errors"] += 1
             _log.exception("semkv connector: iteration %d has no speaker", self._iteration)
         if life is None:
             return Orders()
         try:
-            return life.batch(output, self._iteration, all_ranks=self._board.complete)
+            forwarded = self._channel.forwarded
+            return life.batch(output, self._iteration, all_ranks=self._board.complete, forwarded=forwarded)
         except Exception as error:
             self.counts["batch_errors"] += 1
             if not life.break_promises():
@@ -210,31 +218,17 @@ class Leader:
                         self._ready(result)
                     elif self._life is not None:
                         self._life.take(result)
-                self._note_missing()
+                self._missing.note()
         except Exception:  # noqa: BLE001 - a fault of the leader's books may not fail a rank's forward pass
             self.counts["result_errors"] += 1
             _log.exception("semkv connector: a rank's result could not be booked")
 
-    def _note_missing(self) -> None:
-        if self._board.all_here:
-            self._missing_since = None
-        elif self._missing_since is None:
-            self._missing_since = self._clock()
-
     def warn_of_missing_ranks(self) -> None:
-        """From the beat: says every so often which ranks are awaited."""
+        """From the beat."""
         with self._lock:
-            since, missing = self._missing_since, self._board.missing
-            if since is None or self._clock() - since < MISSING_SECONDS:
-                return
-            self._missing_since = self._clock()
-        _log.warning(
-            "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as without the connector. "
-            "A rank connects with the first batch, to a socket of this machine: ranks on other machines cannot. Remedy: keep "
-            "tensor_parallel_size within one machine, or set connector.materialization: off",
-            missing,
-            self._board.world,
-        )
+            missing = self._missing.overdue()
+        if missing:
+            self._missing.warn(missing)
 
     def _ready(self, pool: RankReady) -> None:
         """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of the cache."""

@@ -34,6 +34,12 @@ class LeaderLink:
             self._ready = result
         self._channel.post(result)
 
+    def forwarded(self, iteration: int) -> None:
+        """The forward pass of an iteration without orders was enqueued. A leader elsewhere need not know."""
+        channel = self._channel
+        if type(channel) is RankChannel:
+            channel.forwarded = iteration
+
     def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
         """Moves to the leader that made this metadata, if construction paired us with another or with none."""
         if metadata.channel_id == self._channel.channel_id:

@@ -145,7 +145,8 @@ class Ledger:
         self._queue: list[tuple[int, int, BlockEntry]] = []
         self._order = count()
         self._tick = 0
-        self._departed: list[BlockEntry] = []
+        self.departed: list[BlockEntry] = []
+        """Only `take_departed` empties it."""
         self._resident = self._retired = self._evicted = self._refused = self._collisions = 0
 
     # lookup
@@ -298,12 +299,8 @@ class Ledger:
             for entry in list(root.children.values()):
                 self.remove(entry)
 
-    @property
-    def has_departed(self) -> bool:
-        return bool(self._departed)
-
     def take_departed(self) -> list[BlockEntry]:
-        departed, self._departed = self._departed, []
+        departed, self.departed = self.departed, []
         return departed
 
     def _unlink(self, entry: BlockEntry) -> None:
@@ -316,7 +313,7 @@ class Ledger:
         if entry.resident:
             entry.resident = False
             self._resident -= 1
-            self._departed.append(entry)
+            self.departed.append(entry)
         self._settle(entry)
         self._requeue(parent)
         self._drop_empty_root(parent)

@@ -193,19 +193,32 @@ class CacheLife:
         self.parked.left(request_id)
         self.attempts.reset(request_id)
 
-    def batch(self, output: Any, iteration: int, *, all_ranks: bool = True) -> Orders:
-        """`all_ranks`: what is saved now can become resident."""
-        if self._patience == 1 and self.iteration not in self._forwards:
+    def batch(self, output: Any, iteration: int, *, all_ranks: bool = True, forwarded: int = 0) -> Orders | None:
+        """None: nothing is ordered. `all_ranks`: what is saved now can become resident. `forwarded`: the last iteration without orders
+        whose forward pass is known to have run."""
+        before = self.iteration
+        if self._patience == 1 and before != forwarded and before not in self._forwards:
             # Heard of by now, so there was none. Under overlap scheduling positions do not show it: they lag one token behind.
-            self.running.batch_dropped(self.iteration, self.pool.tokens_per_block)
+            self.running.batch_dropped(before, self.pool.tokens_per_block)
         self.iteration = iteration
         orders = self._reader.read(output, iteration, self.content, saving=all_ranks)
+        if orders is None and iteration % SWEEP_EVERY and not self._to_keep():
+            return None
         try:
             self._keep_house(iteration)
         except Exception:  # noqa: BLE001 - the orders are made: lost here, the engine would run on pages that nobody wrote
             self.counts["upkeep_errors"] += 1
             _log.exception("semkv connector: the books of iteration %d could not be closed", iteration)
         return orders
+
+    def _to_keep(self) -> bool:
+        """Is there anything in the books that an iteration without orders could change?"""
+        saves, ledger = self.saves, self.ledger
+        return bool(
+            self.attempts.copied_open
+            or (saves is not None and saves.admitted)
+            or (ledger is not None and ledger.departed)
+        )
 
     def _keep_house(self, iteration: int) -> None:
         for attempt in self.attempts.awaiting_forward():

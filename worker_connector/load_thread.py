@@ -108,6 +108,8 @@ class LoadThread:
         self._results: OrderedDict[int, str | None] = OrderedDict()
         self._waiting: dict[int, None] = {}
         self._failed: set[int] = set()
+        self.busy = False
+        """A load is on its way, the engine waits for one, or its next forward pass is to be fenced."""
         self._fence = False
         self._wake = threading.Condition()
         self._jobs: deque[Job] = deque()
@@ -121,6 +123,7 @@ class LoadThread:
         if not orders:
             return
         self._side.after(engine_stream)
+        self.busy = True
         for order in orders:
             load = _Load(order, iteration, self._clock())
             self._loads[order.key] = load
@@ -158,6 +161,9 @@ class LoadThread:
 
         Raises LoadFailed where one cannot be loaded and the engine has no way to be told.
         """
+        if not parked and not self.busy:
+            return []
+        self.busy = True
         self._waiting.update(dict.fromkeys(parked))
         try:
             for load in list(self._loads.values()):
@@ -165,7 +171,9 @@ class LoadThread:
                     self._decide(load)
         finally:
             self._answer()
-        return self._name()
+        named = self._name()
+        self.busy = bool(self._loads or self._waiting or self._fence)
+        return named
 
     def take_failed(self) -> set[int]:
         """Requests that `finished` named although their pages are not filled. Once."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from dynamo_semkv.contracts.load_plan import SemanticTrtLoadPlan
 from worker_connector.disk_orders import DiskOrder
 from worker_connector.plan import PlanKey
@@ -51,8 +53,7 @@ class Orders:
     abandoned: list[PlanKey] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ConnectorMetadata:
+class ConnectorMetadata(msgspec.Struct, frozen=True):
     channel_id: int
     generation: str
     iteration: int
@@ -70,3 +71,5 @@ class ConnectorMetadata:
     """For the disk stores of ranks in several processes; a rank alone gets its orders at once."""
     endpoint: Endpoint | None = None
     """Where ranks of other processes reach the leader; None where there are none."""
+    idle: bool = False
+    """Nothing is ordered, and no attempt is confirmed by the forward pass of this iteration: its end need not be told."""

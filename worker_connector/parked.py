@@ -139,6 +139,11 @@ class ParkedLoads:
         """Is there a parked request whose pages could be given to another?"""
         return bool(self._filling or self._due)
 
+    @property
+    def to_order(self) -> bool:
+        """Has `order` anything to say?"""
+        return bool(self._due or self._abandoned)
+
     def seen(self, data: Any) -> None:
         """One report of the engine."""
         grouped = getattr(data, "new_block_ids_by_layer_group", None)

@@ -27,16 +27,10 @@ from worker_connector.load_checks import check_load
 from worker_connector.load_thread import LoadThread
 from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.rank_disk import DiskPlace, RankDisk
+from worker_connector.rank_saves import RankSaves
 from worker_connector.refusal import LoadFailed, Refused
 from worker_connector.slab import OFFER_BUDGET, HostSlab, available_memory, slots_for
-from worker_connector.transfer import (
-    check_moves,
-    copy_stream_for,
-    copy_to_pages,
-    copy_to_slab,
-    load_by_layer,
-    prepare_copies,
-)
+from worker_connector.transfer import copy_stream_for, copy_to_pages, load_by_layer, prepare_copies
 
 _log = logging.getLogger(__name__)
 
@@ -82,10 +76,11 @@ class Rank:
         self._geometry: PoolGeometry | None = None
         self._stream: CopyStream = CpuStream()
         self._save_stream: CopyStream = CpuStream()
-        self._hooks = LayerHooks((), trusted=False)
+        self.hooks = LayerHooks((), trusted=False)
         self._slab: HostSlab | None = None
         self._scrubber: Scrubber | None = None
         self._keeper: SlabKeeper | None = None
+        self._saves: RankSaves | None = None
         self._loaded = 0
         self._forwarded = 0
         self._awaiting_forward: ConnectorMetadata | None = None
@@ -112,7 +107,7 @@ class Rank:
         self.close()
         self._geometry = geometry
         self._stream = copy_stream_for(geometry.device)
-        self._hooks = LayerHooks(geometry.layers, trusted=self._trust_layer_hooks)
+        self.hooks = LayerHooks(geometry.layers, trusted=self._trust_layer_hooks)
         self._save_stream = copy_stream_for(geometry.device)  # a load need not wait behind a long save
         slots = 0
         if self._slab_bytes is not None:
@@ -121,6 +116,9 @@ class Rank:
             prepare_copies(self._stream, geometry, self._slab, by_layer=self._trust_layer_hooks)
             self._scrubber = Scrubber(self._slab, self._on_damaged)
             self._keeper = SlabKeeper(str(self._number), self._scrubber, inline=self._inline)
+            self._saves = RankSaves(
+                self._number, geometry, self._slab, self._save_stream, self._keeper, self._link.post, self.counts
+            )
             self._loads = LoadThread(
                 self._number,
                 geometry,
@@ -181,7 +179,7 @@ class Rank:
         for stream in (self._stream, self._save_stream):
             stream.ticket().wait()  # before the slab's memory goes
         self._loads = None
-        self._keeper = self._scrubber = self._slab = None
+        self._keeper = self._scrubber = self._slab = self._saves = None
 
     @property
     def slab(self) -> HostSlab | None:
@@ -204,9 +202,13 @@ class Rank:
     def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
         self._save_stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
-        if self._hooks.open:
+        if self.hooks.open:
             self._stream.before(engine_stream)
-            self._hooks.waited_elsewhere()
+            self.hooks.waited_elsewhere()
+        if metadata is not None and metadata.idle and metadata.iteration != self._loaded and self._idle():
+            self._loaded = metadata.iteration
+            self._awaiting_forward = metadata
+            return
         self.poll()
         self._start_parked(metadata, engine_stream)
         if metadata is None or metadata.iteration == self._loaded:
@@ -215,7 +217,7 @@ class Rank:
         self._loaded = metadata.iteration
         for to_disk in metadata.disk:
             self.disk(to_disk)
-        self._hooks.pass_begins()
+        self.hooks.pass_begins()
         self._awaiting_forward = metadata
         self._untaken.clear()
         self._without_pages.clear()
@@ -250,7 +252,7 @@ class Rank:
             done.append(LoadDone(self._number, metadata.iteration, order.key, True, seconds))
         if tickets is None:
             self._stream.before(engine_stream)
-        self._hooks.loads_begin(tickets)
+        self.hooks.loads_begin(tickets)
         self._landing.append((self._stream.ticket(), done))
         self.poll()
         if first_error is not None:
@@ -259,7 +261,7 @@ class Rank:
 
     def before_layer(self, layer: int, engine_stream: Any) -> None:
         """The engine is about to enqueue this layer. It may never say so: see layer_hooks.py."""
-        self._hooks.before_layer(layer, engine_stream, recording=self._hooks.open and self._stream.recording())
+        self.hooks.before_layer(layer, engine_stream, recording=self.hooks.open and self._stream.recording())
 
     def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's saves behind its forward pass. An exception here fails every running request, so there is none, but
@@ -268,12 +270,15 @@ class Rank:
             return
         self._forwarded = metadata.iteration
         self._awaiting_forward = None
+        if metadata.idle and not self._untaken and not self.hooks.watching:
+            self._link.forwarded(metadata.iteration)
+            return
         if self._untaken:
             self._drop_saves(metadata)
             raise LoadFailed(
                 f"the engine did not take requests {sorted(self._untaken)}, whose loads failed, out of its batch"
             )
-        if not self._hooks.pass_done():
+        if not self.hooks.pass_done():
             self.counts["layer_hooks_missed"] += 1
             self._drop_saves(metadata)
             raise LoadFailed(
@@ -290,6 +295,12 @@ class Rank:
                 self.counts["save_errors"] += 1
                 _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
                 self._link.post(SaveDone(self._number, order.save_id, False))
+
+    def at_rest(self) -> bool:
+        """No forward pass is due, no load is on its way, and the engine waits for none: `iteration_over` and `finished_loads` have nothing
+        to do."""
+        loads = self._loads
+        return self._awaiting_forward is None and not self._landing and loads is not None and not loads.busy
 
     def finished_loads(self, parked: Collection[int]) -> list[int]:
         """`get_finished`, in every iteration: requests whose parked loads have ended, each once. `parked`: ids that it names for the first
@@ -359,6 +370,11 @@ class Rank:
 
     # inside
 
+    def _idle(self) -> bool:
+        """Nothing of earlier iterations is left over for an iteration without orders."""
+        hooks = self.hooks
+        return self.at_rest() and not (self._untaken or self._without_pages or hooks.watching or hooks.open)
+
     def _start_parked(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Before anything else of an iteration: what is stopped may not write into pages that its forward pass uses."""
         loads = self._loads
@@ -377,7 +393,7 @@ class Rank:
 
     def _load_by_layer(self, metadata: ConnectorMetadata) -> Mapping[int, Ticket] | None:
         """All loads of a pass together, where its layers wait for them one by one. None: each is to be copied alone."""
-        if not self._hooks.reliable:
+        if not self.hooks.reliable:
             return None
         orders = [order for order in metadata.loads if order.key.request_id not in self._without_pages]
         moves = [move for order in orders for move in order.moves]
@@ -425,26 +441,9 @@ class Rank:
             self._link.post(SaveDone(self._number, order.save_id, False))
 
     def _save(self, order: SaveOrder, engine_stream: Any) -> None:
-        slab, keeper = self._slab, self._keeper
-        if slab is None or keeper is None or self._geometry is None:
+        if self._saves is None:
             raise RuntimeError("there is no slab on this rank")
-        check_moves(self._geometry, slab, order.moves)
-        slots = [move.slot for move in order.moves]
-        slab.break_seals(slots)
-        self._save_stream.after(engine_stream)
-        copy_to_slab(self._save_stream, self._geometry, slab, order.moves)
-        self.counts["saved_blocks"] += len(order.moves)
-        ticket = self._save_stream.ticket()
-        keeper.submit(lambda: self._seal(slab, ticket, order.save_id, slots))
-
-    def _seal(self, slab: HostSlab, ticket: Ticket, save_id: int, slots: list[int]) -> None:
-        ok = False
-        try:
-            ticket.wait()
-            slab.seal(slots)
-            ok = True
-        finally:
-            self._link.post(SaveDone(self._number, save_id, ok))
+        self._saves.save(order, engine_stream)
 
     def _on_damaged(self, slots: Sequence[int], loaded: bool) -> None:
         self._link.post(SlotsDamaged(self._number, tuple(slots), loaded))

@@ -87,6 +87,10 @@ class RankBoard:
         """Why ranks that are all there cannot serve together."""
         self.counts: Counter[str] = Counter()
         """`ranks_lost`, `late_results`."""
+        self.all_here = False
+        """No rank is `missing`."""
+        self.complete = False
+        """May anything be promised or saved? Asked with every batch."""
         self._all = frozenset(range(world))
         self._lost: set[int] = set()
         self._ready: dict[int, RankReady] = {}
@@ -94,16 +98,6 @@ class RankBoard:
         self._loads: _Tally[tuple[PlanKey, int]] = _Tally()
         self._saves: _Tally[int] = _Tally()
         self._forwards: _Tally[int] = _Tally()
-
-    @property
-    def complete(self) -> bool:
-        """May anything be promised or saved?"""
-        return self.disagreement is None and self.all_here
-
-    @property
-    def all_here(self) -> bool:
-        """No rank is `missing`; asked for with every batch."""
-        return len(self._ready) == self.world and not (self._lost and self.missing)
 
     @property
     def missing(self) -> list[int]:
@@ -115,6 +109,7 @@ class RankBoard:
         if self.world == 1:
             if isinstance(result, RankReady):
                 self._ready[0] = result
+                self._count()
             return [result]
         if result.rank not in self._all:
             self.counts["late_results"] += 1
@@ -133,11 +128,13 @@ class RankBoard:
     def here(self, rank: int) -> list[RankResult]:
         """Its connection is back; nothing that it said was lost, so nothing follows."""
         self._lost.discard(rank)
+        self._count()
         return []
 
     def lost(self, rank: int) -> list[RankResult]:
         """What waits for this rank fails now."""
         self._lost.add(rank)
+        self._count()
         self.counts["ranks_lost"] += 1
         results: list[RankResult] = []
         for key in list(self._loads.open):
@@ -156,14 +153,20 @@ class RankBoard:
             **self.counts,
         }
 
+    def _count(self) -> None:
+        self.all_here = not self.missing
+        self.complete = self.all_here and self.disagreement is None
+
     # ready
 
     def _take_ready(self, ready: RankReady) -> list[RankResult]:
         self._ready[ready.rank] = ready
+        self._count()
         if self._ready.keys() != self._all:
             return []
         pools = [self._ready[rank] for rank in range(self.world)]
         self.disagreement = _disagreement(pools)
+        self._count()
         if self.disagreement is not None:
             _log.error("semkv connector: nothing is loaded or saved, the ranks do not agree: %s", self.disagreement)
             return []

@@ -25,7 +25,8 @@ class RunningRequests:
         self._saves = saves
         self._outlet = outlet
         self.open_digest = open_digest
-        self._tracked: dict[int, TrackedRequest] = {}
+        self.tracked: dict[int, TrackedRequest] = {}
+        """By id; only read elsewhere."""
         self._finishing: list[TrackedRequest] = []
         self._given: dict[tuple[int, int], int] = {}
         """(layer group, page) -> the request that it was reported for last, other than as a prefix that is shared."""
@@ -33,10 +34,10 @@ class RunningRequests:
         """Told of every block that becomes resident, where there is a tier below the slab."""
 
     def __len__(self) -> int:
-        return len(self._tracked)
+        return len(self.tracked)
 
     def __contains__(self, request_id: int) -> bool:
-        return request_id in self._tracked
+        return request_id in self.tracked
 
     @property
     def finishing(self) -> int:
@@ -44,15 +45,15 @@ class RunningRequests:
         return len(self._finishing)
 
     def get(self, request_id: int) -> TrackedRequest | None:
-        return self._tracked.get(request_id)
+        return self.tracked.get(request_id)
 
     def add(self, tracked: TrackedRequest) -> None:
-        self._tracked[tracked.request_id] = tracked
+        self.tracked[tracked.request_id] = tracked
 
     def batch_dropped(self, iteration: int, tokens_per_block: int) -> None:
         """No forward pass came behind that iteration's reports: what its requests grew by may be given back, and pages that come instead
         are not reported (py_executor.py, `_revert_gen_alloc`)."""
-        for tracked in self._tracked.values():
+        for tracked in self.tracked.values():
             if tracked.seen == iteration:
                 tracked.doubt_last_pages(tokens_per_block)
 
@@ -63,7 +64,7 @@ class RunningRequests:
         for page in pages:
             before = self._given.get(page, request_id)
             self._given[page] = request_id
-            if before != request_id and (other := self._tracked.get(before)) is not None:
+            if before != request_id and (other := self.tracked.get(before)) is not None:
                 taken += other.pages.lose(*page)
         return taken
 
@@ -71,13 +72,13 @@ class RunningRequests:
 
     def retire(self, request_id: int) -> None:
         """The request's allocation was destroyed: what is not proven of it never will be."""
-        tracked = self._tracked.pop(request_id, None)
+        tracked = self.tracked.pop(request_id, None)
         if tracked is not None:
             self._withdraw(tracked)
 
     def finish(self, request_id: int, *, cancelled: bool) -> None:
         """It ended by itself, or (`cancelled`) was ended: then it donates nothing."""
-        tracked = self._tracked.pop(request_id, None)
+        tracked = self.tracked.pop(request_id, None)
         if tracked is None:
             return
         if cancelled:
@@ -88,7 +89,7 @@ class RunningRequests:
 
     def vanished(self, seen_before: int) -> list[int]:
         """Takes out the requests that no report has named since that iteration, and returns their ids."""
-        gone = [t for t in self._tracked.values() if t.seen <= seen_before]
+        gone = [t for t in self.tracked.values() if t.seen <= seen_before]
         for tracked in gone:
             self.retire(tracked.request_id)
         return [tracked.request_id for tracked in gone]
@@ -101,7 +102,7 @@ class RunningRequests:
 
     def forget_blocks(self) -> None:
         """The bytes are there and worth nothing. Requests that run go on, and save nothing more."""
-        for tracked in self._tracked.values():
+        for tracked in self.tracked.values():
             self._withdraw(tracked)
             tracked.donates = False
         self._finishing.clear()
@@ -112,9 +113,9 @@ class RunningRequests:
             self._saves.take_admitted()
 
     def close(self) -> None:
-        for tracked in list(self._tracked.values()):
+        for tracked in list(self.tracked.values()):
             self._withdraw(tracked)
-        self._tracked.clear()
+        self.tracked.clear()
 
     def _withdraw(self, tracked: TrackedRequest) -> None:
         if self._saves is not None:
@@ -148,7 +149,7 @@ class RunningRequests:
     def flush(self) -> None:
         """Hands on what became resident and what left, in this order."""
         self._note_admitted()
-        if self._ledger is not None and self._ledger.has_departed:
+        if self._ledger is not None and self._ledger.departed:
             self._outlet.departed(self._ledger.take_departed())
 
     def staged(self, entries: Sequence[BlockEntry]) -> None:
@@ -167,7 +168,7 @@ class RunningRequests:
 
     def _note_admitted(self) -> None:
         """Tells the outlet of blocks that became resident, runs of one chain together."""
-        if self._saves is None or not self._saves.has_admitted:
+        if self._saves is None or not self._saves.admitted:
             return
         run: list[BlockEntry] = []
         for tracked, entry in self._saves.take_admitted():

@@ -39,7 +39,8 @@ class SavePlanner:
         self._window = min((window for window in windows if window is not None), default=None)
         self._orders: dict[int, tuple[TrackedRequest, list[PendingSave]]] = {}
         self._ordered_at: dict[int, float] = {}
-        self._admitted: list[tuple[TrackedRequest, BlockEntry]] = []
+        self.admitted: list[tuple[TrackedRequest, BlockEntry]] = []
+        """Blocks that became resident and were not taken yet (`take_admitted`)."""
         self.seconds = Durations(SAVE_SECONDS.buckets)
         """From an order to the seals of its blocks."""
         self.counts: Counter[str] = Counter()
@@ -154,13 +155,9 @@ class SavePlanner:
         request.saving = False
         self._withdraw(request, list(request.pending))
 
-    @property
-    def has_admitted(self) -> bool:
-        return bool(self._admitted)
-
     def take_admitted(self) -> list[tuple[TrackedRequest, BlockEntry]]:
         """Blocks that became resident since the last call, in order."""
-        admitted, self._admitted = self._admitted, []
+        admitted, self.admitted = self.admitted, []
         return admitted
 
     def _admit(self, request: TrackedRequest) -> None:
@@ -171,7 +168,7 @@ class SavePlanner:
                 self._ledger.remove(entry)
                 break
             self._ledger.admit(entry)
-            self._admitted.append((request, entry))
+            self.admitted.append((request, entry))
             self.counts["admitted"] += 1
 
     def _withdraw(self, request: TrackedRequest, blocks: Iterable[PendingSave]) -> None:

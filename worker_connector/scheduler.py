@@ -34,6 +34,7 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         self._parts = self._assemble(llm_args)
+        self.leader: Leader = self._parts.leader
         self.faults: Counter[str] = self._parts.faults
         """Exceptions caught, by callback."""
 
@@ -49,10 +50,6 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
     def disk_door(self) -> DiskDoor | None:
         """Holds requests for what is on disk of their prompts, where there is such a tier; for whoever takes requests in."""
         return self._parts.door
-
-    @property
-    def leader(self) -> Leader:
-        return self._parts.leader
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         began = time.perf_counter()

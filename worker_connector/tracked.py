@@ -5,6 +5,7 @@ Tokens come from the engine's reports, each once (ai-dynamo/dynamo#5620), and po
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from worker_connector.ledger import BlockEntry
 from worker_connector.pages import PageTable
 from worker_connector.request_view import pack_tokens
 
+NEVER = sys.maxsize
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, slots=True)
 class PendingSave:
     """One block on its way into the slab. It may be offered when it has landed *and* is known to have been computed."""
 
@@ -29,7 +32,7 @@ class PendingSave:
     computed: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TrackedRequest:
     request_id: int
     namespace: CacheNamespace
@@ -55,7 +58,9 @@ class TrackedRequest:
     """False: its KV is not a function of tokens and namespace, or its namespace is not wholly known."""
     seen: int = 0
     """Iteration of the last report."""
-    finished: bool = False
+    quiet_until: int = 0
+    """A report of one more token and no page, of a forward pass that ends before this position, changes nothing but numbers: no block is
+    completed, and nothing of it waits for an answer. Others keep `tokens`, `computed`, `scheduled`, `started` and `seen` (batches.py)."""
 
     @property
     def token_count(self) -> int:
@@ -68,6 +73,15 @@ class TrackedRequest:
     def doubt_last_pages(self, tokens_per_block: int) -> None:
         """What it grew by with the last report may not be its any more."""
         self.pages.doubt(max(self.pages_before, -(-self.started // tokens_per_block)))
+
+    def note_quiet(self, tokens_per_block: int, *, waits: bool) -> None:
+        """Behind a report that was read whole. `waits`: a load of its may still be confirmed."""
+        if waits or self.pending or len(self.pages) != self.pages_before:
+            self.quiet_until = 0
+        elif self.saving:
+            self.quiet_until = (len(self.chain) + 1) * tokens_per_block
+        else:
+            self.quiet_until = NEVER
 
     def take(self, data: Any, iteration: int) -> None:
         """One report of the engine: what it learnt and allocated since the last one."""

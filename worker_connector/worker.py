@@ -55,7 +55,9 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         self._rank.start_load(self._bound(), stream)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-        self._rank.before_layer(layer_idx, stream)
+        rank = self._rank
+        if rank.hooks.watching:
+            rank.before_layer(layer_idx, stream)
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
         return None
@@ -67,8 +69,11 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
         """Raises LoadFailed for a parked load that cannot be done, where `take_failed_async_load_requests` is not called."""
-        self._rank.iteration_over()
-        return [], self._rank.finished_loads(started_loading_req_ids)
+        rank = self._rank
+        if not started_loading_req_ids and rank.at_rest():
+            return [], []
+        rank.iteration_over()
+        return [], rank.finished_loads(started_loading_req_ids)
 
     def take_failed_load_requests(self) -> set[int]:
         """Optional hook: requests of the last `start_load_kv` that must leave the batch. Always empty where the runtime does not call it;

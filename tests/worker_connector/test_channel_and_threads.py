@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.worker_connector.harness import MIB, RecordingSink, settings, wait_for
@@ -88,7 +89,7 @@ def test_two_ranks_that_were_given_one_object_are_sorted_out_by_the_first_metada
 def test_rank_without_its_leader_in_the_process_goes_on() -> None:
     engine = ScriptedEngine(settings(MIB))
     metadata = engine.leader.batch(engine.output)
-    engine.rank.meet(type(metadata)(**{**vars(metadata), "channel_id": 10**9}), channel_by_id)
+    engine.rank.meet(msgspec.structs.replace(metadata, channel_id=10**9), channel_by_id)
     assert engine.rank.counts["foreign_channel"] == 1
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -327,6 +328,10 @@ def test_fault_in_a_scheduler_callback_costs_reuse_only() -> None:
         def leader(self) -> Any:
             raise RuntimeError("a fault of ours")
 
+        @leader.setter
+        def leader(self, leader: Any) -> None:
+            pass
+
         def snapshot(self) -> dict[str, Any]:
             return {"tracked": 0}
 
@@ -352,7 +357,7 @@ def test_fault_while_saving_costs_the_blocks_only() -> None:
                 moves = [order.moves[0]._replace(slot=10**6) for order in metadata.saves]  # type: ignore[attr-defined]
                 order = metadata.saves[0]  # type: ignore[attr-defined]
                 bad = type(order)(order.save_id, tuple(moves), order.request_id)
-                metadata = type(metadata)(**{**vars(metadata), "saves": (bad,)})
+                metadata = msgspec.structs.replace(metadata, saves=(bad,))  # type: ignore[type-var]
                 self._metadata = metadata
             super().wait_for_save(stream)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 import worker_connector.batches
@@ -14,6 +15,7 @@ import worker_connector.ledger
 import worker_connector.life
 import worker_connector.plan
 import worker_connector.rank
+import worker_connector.rank_saves
 import worker_connector.reference_engine
 import worker_connector.saves
 import worker_connector.slab
@@ -98,7 +100,7 @@ def saves_a_block_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
 
 
 def saves_from_the_page_before(patch: pytest.MonkeyPatch) -> None:
-    real = worker_connector.rank.copy_to_slab
+    real = worker_connector.rank_saves.copy_to_slab
 
     def copy(stream: Any, geometry: Any, slab: Any, moves: Any) -> None:
         real(
@@ -108,7 +110,7 @@ def saves_from_the_page_before(patch: pytest.MonkeyPatch) -> None:
             [move._replace(pages=(max(move.pages[0] - 1, 0), *move.pages[1:])) for move in moves],
         )
 
-    patch.setattr(worker_connector.rank, "copy_to_slab", copy)
+    patch.setattr(worker_connector.rank_saves, "copy_to_slab", copy)
 
 
 def ignores_salt_adapter_and_media(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def believes_what_was_scheduled(patch: pytest.MonkeyPatch) -> None:
     def drop(self: Any, metadata: ConnectorMetadata) -> None:
         for order in metadata.saves:
             self._save(order, None)
-        real(self, replace(metadata, saves=()))
+        real(self, msgspec.structs.replace(metadata, saves=()))
 
     patch.setattr(worker_connector.rank.Rank, "_drop_saves", drop)
 
