@@ -116,9 +116,7 @@ class Rank:
             prepare_copies(self._stream, geometry, self._slab, by_layer=self._trust_layer_hooks)
             self._scrubber = Scrubber(self._slab, self._on_damaged)
             self._keeper = SlabKeeper(str(self._number), self._scrubber, inline=self._inline)
-            self._saves = RankSaves(
-                self._number, geometry, self._slab, self._save_stream, self._keeper, self._link.post, self.counts
-            )
+            self._saves = RankSaves(self._number, geometry, self._slab, self._link.post, self.counts)
             self._loads = LoadThread(
                 self._number,
                 geometry,
@@ -441,9 +439,9 @@ class Rank:
             self._link.post(SaveDone(self._number, order.save_id, False))
 
     def _save(self, order: SaveOrder, engine_stream: Any) -> None:
-        if self._saves is None:
+        if self._saves is None or self._keeper is None:
             raise RuntimeError("there is no slab on this rank")
-        self._saves.save(order, engine_stream)
+        self._saves.save(order, self._save_stream, engine_stream, self._keeper)
 
     def _on_damaged(self, slots: Sequence[int], loaded: bool) -> None:
         self._link.post(SlotsDamaged(self._number, tuple(slots), loaded))

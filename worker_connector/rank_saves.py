@@ -26,8 +26,6 @@ class RankSaves:
         number: int,
         geometry: PoolGeometry,
         slab: HostSlab,
-        stream: CopyStream,
-        keeper: SlabKeeper,
         post: Callable[[SaveDone], None],
         counts: Counter[str],
     ) -> None:
@@ -35,22 +33,20 @@ class RankSaves:
         self._number = number
         self._geometry = geometry
         self._slab = slab
-        self._stream = stream
-        self._keeper = keeper
         self._post = post
         self._counts = counts
 
-    def save(self, order: SaveOrder, engine_stream: Any) -> None:
-        """Enqueues the copies of one order. What it raises is not answered."""
+    def save(self, order: SaveOrder, stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
+        """Enqueues the copies of one order on `stream`. What it raises is not answered."""
         slab = self._slab
         check_moves(self._geometry, slab, order.moves)
         slots = [move.slot for move in order.moves]
         slab.break_seals(slots)
-        self._stream.after(engine_stream)
-        copy_to_slab(self._stream, self._geometry, slab, order.moves)
+        stream.after(engine_stream)
+        copy_to_slab(stream, self._geometry, slab, order.moves)
         self._counts["saved_blocks"] += len(order.moves)
-        ticket = self._stream.ticket()
-        self._keeper.submit(lambda: self._seal(ticket, order.save_id, slots))
+        ticket = stream.ticket()
+        keeper.submit(lambda: self._seal(ticket, order.save_id, slots))
 
     def _seal(self, ticket: Ticket, save_id: int, slots: list[int]) -> None:
         ok = False

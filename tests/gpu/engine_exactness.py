@@ -132,7 +132,7 @@ def exact(device: torch.device, model: LlamaConfig, manager: str, **options: Any
         quiet(bench)
         if faults := _faults(bench):
             wrong.append(faults)
-        if options.get("trust_layer_hooks") and not bench.rank._hooks.reliable:
+        if options.get("trust_layer_hooks") and not bench.rank.hooks.reliable:
             wrong.append("loads were never waited for layer by layer")
     return wrong
 
