@@ -118,9 +118,8 @@ class ParkedLoads:
         given = set(pages)
         for attempt, table in self._due:
             assert attempt.plan is not None
-            first = (
-                attempt.plan.held // attempt.plan.tokens_per_block
-            )  # pages before it are shared with whoever has the same prefix
+            # Pages before it are shared with whoever has the same prefix.
+            first = _own_tokens(attempt) // attempt.plan.tokens_per_block
             mine = {(group, page) for at in table.span(first, len(table)) for group, page in enumerate(at)}
             if attempt.key.request_id != owner and not given.isdisjoint(mine):
                 self._counts["pages_reassigned"] += 1
@@ -186,6 +185,16 @@ class ParkedLoads:
                 gone = next((index for index, block in enumerate(held) if block.removed), len(held))
                 tracked.chain = list(held[:gone])
         return at
+
+
+def _own_tokens(attempt: Attempt) -> int:
+    """What the engine held itself when it allocated. Its own cache may have come to reach beyond the whole offer, which `cancel_load` of
+    that offer cannot say."""
+    plan = attempt.plan
+    assert plan is not None
+    if attempt.load_start is not None:
+        return max(attempt.load_start, plan.held)
+    return attempt.position if attempt.position is not None and attempt.position > plan.end else plan.held
 
 
 def _pages_of(order: LoadOrder) -> frozenset[tuple[int, int]]:

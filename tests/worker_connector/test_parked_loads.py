@@ -291,3 +291,28 @@ def test_thread_of_its_own_copies_and_ends() -> None:
     thread = engine.loads._thread
     engine.rank.close()
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("says_what_it_honours", [True, False])
+def test_pages_of_the_engine_s_own_beyond_a_whole_offer_are_shared(says_what_it_honours: bool) -> None:
+    """The engine's cache has come to reach further than what was offered: nobody who has those pages too took them away."""
+    engine = Parking()
+    engine.serve(TOKENS[:9])
+    pages = [engine.free[0].pop() for _ in range(18)]
+    parked = [engine.request(TOKENS), engine.request(TOKENS)]
+    for request, own in zip(parked, (pages[4:11], pages[11:]), strict=True):
+        assert engine.leader.ask(request, 0) == (8, True)
+        engine.leader.cancelled(request, 0, 8)
+        request.context_current_position, request.pages = 16, [[*pages[:4], *own]]
+        if says_what_it_honours:
+            vars(request)["py_num_connector_matched_tokens"] = 0
+        engine.leader.allocated(request, (), request.pages)
+        engine.newly_parked.append(request.request_id)
+    metadata = engine.iterate()
+    assert set(metadata.nothing_to_load) == {request.request_id for request in parked}
+    for request in parked:
+        engine.write(request, 0, 16)
+        engine.resume(request)
+        assert engine.metadata.unloadable == ()
+        finish(engine, request)
+    assert not any(engine.leader.counts.values())
