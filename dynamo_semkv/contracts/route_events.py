@@ -91,7 +91,7 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     """`stable_routing_id/dp_rank` that we would have chosen, when we did not act on it."""
     dynamo_choice: str | None = None
     """`stable_routing_id/dp_rank` that is the best by exact device overlap and load alone, which is what Dynamo weighs. None: nothing was
-    weighed, or an older router did not say."""
+    weighed (there was no evidence, so the choice was Dynamo's alone), or an older router did not say."""
     sheet: tuple[SheetLine, ...] = ()
     """The best lines of the score sheet, best first, at most 8; the one of `dynamo_choice` is among them."""
     sheet_rows: int = 0

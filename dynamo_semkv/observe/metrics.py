@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -54,6 +55,24 @@ _WATCHED = (
 _READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}
 
 
+M = TypeVar("M", Counter, Histogram)
+
+
+class _Labelled(Generic[M]):
+    """A family whose series are found by one look into a dict: several are counted for every request, and prometheus_client would take a
+    lock and make text of each label anew. Only for closed sets of labels."""
+
+    def __init__(self, family: M) -> None:
+        self._family: M = family
+        self._series: dict[tuple[str, ...], M] = {}
+
+    def labels(self, *values: str) -> M:
+        found = self._series.get(values)
+        if found is None:
+            found = self._series[values] = self._family.labels(*values)
+        return found
+
+
 class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -65,17 +84,17 @@ class Metrics:
             "materialized": self._counter(catalogue.MATERIALIZED),
             "unhinted": self._counter(catalogue.UNHINTED),
         }
-        self._lookups = self._counter(catalogue.LOOKUPS)
+        self._lookups = _Labelled(self._counter(catalogue.LOOKUPS))
         self._lookup_seconds = self._histogram(catalogue.LOOKUP_SECONDS)
-        self._provider_lookups = self._counter(catalogue.PROVIDER_LOOKUPS)
-        self._provider_seconds = self._histogram(catalogue.PROVIDER_SECONDS)
-        self._placements = self._counter(catalogue.PLACEMENTS)
+        self._provider_lookups = _Labelled(self._counter(catalogue.PROVIDER_LOOKUPS))
+        self._provider_seconds = _Labelled(self._histogram(catalogue.PROVIDER_SECONDS))
+        self._placements = _Labelled(self._counter(catalogue.PLACEMENTS))
         self._discovery_only = self._counter(catalogue.DISCOVERY_ONLY)
-        self._outcomes = self._counter(catalogue.OUTCOMES)
-        self._cross_checks = self._counter(catalogue.CROSS_CHECKS)
-        self._ttft = self._histogram(catalogue.TTFT)
-        self._load_seconds = self._histogram(catalogue.LOAD_SECONDS)
-        self._saved = self._histogram(catalogue.TTFT_SAVED)
+        self._outcomes = _Labelled(self._counter(catalogue.OUTCOMES))
+        self._cross_checks = _Labelled(self._counter(catalogue.CROSS_CHECKS))
+        self._ttft = _Labelled(self._histogram(catalogue.TTFT))
+        self._load_seconds = _Labelled(self._histogram(catalogue.LOAD_SECONDS))
+        self._saved = _Labelled(self._histogram(catalogue.TTFT_SAVED))
         self._at_zero()
 
     def opened(self, event: RouteOpened) -> None:
@@ -96,8 +115,9 @@ class Metrics:
             self._provider_seconds.labels(name).observe(seconds)
 
     def closed(self, route: ClosedRoute) -> None:
-        for step, tokens in route.funnel._asdict().items():
-            self._funnel[step].inc(tokens)
+        for step, tokens in zip(route.funnel._fields, route.funnel, strict=True):
+            if tokens:
+                self._funnel[step].inc(tokens)
         self._outcomes.labels(route.outcome.value, route.reason.value).inc()
         self._cross_checks.labels(route.cross_check.value).inc()
         observed, report = route.observed, route.report

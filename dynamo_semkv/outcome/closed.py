@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
@@ -129,7 +130,7 @@ class ClosedRoute:
     def confirmed_tokens(self) -> int:
         return self.report.confirmed if self.report is not None else 0
 
-    @property
+    @cached_property
     def funnel(self) -> Funnel:
         return Funnel.of(self.opened, self.confirmed_tokens)
 

@@ -92,12 +92,14 @@ class History:
 
     def _add_to_course(self, route: ClosedRoute) -> None:
         number = int(route.closed_at // BUCKET_SECONDS)
-        newest = max(self._buckets, default=number)
-        if number <= newest - BUCKETS:
-            return
-        bucket = self._buckets.setdefault(number, Bucket(number * BUCKET_SECONDS))
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            newest = max(self._buckets, default=number)
+            if number <= newest - BUCKETS:
+                return
+            for old in [key for key in self._buckets if key <= max(newest, number) - BUCKETS]:
+                del self._buckets[old]
+            bucket = self._buckets[number] = Bucket(number * BUCKET_SECONDS)
         bucket.requests += 1
         for step in STEPS:
             bucket.tokens[step] += getattr(route.funnel, step)
-        for old in [key for key in self._buckets if key <= max(newest, number) - BUCKETS]:
-            del self._buckets[old]

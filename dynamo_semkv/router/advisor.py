@@ -8,7 +8,6 @@ cancellation: a fault is an Advice without a placement, counted by reason.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -147,8 +146,8 @@ class Advisor:
         asked = (facts.token_ids, facts.salt, facts.lora_name)
 
         async def both() -> Exact:
-            overlap, loads = await asyncio.gather(self._edge.overlap(*asked), self._edge.loads())
-            return Exact(overlap, loads)
+            # One after the other: the second is a short question, and to ask both at once takes two more tasks.
+            return Exact(await self._edge.overlap(*asked), await self._edge.loads())
 
         try:
             return await within(deadline, both())

@@ -185,6 +185,7 @@ def views(
     size = exact.overlap.block_size
     live = directory.live()
     queued = queues(live, exact) if queued is None else queued
+    length = prompt.length
     idlest = min(
         (
             tokens
@@ -201,8 +202,8 @@ def views(
             ReplicaView(
                 replica=replica,
                 stable=directory.stable_of(replica),
-                device_tokens=min(overlap.device * size, prompt.length),
-                host_tokens=max(0, min(overlap.host_pinned_extension * size, prompt.length - overlap.device * size)),
+                device_tokens=min(overlap.device * size, length),
+                host_tokens=max(0, min(overlap.host_pinned_extension * size, length - overlap.device * size)),
                 disk_tokens=overlap.disk_extension * size,
                 queued_prefill_tokens=queued[replica],
                 active_decode_blocks=load.decode_blocks if load else 0,
@@ -230,6 +231,8 @@ def may_go(
 def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, prompt: Prompt) -> list[SemanticTrtMatch]:
     """Host-tier residency of this prompt's own blocks, per replica that may be advised. None in a namespace with an unknown field: the
     engine loads nothing there."""
+    if not any(rank.host_pinned_extension for rank in exact.overlap.ranks.values()):
+        return []
     if prompt.namespace.unknown_fields():
         return []
     size = exact.overlap.block_size
@@ -284,11 +287,14 @@ def weigh(
     scorers: Sequence[GuardedScorer] = (),
     constraints: Constraints = UNCONSTRAINED,
 ) -> Advice:
-    """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts."""
+    """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts. Without evidence there is no sheet."""
     matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
-    pairs = reachable(matches, directory, view)
     live = directory.live()
     queued = queues(live, exact)
+    if not matches and not scorers:
+        # Nothing that Dynamo does not weigh itself: its choice stands, and a sheet would only say the same in other words.
+        return _advice(no_advice(mode, _without_evidence(lookup)), prompt, exact, lookup, queued)
+    pairs = reachable(matches, directory, view)
     wanted: Collection[ReplicaKey] = live
 
     def barred(replica: ReplicaKey) -> bool:
@@ -315,20 +321,25 @@ def weigh(
             hints_enabled=config.hints.enabled,
             otherwise=_without_evidence(lookup),
         )
+    return _advice(decision, prompt, exact, lookup, queued, unresolved=len(matches) - len(pairs), sheet=sheet)
+
+
+def _advice(
+    decision: Decision,
+    prompt: Prompt,
+    exact: Exact,
+    lookup: Lookup,
+    queued: Mapping[ReplicaKey, int | None],
+    *,
+    unresolved: int = 0,
+    sheet: ScoreSheet | None = None,
+) -> Advice:
     shown = decision.placed or decision.shadow_choice
     overlap = exact.of(shown) if shown is not None else _best_device(exact)
     size = exact.overlap.block_size
     device = min(overlap.device * size, prompt.length)
-    return Advice(
-        decision,
-        prompt,
-        lookup,
-        exact_device_tokens=device,
-        exact_host_tokens=min(overlap.host_pinned_extension * size, prompt.length - device),
-        unresolved=len(matches) - len(pairs),
-        sheet=sheet,
-        queued=queued,
-    )
+    host = min(overlap.host_pinned_extension * size, prompt.length - device)
+    return Advice(decision, prompt, lookup, device, host, unresolved, sheet, queued)
 
 
 def candidate(row: ScoreRow) -> Candidate:

@@ -59,6 +59,12 @@ class _Known:
     card: ReplicaCard
     seen: int
     """Order of first sight: of two instances with one stable id the later one is the restarted process."""
+    stable: StableReplica | None
+    """By the card; None for a worker without a stable id."""
+
+
+def _stable(replica: ReplicaKey, card: ReplicaCard) -> StableReplica | None:
+    return StableReplica(card.stable_routing_id, replica.dp_rank) if card.stable_routing_id is not None else None
 
 
 class ReplicaDirectory:
@@ -111,11 +117,11 @@ class ReplicaDirectory:
             known = self._live.get(replica)
             if known is None:
                 self._sights += 1
-                self._live[replica] = _Known(card, self._sights)
+                self._live[replica] = _Known(card, self._sights, _stable(replica, card))
                 new.append(replica)
                 changed = True
             elif known.card != card:
-                known.card = card
+                known.card, known.stable = card, _stable(replica, card)
                 changed = True
         if not changed:
             return
@@ -152,9 +158,7 @@ class ReplicaDirectory:
 
     def stable_of(self, replica: ReplicaKey) -> StableReplica | None:
         known = self._live.get(replica)
-        if known is None or known.card.stable_routing_id is None:
-            return None
-        return StableReplica(known.card.stable_routing_id, replica.dp_rank)
+        return known.stable if known is not None else None
 
     def generation_of(self, replica: ReplicaKey) -> str | None:
         """The generation that the replica's engine announced last."""

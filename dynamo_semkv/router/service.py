@@ -332,6 +332,8 @@ class RouterService:
 
 
 def _unhinted(advice: Advice) -> Advice:
+    if advice.decision.hinted_tokens == 0:
+        return advice
     return replace(advice, decision=replace(advice.decision, hinted_tokens=0))
 
 

@@ -18,9 +18,11 @@ def dynamo_choice(sheet: ScoreSheet) -> ScoreRow | None:
     return max(free, key=_without_us, default=None)
 
 
+_DEVICE, _LOAD = (list(SCORERS).index(name) for name in ("device", "load"))
+
+
 def _without_us(row: ScoreRow) -> float:
-    said = dict(zip(SCORERS, row.values, strict=False))
-    return said.get("device", 0.0) + said.get("load", 0.0)
+    return row.values[_DEVICE] + row.values[_LOAD]
 
 
 def sheet_lines(sheet: ScoreSheet, dynamo: ScoreRow | None, named: Named) -> tuple[SheetLine, ...]:
@@ -33,11 +35,10 @@ def sheet_lines(sheet: ScoreSheet, dynamo: ScoreRow | None, named: Named) -> tup
 
 def _line(row: ScoreRow, named: Named) -> SheetLine:
     values = [round(value) for value in row.values]
-    said = dict(zip(SCORERS, values, strict=False))
     return SheetLine(
         replica=named(row.replica),
         total=round(row.total),
         extra=sum(values[len(SCORERS) :]),
         filtered_by=row.filtered_by.value if row.filtered_by is not None else None,
-        **said,
+        **dict(zip(SCORERS, values, strict=False)),
     )

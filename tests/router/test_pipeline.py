@@ -76,12 +76,15 @@ def test_of_many_replicas_those_without_a_row_change_no_decision(data: st.DataOb
             return 0.0
 
     few, all_rows = decided([]), decided([GuardedScorer(Silent(), lambda error: None)])
-    assert few.sheet is not None
     assert all_rows.sheet is not None
-    assert len(few.sheet.rows) <= 8 + len({*held, *(ReplicaKey(100 + n, 0) for n in donors)})
     assert len(all_rows.sheet.rows) == 40
     assert few.decision == all_rows.decision
     assert few.queued == all_rows.queued
+    assert (few.exact_device_tokens, few.exact_host_tokens) == (all_rows.exact_device_tokens, 0)
+    assert (few.sheet is None) is (not donors)
+    if few.sheet is None:
+        return
+    assert len(few.sheet.rows) <= 8 + len({*held, *(ReplicaKey(100 + n, 0) for n in donors)})
 
 
 def directory(announced: tuple[str, ...] = ("w-a", "w-b")) -> ReplicaDirectory:

@@ -199,8 +199,9 @@ async def test_requests_side_by_side_keep_their_own_traces(spans: Kept) -> None:
     async def wait(stage: str) -> None:
         await asyncio.sleep(0)
 
-    rig = Rig(edge=FakeEdge(gate=wait), lookup=FakeLookup(gate=wait))
-    made = Traced(spans.tracing, rig)
+    lookup = donor_on_a1()
+    lookup.gate = wait
+    made = Traced(spans.tracing, Rig(edge=FakeEdge(gate=wait), lookup=lookup))
     parents = [f"00-{number + 1:032x}-{'cd' * 8}-01" for number in range(8)]
     await asyncio.gather(*(made.run(parent) for parent in parents))
     by_trace: dict[str, list[str]] = {}
@@ -208,8 +209,13 @@ async def test_requests_side_by_side_keep_their_own_traces(spans: Kept) -> None:
         by_trace.setdefault(span.trace_id, []).append(span.name)
     assert sorted(by_trace) == sorted(parent[3:35] for parent in parents)
     assert {tuple(sorted(names)) for names in by_trace.values()} == {
-        ("semkv.dispatch", "semkv.exact", "semkv.lookup", "semkv.route", "semkv.score")
+        ("semkv.dispatch", "semkv.exact", "semkv.hint", "semkv.lookup", "semkv.route", "semkv.score")
     }
+
+
+async def test_without_evidence_nothing_is_weighed(spans: Kept) -> None:
+    await Traced(spans.tracing, Rig()).run()
+    assert set(spans.by_name()) == {"semkv.dispatch", "semkv.exact", "semkv.lookup", "semkv.route"}
 
 
 async def test_off_mode_is_a_route_and_nothing_else(spans: Kept) -> None:

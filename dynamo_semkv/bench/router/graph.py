@@ -90,7 +90,13 @@ class RouterGraph:
         self._start("mocker", mocker, DYN_STABLE_ROUTING_ID=WORKER)
         settings = {
             "model": {"name": OURS},
-            "dynamo": {"namespace": NAMESPACE, "worker_component": "backend", "router_component": OURS},
+            "dynamo": {
+                "namespace": NAMESPACE,
+                "worker_component": "backend",
+                "router_component": OURS,
+                # As the other two, which are one router each: what it tells other routers nobody would hear.
+                "kv_router": {"router_replica_sync": False},
+            },
             "bus": {"url": self._nats.url},
             "placement": {"mode": "enforce"},
             "dashboard": {"enabled": False},
