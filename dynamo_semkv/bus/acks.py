@@ -94,9 +94,10 @@ class Acks:
         found = self._waiting.pop(msg.subject, None)
         if found is not None:
             flight, at = found
-            flight.told(at, self._error_in(msg))
+            flight.told(at, self.error_in(msg))
 
-    def _error_in(self, msg: Msg) -> Exception | None:
+    def error_in(self, msg: Msg) -> Exception | None:
+        """None: the message is stored."""
         if msg.headers and msg.headers.get("Status") == _NOBODY:
             return js_errors.NoStreamResponseError()
         try:

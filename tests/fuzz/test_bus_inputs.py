@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_semkv.bus.acks import Acks
 from dynamo_semkv.bus.subscriber import Message
 from dynamo_semkv.contracts import codec, subjects
 from dynamo_semkv.contracts.donor_events import DonorEvent, DonorRegistered
@@ -149,3 +151,41 @@ def test_any_hint_on_a_request(said: Any, native: bool) -> None:
     assert set(reader.counts) <= {
         "donor", "fetch_not_supported", "unknown_action", "unknown_version", "bad_payload", "bad_envelope", "unsupported_envelope",
     }  # fmt: skip
+
+
+ACKNOWLEDGED = b'{"stream": "SEMKV_ROUTES", "domain": "d", "seq": 7, "duplicate": true}'
+REFUSED = b'{"error": {"code": 400, "err_code": 10060, "description": "no"}}'
+
+
+@st.composite
+def acknowledgements(draw: st.DrawFn) -> bytes:
+    raw = draw(st.sampled_from([ACKNOWLEDGED, REFUSED]))
+    how = draw(st.integers(0, 2))
+    if how == 0:
+        return draw(st.binary(max_size=60))
+    if how == 1:
+        return draw(odd.damaged(raw))
+    try:
+        return msgspec.json.encode(draw(odd.changed(msgspec.json.decode(raw))))
+    except (TypeError, ValueError, OverflowError):
+        return raw  # what JSON cannot say
+
+
+@given(acknowledgements(), st.sampled_from([None, {}, {"Status": "503"}, {"Status": "100"}, {"other": "503"}]))
+@settings(max_examples=200)
+def test_any_acknowledgement(raw: bytes, headers: dict[str, str] | None) -> None:
+    """A message counts as stored when the stream says where, and in no other case."""
+    told = Acks(SimpleNamespace(new_inbox=lambda: "_INBOX.x")).error_in(SimpleNamespace(data=raw, headers=headers))  # type: ignore[arg-type]
+    assert told is None or isinstance(told, Exception)
+    if told is None:
+        said = msgspec.json.decode(raw)
+        assert isinstance(said["stream"], str)
+        assert said["stream"]
+        assert said["seq"] >= 1
+        assert said.get("error") is None
+        assert (headers or {}).get("Status") != "503"
+
+
+def test_a_sound_acknowledgement_is_one() -> None:
+    acks = Acks(SimpleNamespace(new_inbox=lambda: "_INBOX.x"))  # type: ignore[arg-type]
+    assert acks.error_in(SimpleNamespace(data=ACKNOWLEDGED, headers=None)) is None  # type: ignore[arg-type]
