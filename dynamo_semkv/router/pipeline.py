@@ -185,7 +185,6 @@ def views(
     size = exact.overlap.block_size
     live = directory.live()
     queued = queues(live, exact) if queued is None else queued
-    length = prompt.length
     idlest = min(
         (
             tokens
@@ -194,25 +193,29 @@ def views(
         ),
         default=0,
     )
+    length, ranks, loads = prompt.length, exact.overlap.ranks, exact.loads
+    anywhere = constraints is UNCONSTRAINED
     found = []
     for replica in live if wanted is None else wanted:
-        card = live[replica]
-        overlap, load, said = exact.of(replica), exact.loads.get(replica), directory.announcement_of(replica)
+        card, waiting = live[replica], queued[replica]
+        overlap, load = ranks.get(replica, _NOTHING), loads.get(replica)
+        said = directory.announcement_of(replica)
+        device = overlap.device * size
         found.append(
             ReplicaView(
                 replica=replica,
                 stable=directory.stable_of(replica),
-                device_tokens=min(overlap.device * size, length),
-                host_tokens=max(0, min(overlap.host_pinned_extension * size, length - overlap.device * size)),
+                device_tokens=min(device, length),
+                host_tokens=max(0, min(overlap.host_pinned_extension * size, length - device)),
                 disk_tokens=overlap.disk_extension * size,
-                queued_prefill_tokens=queued[replica],
+                queued_prefill_tokens=waiting,
                 active_decode_blocks=load.decode_blocks if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
-                overloaded=(queued[replica] or 0) - idlest > max_load_gap,
+                overloaded=(waiting or 0) - idlest > max_load_gap,
                 mode=mode_of(said.materialization if said is not None else None),
                 wrong_role=not directory.fits(card),
-                not_allowed=not constraints.allow(replica.worker_id),
-                lacks_taint=not constraints.required_taints <= card.taints,
+                not_allowed=not (anywhere or constraints.allow(replica.worker_id)),
+                lacks_taint=not (anywhere or constraints.required_taints <= card.taints),
             )
         )
     return found
