@@ -40,9 +40,12 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
     if len(tokens) == 0:
         return np.empty(0, dtype=np.uint32)
     if isinstance(tokens, (list, tuple)) and not isinstance(tokens[0], bool):
-        # Ten times as fast as numpy's own conversion, which looks for a type first; a router does this for every prompt.
+        # Ten times as fast as numpy's own conversion, which looks for a type first; a router does this for every prompt. `fromlist` takes
+        # two thirds of what it takes to hand the list to the constructor.
         try:
-            return np.frombuffer(array_of(_U32, tokens), dtype=np.uint32)
+            ids = array_of(_U32)
+            ids.fromlist(tokens if isinstance(tokens, list) else list(tokens))
+            return np.frombuffer(ids, dtype=np.uint32)
         except (OverflowError, TypeError):
             pass  # refused below, in words
     try:
@@ -93,12 +96,14 @@ class BlockChain(Sequence[BlockKey]):
             return
         with self._lock:
             keys, raw, step = self._keys, self._raw, self._step
-            parent = keys[-1] if keys else self._root
+            parent: bytes = keys[-1] if keys else self._root
+            made = []
             for start in range(len(keys) * step, (last + 1) * step, step):
                 hasher = _BLOCK.copy()
                 hasher.update(parent + raw[start : start + step])
-                parent = BlockKey(hasher.digest())
-                keys.append(parent)
+                parent = hasher.digest()
+                made.append(parent)
+            keys += cast("list[BlockKey]", made)
 
 
 def root_key(namespace_digest: bytes) -> BlockKey:
