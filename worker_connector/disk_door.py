@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -58,18 +59,21 @@ class _Found:
 
 
 _doors: weakref.WeakSet[DiskDoor] = weakref.WeakSet()
+_doors_lock = threading.Lock()
 
 
 def disk_door(dp_rank: int = 0) -> DiskDoor | None:
     """Of the connector of that data-parallel rank in this process, for whoever takes requests in and has no scheduler object at hand. None:
     there is none (yet), or there are several."""
-    found = [door for door in list(_doors) if door.dp_rank == dp_rank]
+    with _doors_lock:
+        found = [door for door in _doors if door.dp_rank == dp_rank]
     return found[0] if len(found) == 1 else None
 
 
 def offer(door: DiskDoor) -> None:
     """To `disk_door`, as long as it lives and is not closed."""
-    _doors.add(door)
+    with _doors_lock:
+        _doors.add(door)
 
 
 class DiskDoor:
@@ -127,7 +131,8 @@ class DiskDoor:
     def close(self, timeout: float = 0.0) -> None:
         """Nobody is held any more."""
         self._wait = 0.0
-        _doors.discard(self)
+        with _doors_lock:
+            _doors.discard(self)
         with self._leader.lock:
             life, _, _ = self._leader.cache()
             if life is not None and life.disk is not None:
