@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,22 +15,55 @@ Numbers = npt.NDArray[np.int64]
 class Blocks:
     """Which blocks are copied: row `slots[i]` of the slab and page `pages[i]` of the pool belong together, every row and page once."""
 
-    __slots__ = ("pages", "slots", "starts")
+    __slots__ = ("_pages", "_slots")
 
-    def __init__(self, slots: Numbers, pages: Numbers) -> None:
-        self.slots = slots
-        self.pages = pages
-        breaks = np.flatnonzero((np.diff(slots) != 1) | (np.diff(pages) != 1)) + 1
-        self.starts: Numbers = np.concatenate(([0], breaks)) if len(slots) else breaks
+    def __init__(self, slots: Numbers | list[int], pages: Numbers | list[int]) -> None:
+        """Lists where there are few: an array's function costs, behind a forward pass, what a loop over twenty numbers does."""
+        self._slots = slots
+        self._pages = pages
+
+    @property
+    def slots(self) -> Numbers:
+        return np.asarray(self._slots, np.int64)
+
+    @property
+    def pages(self) -> Numbers:
+        return np.asarray(self._pages, np.int64)
+
+    @property
+    def starts(self) -> Numbers:
         """Where a run begins: neighbours on both sides."""
+        slots, pages = self.slots, self.pages
+        breaks = np.flatnonzero((np.diff(slots) != 1) | (np.diff(pages) != 1)) + 1
+        return np.concatenate(([0], breaks)) if len(slots) else breaks
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self._slots)
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
+    def runs(self) -> Iterable[tuple[int, int, int]]:
         """(first slot, first page, how many)."""
-        counts = np.diff(np.append(self.starts, len(self.slots)))
-        return zip(self.slots[self.starts].tolist(), self.pages[self.starts].tolist(), counts.tolist(), strict=True)
+        slots, pages = self._slots, self._pages
+        if isinstance(slots, list) and isinstance(pages, list):
+            return _runs(slots, pages)
+        slots, pages, starts = self.slots, self.pages, self.starts
+        counts = np.diff(np.append(starts, len(slots)))
+        return zip(slots[starts].tolist(), pages[starts].tolist(), counts.tolist(), strict=True)
+
+
+def _runs(slots: list[int], pages: list[int]) -> list[tuple[int, int, int]]:
+    found: list[tuple[int, int, int]] = []
+    first, count = 0, 0
+    for slot, page in zip(slots, pages, strict=True):
+        if count and slot == slots[first] + count and page == pages[first] + count:
+            count += 1
+            continue
+        if count:
+            found.append((slots[first], pages[first], count))
+            first += count
+        count = 1
+    if count:
+        found.append((slots[first], pages[first], count))
+    return found
 
 
 class Ticket(Protocol):

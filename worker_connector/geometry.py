@@ -52,7 +52,7 @@ class PoolGeometry:
     """16 hex digits over what decides the meaning of a block's bytes: groups, layers, regions, roles, sizes, element type, tokens per
     block. Not over addresses, strides or the number of pages: two engines with different pool sizes share one layout."""
 
-    @property
+    @cached_property
     def num_pages(self) -> tuple[int, ...]:
         """Page slots per group: the smallest over its regions."""
         return tuple(

@@ -57,44 +57,49 @@ class SavePlanner:
         ledger, size = self._ledger, self._ledger.tokens_per_block
         limit = min(request.scheduled, request.token_count) // size
         before = len(request.chain)
-        if before >= limit:
+        if before >= limit or not request.saving:
             return None
         fresh: list[PendingSave] = []
         moves: list[Move] = []
-        while request.saving and len(request.chain) < limit:
-            ordinal = len(request.chain)
-            parent = request.chain[-1] if request.chain else None
+        chain, digest, step = request.chain, request.digest, 4 * size
+        raw = bytes(request.tokens[before * step : limit * step])
+        slots = request.pages.span(before, limit)
+        parent = chain[-1] if chain else None
+        for ordinal in range(before, limit):
             if parent is not None and parent.removed:
                 # The slab is under such pressure that it drops what is in use: do not fight for the slots.
                 self.counts["chain_evicted"] += 1
                 request.saving = False
                 break
-            tokens = request.block_tokens(ordinal, size)
-            entry = ledger.child(request.digest, parent, tokens)
+            at = (ordinal - before) * step
+            tokens = raw[at : at + step]
+            entry = ledger.child(digest, parent, tokens)
             if entry is not None:
                 if not entry.resident:
                     break  # another request is saving it: looked at again with the next report
                 self.counts["already_there"] += 1
-                request.chain.append(entry)
+                chain.append(entry)
+                parent = entry
                 continue
-            if self._passed(request, (ordinal + 1) * size):
+            if self._window is not None and self._passed(request, (ordinal + 1) * size):
                 self.counts["window_passed"] += 1
                 request.saving = False
                 break
-            pages = request.pages.at(ordinal)
+            pages = slots[ordinal - before] if ordinal - before < len(slots) else None
             if pages is None or NO_PAGE in pages:
                 self.counts["no_page"] += 1
                 request.saving = False
                 break
-            entry = ledger.enter(request.digest, parent, tokens)
+            entry = ledger.enter(digest, parent, tokens)
             if entry is None:
                 self.counts["no_slot"] += 1
                 break
-            request.chain.append(entry)
+            chain.append(entry)
+            parent = entry
             fresh.append(PendingSave(entry, (ordinal + 1) * size))
             moves.append(Move(entry.slot, pages))
-        if len(request.chain) > before:
-            ledger.touch(request.chain)
+        if len(chain) > before:
+            ledger.touch(chain)
         if not fresh:
             return None
         request.pending.extend(fresh)

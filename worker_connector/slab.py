@@ -117,8 +117,10 @@ class HostSlab:
     def break_seals(self, slots: Sequence[int]) -> None:
         """Must be called before the first byte of a new block is written to these slots."""
         with self._lock:
-            self._sealed[slots] = False
-            self._writes[slots] += 1
+            sealed, writes = self._sealed, self._writes
+            for slot in slots:  # each one is there once; an index array would cost more for the few that a pass saves
+                sealed[slot] = False
+                writes[slot] += 1
 
     def seal(self, slots: Sequence[int]) -> None:
         """Seals slots whose copies have landed. A slot that was written anew meanwhile stays broken."""

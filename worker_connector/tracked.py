@@ -66,10 +66,6 @@ class TrackedRequest:
     def token_count(self) -> int:
         return len(self.tokens) // 4
 
-    def block_tokens(self, ordinal: int, tokens_per_block: int) -> bytes:
-        step = 4 * tokens_per_block
-        return bytes(self.tokens[ordinal * step : (ordinal + 1) * step])
-
     def doubt_last_pages(self, tokens_per_block: int) -> None:
         """What it grew by with the last report may not be its any more."""
         self.pages.doubt(max(self.pages_before, -(-self.started // tokens_per_block)))

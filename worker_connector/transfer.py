@@ -29,6 +29,8 @@ from worker_connector.slab import HostSlab
 
 PIECE = 2_048
 """Moves."""
+FEW = 128
+"""Moves that are looked at one by one: with cold caches, as between two forward passes, twenty small arrays cost more."""
 
 
 class Move(NamedTuple):
@@ -47,11 +49,23 @@ def check_moves(geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -
     limits = geometry.num_pages
     if not moves:
         return
-    if any(len(move.pages) != len(limits) for move in moves):
+    if any(len(pages) != len(limits) for _, pages in moves):
         raise LoadFailed(f"a move does not have {len(limits)} page slots, one for each layer group")
+    if len(moves) <= FEW:
+        _check_one_by_one(moves, slab.slots, limits)
+        return
     _check_range("host slot", _slots(moves), 0, slab.slots)
     for index, limit in enumerate(limits):
         _check_range("page slot", _pages(moves, index), NO_PAGE, limit)
+
+
+def _check_one_by_one(moves: Sequence[Move], slots: int, limits: Sequence[int]) -> None:
+    for slot, pages in moves:
+        if not 0 <= slot < slots:
+            raise LoadFailed(f"host slot {slot} is outside [0, {slots})")
+        for page, limit in zip(pages, limits, strict=True):
+            if not NO_PAGE <= page < limit:
+                raise LoadFailed(f"page slot {page} is outside [{NO_PAGE}, {limit})")
 
 
 def _check_range(what: str, numbers: Numbers, low: int, limit: int) -> None:
@@ -123,10 +137,18 @@ def _columns(plane: Plane, slab: HostSlab) -> torch.Tensor:
 def _pieces(planes: Sequence[Plane], moves: Sequence[Move]) -> Iterator[dict[int, Blocks]]:
     """By layer group. In pieces, so that the device copies the first while the host counts the next."""
     groups = {plane.group for plane in planes}
+    if 0 < len(moves) <= FEW:
+        yield {group: _few(moves, group) for group in groups}
+        return
     for at in range(0, len(moves), PIECE):
         piece = moves[at : at + PIECE]
         slots = _slots(piece)
         yield {group: _blocks(slots, _pages(piece, group)) for group in groups}
+
+
+def _few(moves: Sequence[Move], group: int) -> Blocks:
+    there = [(slot, pages[group]) for slot, pages in moves if pages[group] != NO_PAGE]
+    return Blocks([slot for slot, _ in there], [page for _, page in there])
 
 
 def _blocks(slots: Numbers, pages: Numbers) -> Blocks:

@@ -95,6 +95,9 @@ def test_runs_are_neighbours_on_both_sides(data: st.DataObject) -> None:
     ends = [(slot + count, page + count) for slot, page, count in blocks.runs()]
     begins = [(slot, page) for slot, page, _ in blocks.runs()]
     assert not any(end == begin for end, begin in zip(ends, begins[1:], strict=False))
+    few = Blocks(blocks.slots.tolist(), blocks.pages.tolist())
+    assert list(few.runs()) == list(blocks.runs())
+    assert few.starts.tolist() == blocks.starts.tolist()
 
 
 @hypothesis_settings(max_examples=150, deadline=None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+import worker_connector.transfer
 from worker_connector.copy_stream import CpuStream
 from worker_connector.engine import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
 from worker_connector.geometry import PoolGeometry
@@ -47,6 +49,13 @@ POOLS = [
     ([(8, 64)], [[(0, 24), (40, 16)]]),
     ([(8, 64), (5, 24)], [[(0, 64)], [(8, 16)]]),
 ]
+
+
+@pytest.fixture(params=["few", "many"], scope="module", autouse=True)
+def few(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways that moves are looked at: one by one, and as arrays."""
+    with mock.patch.object(worker_connector.transfer, "FEW", 128 if request.param == "few" else 0):
+        yield
 
 
 @pytest.mark.parametrize(("shapes", "regions"), POOLS)
