@@ -81,6 +81,7 @@ class BatchReader:
                 self._later(data, iteration, orders)
             except Exception as error:  # noqa: BLE001 - as above; nothing was promised for what comes later
                 self._misread("later", data, error)
+                self._doubt(data)
         self._parked.order(iteration, orders)
         return orders
 
@@ -113,6 +114,13 @@ class BatchReader:
             except Exception:  # noqa: BLE001 - nothing was taken yet; whoever reads it whole says what is wrong with it
                 loud.append(data)
         return loud
+
+    def _doubt(self, data: Any) -> None:
+        """What the report said may be missing: later tokens would be taken for those of earlier positions, and KV be saved under them."""
+        request_id = getattr(data, "request_id", None)
+        tracked = self._running.get(request_id) if isinstance(request_id, int) else None
+        if tracked is not None:
+            tracked.saving = tracked.donates = False
 
     def _misread(self, which: str, data: Any, error: Exception) -> None:
         self._counts["misread_reports"] += 1

@@ -267,6 +267,20 @@ def test_block_without_a_page_in_one_group_ends_the_saved_chain() -> None:
     assert [len(order.moves) for order in metadata.saves] == [4]
 
 
+def test_token_that_cannot_be_read_ends_the_saves_of_its_request() -> None:
+    """Later ones would be taken for the tokens of the positions before them, and their KV be served to a prompt that has them there."""
+    engine = make()
+    request = engine.request(range(9))
+    engine.prefill(request)
+    engine.decode(request, [-1, 11, 12, 13, 14, 15, 16, 17])
+    saved = engine.leader.resident_blocks()
+    engine.finish(request)
+    other = engine.request([*range(9), 11, 12, 13, 14, 15])
+    assert engine.ask(other) == 8
+    assert saved == 2
+    assert engine.leader.counts["misread_reports"] == 1
+
+
 def test_dummies_touch_nothing() -> None:
     engine = make()
     dummy = engine.request(list(range(41)), is_dummy=True)
