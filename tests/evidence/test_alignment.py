@@ -216,6 +216,36 @@ def test_all_at_once_is_what_the_definition_says_of_each(
                 assert said == plain(samples, len(prompt), sketch)
 
 
+A, B, C, D = (n << 12 for n in (1, 2, 3, 4))  # no two in one slot of the table
+
+
+@pytest.mark.parametrize(
+    ("ours", "links", "theirs"),
+    [
+        ([A, B], [7, 0], [([C, B, D], [7, 7, 0])]),
+        ([A, B, C], [7, 0, 0], [([A, B, C], [7, 0, 0])]),
+        ([A, B, C, D], [7, 7, 7, 0], [([A, C, B, D], [7, 7, 7, 0])]),
+        ([0, A, B], [7, 7, 0], [([A, B], [7, 0]), ([B], [0])]),
+        ([5, 0, A], [7, 7, 0], [([5, A], [7, 0]), ([A], [0])]),
+    ],
+    ids=["one sample alone", "no link", "another order", "fingerprint 0", "fingerprint 0 in another one's slot"],
+)
+def test_what_random_text_hardly_ever_has(
+    ours: list[int], links: list[int], theirs: list[tuple[list[int], list[int]]]
+) -> None:
+    prompt = by_hand(ours, links)
+    sketches = [DonorSketch.pack(40 * len(it[0]), by_hand(*it), []) for it in theirs]
+    for group in (sketches, sketches[:1]):
+        for sketch, found in zip(group, align(prompt, 40 * len(ours), group), strict=True):
+            said = (*found[:2], found.shared.tolist(), found.edited, list(found.runs), found.longest_chain)
+            assert said == plain(prompt, 40 * len(ours), sketch)
+
+
+def by_hand(fingerprints: list[int], links: list[int]) -> Samples:
+    positions = np.arange(len(links), dtype=np.uint32) * np.uint32(32)
+    return Samples(np.array(fingerprints, np.uint32), positions, np.array(links, np.uint16))
+
+
 def with_bits(sketch: DonorSketch, bits: int) -> DonorSketch:
     """With only these bits of each fingerprint."""
     fingerprints = sketch.fingerprints & np.uint32(bits)

@@ -409,3 +409,12 @@ def test_snapshot_holds_counts_and_no_content() -> None:
     assert plain["donors"] == 30
     assert plain["counts"]["lookups"] == 1
     assert NS.digest().hex() not in json.dumps(plain)
+
+
+def test_what_is_rare_of_a_prompt_weighs_as_rare_beside_a_template_that_is_not() -> None:
+    """No fingerprint of the prompt is there twice, so each one's rarity is kept by its place."""
+    rng = np.random.default_rng(3)
+    template, own, *bodies = (rng.integers(0, 2**32, n, dtype=np.uint32) for n in (3_000, 600, *[3_000] * 41))
+    provider = provider_with(*(joined(template, body) for body in bodies[:40]), joined(own, bodies[40], bodies[39]))
+    found = {match.donor_id: match for match in provider.lookup(query_of(joined(template, own), NS))}
+    assert found.pop("40").confidence > 0.85 > 0.6 > max(match.confidence for match in found.values())

@@ -262,3 +262,17 @@ def test_a_template_of_thinned_donors_is_not_rare_because_few_say_so() -> None:
         partition.add(one, one.sketch)
     shared = posted(sketch_of(template, NS))
     assert partition.rarity(shared, partition.find(shared)).max() < 0.25
+
+
+def test_what_all_that_are_left_carry_weighs_nothing_once_the_others_are_gone() -> None:
+    common, partition = document(5, 1_000), Partition(16)
+    rows = []
+    for n, tokens in enumerate([common] * 6 + [document(300 + n, 9_000) for n in range(6)]):
+        one = donor(f"d{n}", tokens, NS)
+        assert one.sketch is not None
+        rows.append(partition.add(one, one.sketch))
+    shared = posted(sketch_of(common, NS))
+    assert partition.rarity(shared, partition.find(shared)).max() > 0.2
+    for row in rows[6:]:
+        partition.remove(row)
+    assert partition.rarity(shared, partition.find(shared)).max() < 0.1

@@ -238,6 +238,14 @@ def test_what_samples_rule_out_is_not_common_and_changes_no_proof(
         assert sketch.proven_blocks(chain, samples, 4) == sketch.proven_blocks(chain)
 
 
+def test_a_link_that_a_donor_does_not_have_rules_nothing_out() -> None:
+    whole = sample(document(1, 6_000), 5)
+    torn = whole._replace(links=whole.links * (np.arange(len(whole.links)) != 3).astype(np.uint16))
+    assert common_at_most(whole, torn) is None
+    changed = whole._replace(links=whole.links ^ (np.arange(len(whole.links)) == 3).astype(np.uint16))
+    assert common_at_most(whole, changed) == whole.positions[4] + NGRAM - 1
+
+
 def test_keys_of_blocks_that_differ_by_their_samples_are_not_made() -> None:
     same = document(1, 4_096)
     donor, prompt = (joined(same, document(seed, 4_096)) for seed in (2, 3))
