@@ -123,6 +123,13 @@ class AttemptBook:
         self.settle(attempt)
         return attempt
 
+    def batch_dropped(self, iteration: int) -> None:
+        """There was no forward pass of that iteration. What was copied for it waits until the request is in a batch again, which may take
+        the engine some iterations."""
+        for attempt in (*self._copying.values(), *self.copied_open.values()):
+            if attempt.plan is not None and attempt.plan.iteration == iteration and not attempt.parked:
+                attempt.plan.iteration = None
+
     def given_up(self, key: PlanKey, iteration: int, reason: Reason) -> None:
         """A rank will not complete what was sent in `iteration`. The lease stays until its copies have landed."""
         attempt = self._copying.get(key)

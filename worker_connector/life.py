@@ -200,6 +200,7 @@ class CacheLife:
         if self._patience == 1 and before != forwarded and before not in self._forwards:
             # Heard of by now, so there was none. Under overlap scheduling positions do not show it: they lag one token behind.
             self.running.batch_dropped(before, self.pool.tokens_per_block)
+            self.attempts.batch_dropped(before)
         self.iteration = iteration
         orders = self._reader.read(output, iteration, self.content, saving=all_ranks)
         if orders is None and iteration % SWEEP_EVERY and not self._to_keep():
@@ -222,7 +223,8 @@ class CacheLife:
 
     def _keep_house(self, iteration: int) -> None:
         for attempt in self.attempts.awaiting_forward():
-            if attempt.plan is not None and (attempt.plan.iteration or 0) < iteration - self._patience:
+            due = attempt.plan.iteration if attempt.plan is not None else None
+            if due is not None and due < iteration - self._patience:
                 self.attempts.end(attempt, Reason.NOT_SCHEDULED)  # copied, and no forward pass came behind it
         if iteration % SWEEP_EVERY == 0:
             self.sweep(iteration - FORGET_AFTER)

@@ -97,7 +97,7 @@ class LoadPlan:
         self.state = PlanState.OFFERED
         self.reason: Reason | None = None
         self.iteration: int | None = None
-        """Of the forward pass that confirms it."""
+        """Of the forward pass that confirms it; None: none is known to come, as before it is sent, or behind a dropped batch."""
         self.sent_in: int | None = None
         """Iteration whose metadata carried it."""
         self.copying = False

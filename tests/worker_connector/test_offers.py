@@ -311,8 +311,10 @@ def test_load_without_forward_pass_is_not_confirmed() -> None:
     engine.allocate(again, 0, 40, 41)
     engine.iterate((again, 1), forward=False)
     engine.idle(2)
+    assert not [report for report in engine.sink.reports if report.request_id == again.request_id]
+    engine.idle(FORGET_AFTER + SWEEP_EVERY)
     report = engine.report_of(again)
-    assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.NOT_SCHEDULED)
+    assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.CANCELLED)
 
 
 @pytest.mark.parametrize(("progress", "confirmed"), [(1, 40), (0, 0)])
@@ -326,15 +328,17 @@ def test_later_report_settles_a_load_whose_pass_was_not_seen(progress: int, conf
     engine.iterate((again, 1), forward=False)
     again.context_current_position += progress
     engine.iterate((again, 5), forward=False)
-    engine.idle(0 if progress else 2)
+    engine.idle(0 if progress else FORGET_AFTER + SWEEP_EVERY)
     report = engine.report_of(again)
     assert (report.copied, report.confirmed) == (40, confirmed)
-    assert report.reason is (Reason.OK if confirmed else Reason.NOT_SCHEDULED)
+    assert report.reason is (Reason.OK if confirmed else Reason.CANCELLED)
 
 
+@pytest.mark.parametrize("meanwhile", [0, 3])
 @pytest.mark.parametrize("passes", [1, 3])
-def test_load_whose_batch_was_dropped_is_confirmed_by_the_pass_that_comes(passes: int) -> None:
-    """Where another data-parallel rank has nothing to run the batch is dropped behind the copy; it comes back from the same position."""
+def test_load_whose_batch_was_dropped_is_confirmed_by_the_pass_that_comes(passes: int, meanwhile: int) -> None:
+    """Where another data-parallel rank has nothing to run the batch is dropped behind the copy; it comes back from the same position, once
+    the engine has tokens left for it."""
     engine = make()
     engine.serve(list(range(41)))
     again = engine.request(list(range(41)))
@@ -342,6 +346,7 @@ def test_load_whose_batch_was_dropped_is_confirmed_by_the_pass_that_comes(passes
     engine.allocate(again, 0, 40, 41)
     for _ in range(passes):
         engine.iterate((again, 1), forward=False)
+    engine.idle(meanwhile)
     assert not [report for report in engine.sink.reports if report.request_id == again.request_id]
     engine.iterate((again, 1))
     assert engine.report_of(again).confirmed == 40

@@ -107,11 +107,13 @@ def test_a_failed_pass_under_overlap_fails_what_is_not_known_yet() -> None:
 
 
 def test_real_attention_gives_the_same_tokens_and_logits_with_overlap() -> None:
-    """Also where some requests are replayed, and one samples by its seed."""
+    """Also where some requests are replayed, and one samples by its seed. Each prompt is computed in one chunk, however many come together:
+    other chunks, other last bits."""
     plans = [Behaviours(), Behaviours(overlap_scheduling=True)]
     outcomes = []
     for behaviours in plans:
-        with start(storing_connector(ByteStore()), behaviours=behaviours, batch_invariant_decode=True) as engine:
+        connector = storing_connector(ByteStore())
+        with start(connector, behaviours=behaviours, batch_invariant_decode=True, max_num_tokens=256) as engine:
             done = [engine.submit(prompt(40, seed), max_new_tokens=6, sampling=WITH_LOGITS) for seed in range(3)]
             drawn = engine.submit(prompt(9), max_new_tokens=6, sampling=SamplingParams(temperature=1.0, seed=3))
             outcomes.append([handle.result(PATIENCE_S) for handle in [*done, drawn]])
