@@ -227,7 +227,8 @@ class BatchReader:
         tracked = self._running.get(int(data.request_id))
         if tracked is None:
             return
-        if int(data.computed_position) <= tracked.started:
+        repeated = int(data.computed_position) <= tracked.started
+        if repeated:
             # The batch of the last report was dropped: what it grew by is given back, and pages that come instead are not reported
             # (py_executor.py, `_revert_gen_alloc`). A pass of one token looks the same under overlap scheduling; that costs saves only.
             tracked.doubt_last_pages(self._pool.tokens_per_block)
@@ -245,7 +246,7 @@ class BatchReader:
             else:
                 self._attempts.end(attempt, Reason.NOT_SCHEDULED)
         if self._saves is not None:
-            self._saves.progressed(tracked)
+            self._saves.progressed(tracked, repeated=repeated)
         self._save(tracked, orders)
         plan = attempt.plan if attempt is not None else None
         tracked.note_quiet(self._pool.tokens_per_block, waits=plan is not None and not plan.ended)

@@ -117,15 +117,16 @@ class SavePlanner:
             self._window is not None and end <= request.computed - self._window + 1 + size and end <= request.computed
         )
 
-    def progressed(self, request: TrackedRequest) -> None:
+    def progressed(self, request: TrackedRequest, *, repeated: bool = False) -> None:
         """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled but was not computed
-        is withdrawn, and saved again when it is; during decoding the report may lag one token behind, and that is waited for."""
+        is withdrawn, and saved again when it is; during decoding the report may lag one token behind, and that is waited for, unless the
+        report starts where the one before did (`repeated`): that pass may not have run at all."""
         if not request.pending:
             return
         for index, pending in enumerate(request.pending):
             if pending.end <= request.computed:
                 pending.computed = True
-            elif request.computed < request.prompt_tokens - 1:
+            elif repeated or request.computed < request.prompt_tokens - 1:
                 overstated = list(request.pending)[index:]
                 self.counts["overstated"] += len(overstated)
                 self._withdraw(request, overstated)

@@ -11,6 +11,7 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import ScriptedEngine
 from worker_connector.copy_stream import Blocks, copy_pairs
+from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
 
 
 class ManualStream:
@@ -235,6 +236,6 @@ def test_forward_pass_that_never_came_is_told_when_the_copy_is_there() -> None:
     request = late.ask_and_schedule(TOKENS)
     late.stream.land()
     late.engine.rank.poll()
-    late.engine.idle(2)
+    late.engine.idle(FORGET_AFTER + SWEEP_EVERY)
     report = late.engine.report_of(request)
-    assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.NOT_SCHEDULED)
+    assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.CANCELLED)
