@@ -19,9 +19,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# A busy machine makes any example slow, and no test asserts a time.
-settings.register_profile("untimed", settings(), deadline=None)
-settings.load_profile("untimed")
+# A busy machine makes any example slow, and no test asserts a time. `fixed` draws the same examples each time, so that a failure is told to
+# whoever made the change; `random` draws others each time: it looks for what nobody has met.
+settings.register_profile("fixed", settings(), deadline=None, derandomize=True)
+settings.register_profile("random", settings(), deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def leaves_loopback(address: object) -> bool:
