@@ -119,7 +119,7 @@ class AttemptBook:
         if attempt.plan.state is PlanState.COPIED:
             self.copied_open[key] = attempt
         if attempt.ended_well and attempt.plan.state is PlanState.COPIED:
-            self.confirm(attempt)
+            self._confirm_if_run(attempt)
         self.settle(attempt)
         return attempt
 
@@ -144,6 +144,12 @@ class AttemptBook:
         fetched = sum(block.fetched for block in plan.served)
         self.counts["fetched_tokens"] += min(fetched * plan.tokens_per_block, plan.confirmed)
         self.settle(attempt)
+
+    def _confirm_if_run(self, attempt: Attempt) -> None:
+        if attempt.plan is not None and attempt.plan.iteration is None:
+            self.end(attempt, Reason.NOT_SCHEDULED)
+        else:
+            self.confirm(attempt)
 
     def end(self, attempt: Attempt, reason: Reason) -> None:
         """It comes to nothing more: cancelled, never scheduled, stale. Does nothing to an attempt that has ended."""
@@ -177,14 +183,15 @@ class AttemptBook:
                     block.staged = False  # from now on it is the slab that serves it
 
     def finish(self, request_id: int) -> None:
-        """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is only said later."""
+        """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is only said later. Not
+        where the batch was dropped behind the copy and it was in none since: then the engine failed it, and no pass ran."""
         attempt = self._newest.get(request_id)
         plan = attempt.plan if attempt is not None else None
         if attempt is None or plan is None or attempt.parked or plan.ended:
             self.forget(request_id)
             return
         if plan.state is PlanState.COPIED:
-            self.confirm(attempt)
+            self._confirm_if_run(attempt)
         elif plan.copying and attempt.key in self._copying:
             del self._newest[request_id]
             attempt.ended_well = True

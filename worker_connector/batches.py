@@ -235,21 +235,29 @@ class BatchReader:
         tracked.take(data, iteration)
         tracked.started, tracked.scheduled = tracked.computed, tracked.computed + int(data.num_scheduled_tokens)
         attempt = self._attempts.get(tracked.request_id)
-        if attempt is not None and attempt.plan is not None and attempt.plan.state is PlanState.COPIED:
-            position = attempt.plan.position or 0
-            if tracked.computed > position:
-                self._attempts.confirm(attempt)
-            elif tracked.computed == position:
-                attempt.plan.iteration = (
-                    iteration  # its batch was dropped behind the copy: the pass from there comes now
-                )
-            else:
-                self._attempts.end(attempt, Reason.NOT_SCHEDULED)
+        if attempt is not None:
+            self._got_on(attempt, tracked.computed, iteration)
         if self._saves is not None:
             self._saves.progressed(tracked, repeated=repeated)
         self._save(tracked, orders)
         plan = attempt.plan if attempt is not None else None
         tracked.note_quiet(self._pool.tokens_per_block, waits=plan is not None and not plan.ended)
+
+    def _got_on(self, attempt: Attempt, computed: int, iteration: int) -> None:
+        """A later report says how far its request has come, and so whether a pass has run from where it was served to."""
+        plan = attempt.plan
+        if plan is None or plan.ended:
+            return
+        position = plan.position or 0
+        if plan.state is not PlanState.COPIED:
+            if plan.copying and plan.iteration is None and computed >= position:
+                plan.iteration = iteration  # its batch was dropped, and its copy has not landed yet
+        elif computed > position:
+            self._attempts.confirm(attempt)
+        elif computed == position:
+            plan.iteration = iteration  # its batch was dropped behind the copy: the pass from there comes now
+        else:
+            self._attempts.end(attempt, Reason.NOT_SCHEDULED)
 
     def _save(self, tracked: TrackedRequest, orders: Orders) -> None:
         if self._saves is None or not self._saving or not tracked.saving:

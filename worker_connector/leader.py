@@ -191,7 +191,7 @@ class Leader:
         """The request ended by itself. Cancelled ones may come here too, or never."""
         with self._lock:
             if self._life is not None:
-                self._life.finished(request)
+                self._life.finished(request, forwarded=self._channel.forwarded)
 
     # from the ranks
 

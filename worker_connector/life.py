@@ -197,8 +197,8 @@ class CacheLife:
         """None: nothing is ordered. `all_ranks`: what is saved now can become resident. `forwarded`: the last iteration without orders
         whose forward pass is known to have run."""
         before = self.iteration
-        if self._patience == 1 and before != forwarded and before not in self._forwards:
-            # Heard of by now, so there was none. Under overlap scheduling positions do not show it: they lag one token behind.
+        if not self._ran(before, forwarded):
+            # Under overlap scheduling positions do not show it: they lag one token behind.
             self.running.batch_dropped(before, self.pool.tokens_per_block)
             self.attempts.batch_dropped(before)
         self.iteration = iteration
@@ -211,6 +211,10 @@ class CacheLife:
             self.counts["upkeep_errors"] += 1
             _log.exception("semkv connector: the books of iteration %d could not be closed", iteration)
         return orders
+
+    def _ran(self, iteration: int, forwarded: int) -> bool:
+        """False: there was no forward pass of that iteration, or it would be heard of by now."""
+        return self._patience > 1 or iteration == forwarded or iteration in self._forwards
 
     def _to_keep(self) -> bool:
         """Is there anything in the books that an iteration without orders could change?"""
@@ -237,13 +241,16 @@ class CacheLife:
             self.attempts.end(attempt, Reason.COPY_FAILED)
         return bool(owed)
 
-    def finished(self, request: Any) -> None:
+    def finished(self, request: Any, *, forwarded: int = 0) -> None:
+        """`forwarded`: as for `batch`."""
         request_id = int(request.request_id)
         cancelled = is_cancelled(request)
         self.parked.left(request_id)
         if cancelled:
             self.attempts.forget(request_id)
         else:
+            if not self._ran(self.iteration, forwarded):
+                self.attempts.batch_dropped(self.iteration)
             self.attempts.finish(request_id)
         self.running.finish(request_id, cancelled=cancelled)
 

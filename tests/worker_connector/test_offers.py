@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, SIZE, ScriptedEngine, make
+from worker_connector.channel import LoadDone
 from worker_connector.life import FORGET_AFTER, OFFER_PATIENCE, SWEEP_EVERY
 from worker_connector.refusal import LoadFailed
 
@@ -315,6 +317,43 @@ def test_load_without_forward_pass_is_not_confirmed() -> None:
     engine.idle(FORGET_AFTER + SWEEP_EVERY)
     report = engine.report_of(again)
     assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.CANCELLED)
+
+
+@pytest.mark.parametrize("meanwhile", [0, 1, 3, 20])
+def test_request_that_ends_behind_a_dropped_batch_confirms_nothing(meanwhile: int) -> None:
+    """The engine failed it (`request_finished` does not say so): no pass ran behind the copy."""
+    engine = make()
+    engine.serve(list(range(41)))
+    again = engine.request(list(range(41)))
+    engine.ask(again)
+    engine.allocate(again, 0, 40, 41)
+    engine.iterate((again, 1), forward=False)
+    engine.idle(meanwhile)
+    engine.finish(again)
+    report = engine.report_of(again)
+    assert (report.copied, report.confirmed, report.reason) == (40, 0, Reason.NOT_SCHEDULED)
+    engine.check_balance()
+
+
+def test_copy_that_lands_behind_a_dropped_batch_is_confirmed_by_the_pass_that_comes() -> None:
+    """Also of a request that ends with that pass."""
+    engine = make()
+    engine.serve(list(range(41)))
+    again = engine.request(list(range(41)))
+    engine.ask(again)
+    engine.allocate(again, 0, 40, 41)
+    rank: Any = engine.rank
+    post: Any = rank._link.post
+    held: list[LoadDone] = []
+    rank._link.post = lambda result: held.append(result) if isinstance(result, LoadDone) else post(result)
+    engine.iterate((again, 1), forward=False)
+    engine.iterate((again, 1))
+    again.tokens.append(1)
+    engine.finish(again)
+    for result in held:
+        post(result)
+    assert engine.report_of(again).confirmed == 40
+    engine.check_balance()
 
 
 @pytest.mark.parametrize(("progress", "confirmed"), [(1, 40), (0, 0)])
