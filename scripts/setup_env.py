@@ -147,7 +147,8 @@ def pinned_torch() -> str:
 def install_torch(policy: str) -> None:
     """The CPU build where pip's own configuration leads to one, else (policy `auto`) what the plain pin gives.
 
-    Only "no such version" leads to the fallback: a broken download must not turn into gigabytes of CUDA.
+    Only "no such version" leads to the fallback: a broken download must not turn into gigabytes of CUDA. Where a constraint names torch,
+    pip has other words for it.
     """
     pin = pinned_torch()
     cpu = f"{pin}+cpu"
@@ -155,7 +156,7 @@ def install_torch(policy: str) -> None:
     completed = subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
     if completed.returncode == 0:
         return
-    if "No matching distribution found" not in completed.stderr:
+    if not any(words in completed.stderr for words in ("No matching distribution found", "ResolutionImpossible")):
         raise SetupError(f"installing {cpu} failed:\n{completed.stderr.strip()}")
     if policy == "cpu":
         raise SetupError(

@@ -38,7 +38,9 @@ _QUIET_ROUNDS = 2
 _TOGETHER = 64
 """Messages of one subject that are sent together, of a stream whose readers take any order."""
 _FLIGHTS = 16
-"""Of such batches may wait for their acknowledgements at a time."""
+"""Of such batches of one subject may wait for their acknowledgements at a time."""
+_ENSURE_SECONDS = 1.0
+"""At most so often the streams are seen to because something could not be stored, however many flights that meets."""
 _TOKEN = r"[\x21-\x29\x2b-\x2d\x2f-\x3d\x3f-\x7e]+"  # printable ASCII but blank, `*`, `.`, `>`
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 _SUBJECT_MAX = 512
@@ -78,10 +80,9 @@ class BusPublisher:
     until the stream has acknowledged it. Subjects do not wait for each other. Where order matters to consumers (donor
     events, announcements) one message is in flight at a time, so a subject's rate is bounded by round trips (measured
     on loopback: thousands a second), which is why each replica and each router has subjects of its own. Routes and
-    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py),
-    and sent together. They do not wait for the acknowledgements of those before them: a
-    broker whose disk is slow would otherwise keep them in this process, and they would die with it. A broker that fails
-    one of them and takes a later one stores the later one first.
+    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py), and sent together. They
+    do not wait for the acknowledgements of those before them: a broker whose disk is slow would otherwise keep them in this process, and
+    they would die with it. A broker that fails one of them and takes a later one stores the later one first.
 
     `on_loss(subject)` runs on the bus thread, once per episode in which persistent messages of that subject were
     dropped, when there is room again (connected, buffer at most half full): what the callee publishes in answer has a
@@ -98,7 +99,7 @@ class BusPublisher:
         self._lock = threading.Lock()
         # Guarded by the lock: callers append, the bus thread removes.
         self._kept: dict[str, deque[Message]] = {}
-        """What is to be sent. What is on its way is in a flight, which puts back what it could not deliver."""
+        """To be sent. What is on its way is in a flight, which puts back what it could not deliver."""
         self._passing: deque[tuple[str, Message]] = deque()
         self._lost: set[str] = set()
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -107,6 +108,7 @@ class BusPublisher:
         """What each sends that has not arrived yet, oldest first. Of the bus thread alone."""
         self._paces: dict[str, Pace] = {}
         """By subject. Of the bus thread alone."""
+        self._ensured_at = -_ENSURE_SECONDS
         self._buffered = self._buffered_bytes = 0
         self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
@@ -273,12 +275,9 @@ class BusPublisher:
         await self._connection.stop()
 
     async def _session(self, client: Client) -> None:
-        js = client.jetstream(timeout=_ACK_SECONDS)
-        acks = Acks(client)
+        js, acks = client.jetstream(timeout=_ACK_SECONDS), Acks(client)
         await acks.open()
-        streams = asyncio.ensure_future(
-            self._ensure(js)
-        )  # beside the loop, for messages that need no stream do not wait for it
+        streams = asyncio.ensure_future(self._ensure(js))  # beside the loop: not all messages need a stream
         try:
             while True:
                 with self._lock:
@@ -335,8 +334,8 @@ class BusPublisher:
                     few = len(self._kept.get(subject, ())) < _TOGETHER
                 if any_order and few:
                     await asyncio.sleep(pace.gather_seconds(now()))
-                if any_order and len(self._flights) >= _FLIGHTS:
-                    await asyncio.wait(set(self._flights), return_when=asyncio.FIRST_COMPLETED)
+                if any_order and len(own := self._of(subject)) >= _FLIGHTS:
+                    await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
                     continue
                 with self._lock:
                     queue = self._kept.get(subject)
@@ -359,6 +358,9 @@ class BusPublisher:
             with self._lock:
                 self._busy.pop(subject, None)
 
+    def _of(self, subject: str) -> set[asyncio.Task[None]]:
+        return {flight for flight, (of, _) in self._flights.items() if of == subject}
+
     def _pace_of(self, subject: str) -> Pace:
         if len(self._paces) >= _SUBJECTS_REMEMBERED:
             self._paces.clear()  # each is found out again within a second
@@ -373,7 +375,10 @@ class BusPublisher:
             if not heads or client.is_closed:
                 return
             await backoff.pause()
-            await self._ensure(js)
+            now = asyncio.get_running_loop().time()
+            if now - self._ensured_at >= _ENSURE_SECONDS:
+                self._ensured_at = now
+                await self._ensure(js)
 
     def _landed(self, client: Client, flight: asyncio.Task[None]) -> None:
         """What did not arrive because the session ends is put back by the session, with that of all others and in their order."""

@@ -16,9 +16,12 @@ from dynamo_semkv.cli.explain import add as add_explain
 from dynamo_semkv.cli.serve import add as add_serve
 from dynamo_semkv.cli.setup_bus import add as add_setup_bus
 from dynamo_semkv.cli.status import add as add_status
+from dynamo_semkv.config.extras import remedy
 
 VERBS = (add_serve, add_check_config, add_setup_bus, add_doctor, add_status, add_explain, add_bench)
 """Each makes its parser among the commands and sets `run(arguments) -> int` as its default."""
+
+_OWN = ("dynamo_semkv", "worker_connector", "graphs")
 
 __all__ = ["OK", "REFUSED", "main"]
 
@@ -29,13 +32,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             arguments = _parser().parse_args(argv)
             run: Callable[[argparse.Namespace], int] = arguments.run
-            return run(arguments)
+            return _with_what_is_installed(run, arguments)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, and not by the interpreter's end, where a closed pipe cannot be caught
     except BrokenPipeError:
         _hush()
         return PIPE_CLOSED
+
+
+def _with_what_is_installed(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    try:
+        return run(arguments)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", *_OWN):
+            raise
+        how = "ai-dynamo 1.6.x" if missing == "dynamo" else remedy("router")
+        print(f"{arguments.command}: {missing!r} is not installed here, and this needs it: {how}", file=sys.stderr)
+        return REFUSED
 
 
 def _hush() -> None:

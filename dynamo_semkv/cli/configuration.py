@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from dynamo_semkv.config.files import missing_files
+from dynamo_semkv.config.files import missing_files, missing_on_workers
 from dynamo_semkv.config.load import Loaded, load_config, read_salt_key
 from dynamo_semkv.config.schema import require_request_local_kv
 from dynamo_semkv.contracts.errors import ContractError, each
@@ -37,6 +37,8 @@ def load_or_say(path: str | None) -> Loaded | None:
         return None
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    for missing in missing_on_workers(loaded.config):
+        print(f"warning: {missing}; nothing here needs it", file=sys.stderr)
     refused = list(_refused(loaded))
     if refused:
         _say(path, refused)

@@ -20,9 +20,8 @@ def missing_files(config: Config) -> Iterator[ContractError]:
         ("security.salt_key_file", config.security.salt_key_file),
         ("security.advise_token_file", config.security.advise_token_file),
         ("dashboard.token_file", config.dashboard.token_file),
-        ("connector.fetch.secret_file", config.connector.fetch.secret_file),
     ):
-        if path is not None and not (Path(path).is_file() and os.access(path, os.R_OK)):
+        if not _readable(path):
             yield ContractError(field, path, "a file that is there and can be read")
     model = config.model.path
     # `owner/name` may be a model that Dynamo resolves itself; anything else is a directory, as a worker's card names it.
@@ -30,4 +29,16 @@ def missing_files(config: Config) -> Iterator[ContractError]:
         yield ContractError("model.path", model, "a directory that is there, with tokenizer and chat template")
 
 
-__all__ = ["missing_files"]
+def missing_on_workers(config: Config) -> Iterator[ContractError]:
+    """What only the workers read: a router of the same file may lack it, and must where it is a secret."""
+    path = config.connector.fetch.secret_file
+    if not _readable(path):
+        yield ContractError("connector.fetch.secret_file", path, "a file that is there and can be read, on the workers")
+
+
+def _readable(path: str | None) -> bool:
+    """Also of none."""
+    return path is None or (Path(path).is_file() and os.access(path, os.R_OK))
+
+
+__all__ = ["missing_files", "missing_on_workers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from dynamo_semkv.router.departures import Departures
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
 from dynamo_semkv.telemetry.traceparent import of_call
+
+logger = logging.getLogger(__name__)
 
 OVERLOADED_STATUS = 529
 """The status Dynamo's own frontend gives when its router refuses a request for lack of capacity."""
@@ -78,9 +81,15 @@ async def _push(
     departures.watch(task, context)
     try:
         async for chunk in chunks:
-            response_sender.send(chunk)
+            try:
+                response_sender.send(chunk)
+            except RuntimeError as error:
+                # The chunk that finds the client gone may come before the word that it left.
+                logger.info("a request ends early: %s", error)
+                return
     except (Exception, asyncio.CancelledError) as error:
-        if departures.left(task):
+        # Asked as well as looked at: a worker that was stopped may say so before the next look.
+        if departures.left(task) or context.is_stopped() or context.is_killed():
             return  # nobody listens any more, so nothing that ended this early is a failure
         if isinstance(error, RequestFailed):
             raise dynamo_error(error) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.server import EmbeddedNats
-from dynamo_semkv.bus.streams import STREAMS, ensure_streams
+from dynamo_semkv.bus.streams import STREAMS, ensure_streams, stream_config
 from dynamo_semkv.contracts import subjects
 from tests.bus.test_acks import PartlyDeaf, opened
 from tests.bus.waiting import settings, wait_for
@@ -385,3 +386,34 @@ async def test_messages_that_come_while_a_subject_is_busy_need_no_wake_and_none_
         await asyncio.sleep(0.0005 * (number % 9))  # around the moment at which it ends
     await asyncio.to_thread(wait_for, "all stored", lambda: not bus.stats().buffered)
     assert sorted((await stored(nats_server))[A]) == sorted(b"%d" % number for number in range(60))
+
+
+async def test_of_many_flights_that_fail_one_sees_to_the_streams(
+    nats_server: EmbeddedNats, publisher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that stores nothing is not asked for its streams by each of them."""
+    asked: list[float] = []
+
+    async def refused(*_: Any) -> None:
+        asked.append(asyncio.get_running_loop().time())
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr("dynamo_semkv.bus.publisher.ensure_streams", refused)
+    bus = publisher()
+    for n in range(1_200):
+        assert bus.publish("semkv.routes.r", str(n).encode())
+    wait_for("it was tried again and again", lambda: len(asked) >= 4)
+    after_start = asked[1:]
+    assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(after_start))
+
+
+async def test_a_subject_that_cannot_be_stored_is_in_no_other_s_way(nats_server: EmbeddedNats, publisher: Make) -> None:
+    client = await nats.connect(nats_server.url)
+    await client.jetstream().add_stream(stream_config(subjects.REPORT_STREAM, settings(nats_server.url)))
+    await client.close()
+    bus = publisher(manage_streams=False)
+    for n in range(1_200):
+        assert bus.publish("semkv.routes.r", str(n).encode())
+    wait_for("all that may fly do", lambda: len(bus._flights) >= 16)
+    assert bus.publish(A, b"stored")
+    wait_for("the report is stored", lambda: bus.stats().published == 1)

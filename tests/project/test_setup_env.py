@@ -132,6 +132,7 @@ def fake_pip(setup_env: ModuleType, cpu_build: str) -> Path:
     answers = {
         "found": "exit 0",
         "missing": "echo 'ERROR: No matching distribution found for torch==2.13.0+cpu' >&2; exit 1",
+        "constrained": "echo 'ERROR: ResolutionImpossible: for help visit the documentation' >&2; exit 1",
         "broken": "echo 'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES' >&2; exit 1",
     }
     setup_env.VENV_PYTHON.parent.mkdir(parents=True)
@@ -150,8 +151,11 @@ def test_the_cpu_build_is_taken_where_pip_finds_it(setup_env: ModuleType, capsys
     assert "NOTE" not in capsys.readouterr().out
 
 
-def test_the_plain_build_comes_with_a_notice(setup_env: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    log = fake_pip(setup_env, "missing")
+@pytest.mark.parametrize("cpu_build", ["missing", "constrained"])
+def test_the_plain_build_comes_with_a_notice(
+    setup_env: ModuleType, capsys: pytest.CaptureFixture[str], cpu_build: str
+) -> None:
+    log = fake_pip(setup_env, cpu_build)
     setup_env.install_torch("auto")
     _, command = log.read_text().splitlines()
     assert command.endswith("torch==2.13.0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +19,7 @@ from dynamo.llm.exceptions import Disconnected
 from dynamo_semkv.router import advisor, desk, fallback, runtime_dispatch, runtime_egress, service, traced
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
+from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.telemetry.tracing import Tracing
 from tests.router.await_points import Point, Suspended, points
 from tests.router.fakes import FakeEdge, Rig, a_request, chunks, donor_on_a1
@@ -309,3 +310,25 @@ async def test_hundreds_of_cancelled_streams_leave_nothing_behind() -> None:
 
 def test_the_source_has_the_points_that_are_looked_for() -> None:
     assert len(wanted()) > 25
+
+
+@pytest.mark.parametrize("what", ["a chunk cannot be sent", "the worker says so"])
+async def test_what_a_client_that_left_leaves_behind_is_no_failure(what: str) -> None:
+    """It may come before the next look at who left."""
+    context, sent = Context(), Sender()
+
+    def send(_: Any) -> None:
+        if what == "a chunk cannot be sent":
+            raise RuntimeError("nobody listens")
+        context.left.set()
+
+    sent.send = send  # type: ignore[method-assign,assignment]
+
+    async def handler(request: Any, call: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {"token_ids": [1]}
+        raise RequestFailed(FailureKind.CANCELLED, "stopped")
+
+    inflight = Inflight()
+    async for _ in adapter(inflight, handler)(a_request(), context, sent):
+        raise AssertionError("a push handler yields nothing")
+    assert (sent.closed, inflight.count) == (0, 0)
