@@ -251,8 +251,9 @@ DISK_HOLDS = _connector(
     "Requests whose prompt goes on on disk, behind what is in host memory: held at the worker's door until it was there (`arrived`), all "
     "that could come was (`partly`), connector.disk_wait_ms were over (`late`) or the client left; or not held, and why. No series where "
     "that door is off.",
-    "`late`: raise connector.disk_wait_ms. `slower`: reading would take longer than computing, so a faster disk or none. `hanging`: the "
-    "disk had answered nothing for a second. `partly`: see semkv_connector_disk_files_total, and `no_slot` of "
+    "`late`: raise connector.disk_wait_ms. `slower`: reading would take longer than computing, so a faster disk or none. `crowded`: 64 "
+    "requests wait already. `too_little`: less than would be offered. `failed`: a bug. `hanging`: the disk answered nothing for a second. "
+    "`partly`: see semkv_connector_disk_files_total, and `no_slot` of "
     "semkv_connector_disk_events_total.",
 )
 DISK_HOLD_SECONDS = _seconds(
