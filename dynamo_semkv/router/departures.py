@@ -23,6 +23,11 @@ class Listened(Protocol):
     def is_killed(self) -> bool: ...
 
 
+def gone(context: Listened) -> bool:
+    """Nobody listens to the answer any more."""
+    return context.is_stopped() or context.is_killed()
+
+
 class Departures:
     """One event loop. `watch` a task while it answers a call and `forget` it afterwards; it is cancelled, once, when nobody listens."""
 
@@ -51,7 +56,7 @@ class Departures:
     def _look(self) -> None:
         self._timer = None
         for task, context in list(self._calls.items()):
-            if context.is_stopped() or context.is_killed():
+            if gone(context):
                 del self._calls[task]
                 self._left.add(task)
                 task.cancel()

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArgument
 
-from dynamo_semkv.router.departures import Departures
+from dynamo_semkv.router.departures import Departures, gone
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
 from dynamo_semkv.telemetry.traceparent import of_call
@@ -89,7 +89,7 @@ async def _push(
                 return
     except (Exception, asyncio.CancelledError) as error:
         # Asked as well as looked at: a worker that was stopped may say so before the next look.
-        if departures.left(task) or context.is_stopped() or context.is_killed():
+        if departures.left(task) or gone(context):
             return  # nobody listens any more, so nothing that ended this early is a failure
         if isinstance(error, RequestFailed):
             raise dynamo_error(error) from None

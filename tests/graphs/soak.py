@@ -69,6 +69,17 @@ def closed_alike(
     return None
 
 
+def wait_closed_alike(
+    graph: LocalGraph, request_ids: Sequence[str | None], seconds: float, may_lack: Collection[str | None] = ()
+) -> None:
+    wait_until(
+        "every route closed alike",
+        lambda: closed_alike(graph, request_ids, may_lack) is None,
+        seconds,
+        lambda: str(closed_alike(graph, request_ids, may_lack)),
+    )
+
+
 def open_routes(graph: LocalGraph) -> dict[str, int]:
     """Routes that a router still waits for: those of clients that left close too."""
     found = {router: snapshot(graph, router).get("open_routes", -1) for router in graph.router_names}
@@ -109,13 +120,7 @@ class Soak:
         answers = traffic.finish()
         ids = [answer.request_id for _, answer in answers if answer.request_id is not None]
         assert len(ids) == len(answers) == len(set(ids))
-        may_lack = traffic.sent_before(killed_at)
-        wait_until(
-            "every route closed alike",
-            lambda: closed_alike(graph, ids, may_lack) is None,
-            6 * ROUTE_SECONDS,
-            lambda: str(closed_alike(graph, ids, may_lack)),
-        )
+        wait_closed_alike(graph, ids, 6 * ROUTE_SECONDS, traffic.sent_before(killed_at))
         if part.startswith("router"):
             self._router_died = time.monotonic()
         if time.monotonic() - self._router_died > ABANDONED_SECONDS:

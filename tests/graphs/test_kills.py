@@ -75,13 +75,7 @@ def test_a_killed_router_loses_no_request_and_comes_back_complete(graph: LocalGr
     traffic.wait_for(8)
     ids = [answer.request_id for _, answer in traffic.finish()]
     # No request is lost, but a record may be: of a request that was answered in the moment between its record and the bus.
-    may_lack = traffic.sent_before(killed_at)
-    wait_until(
-        "every route closed alike",
-        lambda: soak.closed_alike(graph, ids, may_lack) is None,
-        6 * ROUTE_SECONDS,
-        lambda: str(soak.closed_alike(graph, ids, may_lack)),
-    )
+    soak.wait_closed_alike(graph, ids, 6 * ROUTE_SECONDS, traffic.sent_before(killed_at))
     lacking = [request_id for request_id in ids if not routes(graph, "router-1", request_id)]
     assert len(lacking) <= clients
     served_and_confirmed(graph, 902)

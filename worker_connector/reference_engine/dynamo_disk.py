@@ -26,7 +26,7 @@ class DiskAhead:
 
     async def before(self, asked: Submission, gone: Callable[[], Awaitable[Any]] | None = None) -> None:
         """Returns when what is worth waiting for has come. Never raises but for cancellation."""
-        rank = self._rank_of(asked)
+        rank = asked.rank_of(len(self._doors))
         door = None if rank is None else self._doors[rank]
         if rank is None or door is None:
             return
@@ -39,13 +39,9 @@ class DiskAhead:
 
     def prefill(self, asked: Submission) -> Prefill | None:
         """The engine gets the request now."""
-        rank = self._rank_of(asked)
+        rank = asked.rank_of(len(self._doors))
         door = None if rank is None else self._doors[rank]
         return None if door is None else Prefill(door, self._clock)
-
-    def _rank_of(self, asked: Submission) -> int | None:
-        """None: the engine will choose."""
-        return asked.dp_rank if asked.dp_rank is not None else 0 if len(self._doors) == 1 else None
 
 
 class Prefill:

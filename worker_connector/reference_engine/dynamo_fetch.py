@@ -53,7 +53,7 @@ class FetchAhead:
 
     async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
         """Returns when what can come in time has come. Never raises but for cancellation."""
-        rank = asked.dp_rank if asked.dp_rank is not None else 0 if len(self._desks) == 1 else None
+        rank = asked.rank_of(len(self._desks))
         if hints is None or rank is None:
             return
         # Donors are not our matter: theirs come to the connector by the hint table, or on the request.

@@ -38,6 +38,10 @@ class Submission:
     dp_rank: int | None
     cache_salt: str | None
 
+    def rank_of(self, ranks: int) -> int | None:
+        """Which of so many data-parallel ranks gets it; None: the engine will choose."""
+        return self.dp_rank if self.dp_rank is not None else 0 if ranks == 1 else None
+
 
 def submission(
     request: Mapping[str, Any], token_ids: list[int], *, token_limit: int, data_parallel_size: int
