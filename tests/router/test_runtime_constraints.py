@@ -32,6 +32,8 @@ def tainted(open_graph: OpenGraph) -> Iterator[Tainted]:
         router = graph.router("r0")
         graph.frontend(routers=1)
         made = Tainted(graph, router, graph.worker_id("plain"), graph.worker_id("fast"))
+        # The router is up with the first card; the other one may come later.
+        wait_until("both cards", lambda: live(made).keys() == {made.plain, made.fast})
         status = graph.status_port(workers["fast"])
         assert http_json(status, "/engine/update/model_taints", {"taints": ["capacity/fast"]})[0] == 200
         wait_until("the taint on the card that the router reads", lambda: live(made)[made.fast] == ["capacity/fast"])

@@ -66,7 +66,12 @@ def test_a_killed_worker(rig: Rig) -> None:
 
     wait_until("the restarted worker to serve", serves_again)
     load.finish()
-    live = rig.graph.query(rig.routers["r0"], [1])["live"]
+
+    def listed() -> dict[str, Any] | None:
+        found: dict[str, Any] = rig.graph.query(rig.routers["r0"], [1])["live"]
+        return found if found.keys() >= {f"{back}/0", f"{back}/1"} else None
+
+    live = wait_until("its card, which comes by another way than its requests", listed)
     assert [live[f"{back}/{rank}"][0] for rank in (0, 1)] == ["stable-w0", "stable-w0"]
 
 
