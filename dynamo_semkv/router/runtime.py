@@ -34,6 +34,7 @@ from dynamo.llm import (
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.router.runtime_cards import CardError, CardTable, card_of, none_to_place, role_before
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
@@ -270,11 +271,13 @@ class DynamoEdge:
         *,
         unpinned: Request | None = None,
         annotate: Mapping[str, Any] | None = None,
+        tokens: TokenArray | None = None,
     ) -> RequestDispatch:
         """Send the request through KvRouter, to `pin` or where Dynamo likes; iterate the result for the chunks.
 
         `unpinned` is what is sent when the pin is given up (without the hint that was meant for the pinned replica); default: the request.
-        `annotate` is told to the client beside the replica that served, in `engine_data.semkv`.
+        `annotate` is told to the client beside the replica that served, in `engine_data.semkv`. `tokens`: the request's token ids, where
+        the caller has them as an array, which Dynamo reads sooner than a list.
         """
         return RequestDispatch(
             self._generate,
@@ -282,6 +285,7 @@ class DynamoEdge:
             pin,
             unpinned=unpinned,
             annotate=annotate,
+            tokens=tokens,
             losses=self,
         )
 

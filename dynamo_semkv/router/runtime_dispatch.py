@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.router.ingress import PIN_KEYS
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed, classify, message
 from dynamo_semkv.router.runtime_types import Chunk, Request
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 SERVED_KEY = "semkv"
 """Key in a chunk's `engine_data` that tells the client which replica served (with nvext.extra_fields ["engine_data"])."""
+
+_INT32_MAX = 2**31 - 1
 
 COMPLETE = frozenset({"stop", "length", "eos", "content_filter"})
 """Finish reasons after which a trailing error of the worker changes nothing for the client."""
@@ -50,6 +53,14 @@ def pinned_request(request: Request, pin: ReplicaKey) -> Request:
     routing["backend_instance_id"] = pin.worker_id
     routing["dp_rank"] = pin.dp_rank
     return {**request, "routing": routing}
+
+
+def packed_request(request: Request, tokens: TokenArray) -> Request:
+    """The request with its token ids as one little-endian i32 buffer, which Dynamo reads in a third of the time that a list takes
+    (`dynamo.common.utils.token_ids` says what the form is). As it is where an id needs more than 31 bits."""
+    if not len(tokens) or int(tokens.max()) > _INT32_MAX:
+        return request
+    return {**request, "token_ids": tokens.astype("<i4", copy=False).tobytes()}
 
 
 def has_client_pin(request: Request) -> bool:
@@ -96,11 +107,13 @@ class RequestDispatch:
         unpinned: Request | None,
         annotate: Mapping[str, Any] | None,
         losses: Losses,
+        tokens: TokenArray | None = None,
     ) -> None:
         self._generate = generate
         self._request = request
         self._pin = pin
         self._unpinned = request if unpinned is None else unpinned
+        self._tokens = tokens
         self._annotate = annotate
         sampling = request.get("sampling_options")
         choices = sampling.get("n") if isinstance(sampling, Mapping) else None
@@ -143,7 +156,7 @@ class RequestDispatch:
         """The stream and its first chunk; falls back from our pin to Dynamo's choice, once."""
         if self._pin is not None:
             try:
-                stream = await self._generate(pinned_request(self._request, self._pin))
+                stream = await self._send(pinned_request(self._request, self._pin))
             except Exception as error:  # noqa: BLE001 - no chunk was sent: whatever refused our pin, Dynamo's choice may serve
                 self._give_up_pin(error)
             else:
@@ -159,10 +172,13 @@ class RequestDispatch:
                     self.pinned = True
                     return stream, chunk
         try:
-            stream = await self._generate(self._unpinned)
+            stream = await self._send(self._unpinned)
             return stream, await _next(stream)
         except Exception as error:
             raise self._failed(error) from error
+
+    def _send(self, request: Request) -> Awaitable[ChunkStream]:
+        return self._generate(request if self._tokens is None else packed_request(request, self._tokens))
 
     def _give_up_pin(self, error: Exception) -> None:
         assert self._pin is not None

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.contracts.keys import TokenArray
 
 Request = dict[str, Any]
 """A preprocessed request as the frontend sends it (token_ids, sampling_options, routing, extra_args, ...)."""
@@ -162,6 +163,7 @@ class Edge(Protocol):
         *,
         unpinned: Request | None = None,
         annotate: Mapping[str, Any] | None = None,
+        tokens: TokenArray | None = None,
     ) -> Dispatch: ...
 
 

@@ -200,6 +200,7 @@ class RouterService:
                     decision.placed,
                     unpinned=request,
                     annotate={"route_id": prepared.route_id, "reason": decision.reason.value},
+                    tokens=prepared.advice.prompt.tokens,
                 )
                 return dispatch, route
         except Exception as error:  # noqa: BLE001 - whatever of ours fails here, the request goes as it came; counted and logged

@@ -12,7 +12,7 @@ from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnn
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, stable_worker_id
-from dynamo_semkv.contracts.keys import PromptKey
+from dynamo_semkv.contracts.keys import PromptKey, TokenArray
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
@@ -223,6 +223,7 @@ class FakeEdge:
         *,
         unpinned: dict[str, Any] | None = None,
         annotate: Mapping[str, Any] | None = None,
+        tokens: TokenArray | None = None,
     ) -> FakeDispatch:
         dispatch = FakeDispatch(self, request, pin, request if unpinned is None else unpinned)
         dispatch.annotate = annotate

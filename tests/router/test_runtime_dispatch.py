@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from dynamo.common.utils.token_ids import token_ids_to_list
 
 from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.contracts.keys import as_tokens
 from dynamo_semkv.router.runtime_dispatch import (
     HANDED_OVER,
     RequestDispatch,
@@ -81,6 +84,7 @@ class Router:
             pin,
             unpinned=more.pop("unpinned", None),
             annotate=more.pop("annotate", None),
+            tokens=more.pop("tokens", None),
             losses=self,
         )
 
@@ -137,6 +141,23 @@ async def test_the_pin_holds() -> None:
     # The frontend would log an ERROR for a worker id that is not the router's own.
     assert "routing_data" not in chunks[0]
     assert chunks[-1]["routing_data"] == {"timing": {"ttft_ms": 1.0}}
+
+
+async def test_token_ids_travel_packed_with_a_pin_and_without() -> None:
+    ids = [7, 0, 2**31 - 1]
+    router = Router(Exception("something new"), answer(OTHER))
+    await collect(router.dispatch(PIN, request={**REQUEST, "token_ids": ids}, tokens=as_tokens(ids)))
+    packed = struct.pack("<3i", *ids)
+    # Given up, the pin leaves the request that was not meant for it.
+    assert [request["token_ids"] for request in router.requests] == [packed, packed]
+    assert token_ids_to_list(packed) == ids
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2**31]])
+async def test_what_does_not_fit_the_packed_form_travels_as_it_is(ids: list[int]) -> None:
+    router = Router(answer(OTHER))
+    await collect(router.dispatch(request={**REQUEST, "token_ids": ids}, tokens=as_tokens(ids)))
+    assert router.requests[0]["token_ids"] == ids
 
 
 async def test_one_chunk_is_first_and_last() -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ logger = logging.getLogger(__name__)
 _HINT_ROLES = {Role.AGGREGATED: "aggregated", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 BEAT_SECONDS = 0.02
-"""How often KV events and load are read from the engine."""
+"""How often KV events and load are read from the engine while it has something to do, and for QUIET_SECONDS after."""
+QUIET_SECONDS = 1.0
+IDLE_BEAT_SECONDS = 0.2
+"""The same of an idle engine, unless a request comes. A load that has not changed is told again no more often than that."""
 HEARTBEAT_SECONDS = 5.0
 """A rank that had no KV event for so long sends one that changes nothing."""
 SUBSCRIBE_MILLISECONDS = 20_000
@@ -151,6 +155,10 @@ class DynamoWorker:
         self._in_flight = 0
         self._idle = asyncio.Event()
         """Set whenever the last running request has ended."""
+        self._asked = asyncio.Event()
+        """Set by whatever gives the engine something to do; ends an idle beat."""
+        self._told: dict[int, tuple[int, float]] = {}
+        """Active blocks of a rank as last published, and when."""
 
     def _engine_died(self, rank: int, error: BaseException) -> None:
         logger.error("rank %d ended the engine: %r", rank, error)
@@ -302,19 +310,37 @@ class DynamoWorker:
     async def _reset(self, _body: Any = None) -> dict[str, Any]:
         """POST /engine/reset_prefix_cache: drop device blocks that no request holds; the host slab keeps its copies."""
         self.engine.reset_prefix_cache()
+        self._asked.set()
         return {}
 
     async def _beat(self) -> None:
+        busy_until = 0.0
         while True:
-            for rank, device in enumerate(self._device):
-                events = self.engine.poll_kv_events(rank)
-                device.apply(events)
-                if events and (hand_in := self._hand_in[rank]) is not None:
-                    hand_in(events)
-                self._metrics.publish(dp_rank=rank, active_decode_blocks=self.engine.stats(rank).active_blocks)
-                if time.monotonic() - self._relays[rank].sent_at > HEARTBEAT_SECONDS:
-                    self._relays[rank].send(heartbeat(self._settings.engine.tokens_per_block))
-            await asyncio.sleep(BEAT_SECONDS)
+            self._asked.clear()
+            news = [self._tell(rank) for rank in range(len(self._device))]
+            now = time.monotonic()
+            if self._in_flight or any(news):
+                busy_until = now + QUIET_SECONDS
+            if now < busy_until:
+                await asyncio.sleep(BEAT_SECONDS)
+                continue
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), IDLE_BEAT_SECONDS)
+
+    def _tell(self, rank: int) -> bool:
+        """KV events and load of one rank, to Dynamo and to its connector. Whether there was anything new."""
+        events = self.engine.poll_kv_events(rank)
+        self._device[rank].apply(events)
+        if events and (hand_in := self._hand_in[rank]) is not None:
+            hand_in(events)
+        active, now = self.engine.stats(rank).active_blocks, time.monotonic()
+        before, told_at = self._told.get(rank, (None, 0.0))
+        if active != before or now - told_at > IDLE_BEAT_SECONDS:
+            self._metrics.publish(dp_rank=rank, active_decode_blocks=active)
+            self._told[rank] = active, now
+        if now - self._relays[rank].sent_at > HEARTBEAT_SECONDS:
+            self._relays[rank].send(heartbeat(self._settings.engine.tokens_per_block))
+        return bool(events) or active != before
 
     def generate(
         self, request: Mapping[str, Any], context: Any = None, response_sender: Any = None
@@ -333,6 +359,7 @@ class DynamoWorker:
     async def _stream(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
         self._in_flight += 1
         self._idle.clear()
+        self._asked.set()
         headers = context.trace_headers() or {} if context is not None else {}
         logs.bind(
             fresh=True,

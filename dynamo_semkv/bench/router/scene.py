@@ -112,6 +112,7 @@ class SimulatedEdge:
         *,
         unpinned: Request | None = None,
         annotate: Mapping[str, Any] | None = None,
+        tokens: TokenArray | None = None,
     ) -> SimulatedDispatch:
         return SimulatedDispatch(pin or next(iter(self.live)), pin is not None)
 

@@ -19,6 +19,7 @@ import uvloop
 from dynamo.runtime.logging import configure_dynamo_logging
 
 from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.contracts.keys import as_tokens
 from dynamo_semkv.router.ingress import strip_client_hints
 from dynamo_semkv.router.runtime import DynamoEdge, EdgeSettings, token_ids_list
 from dynamo_semkv.router.runtime_errors import RequestFailed
@@ -43,7 +44,8 @@ class Service:
                 _, worker, rank = annotation.split(":")
                 pin = ReplicaKey(int(worker), int(rank))
         clean["extra_args"] = {**(clean.get("extra_args") or {}), "semkv": {"route": f"{self.name}-{time.time_ns()}"}}
-        dispatch = self.edge.dispatch(clean, pin, annotate={"router": self.name})
+        tokens = as_tokens(token_ids_list(clean))
+        dispatch = self.edge.dispatch(clean, pin, annotate={"router": self.name}, tokens=tokens)
         outcome = "closed"
         self.record("request", id=call.request_id, metadata=dict(call.metadata), stripped=stripped, request=request)
         try:
