@@ -251,6 +251,8 @@ def _disk_place(settings: Settings, number: int, world: int) -> DiskPlace | None
 
 def _beat(parts: LeaderParts) -> None:
     parts.outlet.announce()
+    if (donors := parts.outlet.donors) is not None:
+        donors.tell_shrunk()
     parts.leader.sweep_idle()
     parts.leader.warn_of_missing_ranks()
     parts.leader.restate_if_due()

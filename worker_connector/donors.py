@@ -6,7 +6,9 @@ none on the scheduler's; only `get` may be called from elsewhere.
 
 Blocks leave every tier from the end of a chain, so a donor is indexed under its last block only. As blocks leave, it shrinks to what is
 still there: it stays as it is while little is missing, is registered again, shorter, when more than an eighth is, and is evicted when less
-than half is left. So evidence overstates a donor by an eighth at the most, and pressure on the slab does not become a storm of events.
+than half is left. Of the slab's it is told to be shorter a second later: a chain that begins to leave has most often left by then, and
+one event says so instead of two. So, but for that second, evidence overstates a donor by an eighth at the most, and pressure on the
+slab does not become a storm of events.
 
 Its tier is that of the slab while no more than an eighth of it is on disk alone; else it is registered again under the disk's, and once
 more when its blocks were brought up.
@@ -15,9 +17,9 @@ more when its blocks were brought up.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered
 from dynamo_semkv.contracts.identity import DonorId, Generation, new_donor_id
@@ -26,68 +28,27 @@ from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.device_blocks import DeviceBlock
 from worker_connector.disk_index import DiskBlock
+from worker_connector.donor import KEPT_SHARE, TOLERATED_LOSS, Donor, KnownDonor, last_of, tip_key
 from worker_connector.donor_event import describe, moved, with_generation
 from worker_connector.donor_stream import DonorStream
 from worker_connector.ledger import BlockEntry
 from worker_connector.request_view import unpack_tokens
 
-_TOLERATED_LOSS = 1 / 8
-_KEPT_SHARE = 1 / 2
-
-
-@dataclass(frozen=True)
-class KnownDonor:
-    """What a verdict may ask about a donor of this replica."""
-
-    donor_id: DonorId
-    namespace: CacheNamespace
-    tokens: int
-    tip: BlockEntry | None
-    """Its last block in the slab; None if none is there, or with materialization off."""
-    below: DiskBlock | None = None
-    """Its last block on disk, where that is beyond `tip`."""
-
-
-@dataclass
-class _Donor:
-    donor_id: DonorId
-    namespace: CacheNamespace
-    digest: bytes
-    end_key: BlockKey
-    """Of the last block that is here in any tier."""
-    blocks: int
-    """Here, in any tier."""
-    tip: BlockEntry | None
-    below: DiskBlock | None
-    device: DeviceBlock | None
-    """Its last block as the engine's events know it, if they do."""
-    by_engine: bool
-    """It is in the engine's own cache, not in ours: materialization is off."""
-    event: DonorRegistered
-    """As registered last."""
-    registered_blocks: int
-
-    @property
-    def in_slab(self) -> int:
-        return 0 if self.tip is None else self.tip.ordinal + 1
-
-    @property
-    def tier(self) -> Tier:
-        if self.by_engine:
-            return Tier.HOST_PINNED if self.device is not None and self.device.level > 0 else Tier.DEVICE
-        return Tier.DISK if self.in_slab < self.blocks * (1 - _TOLERATED_LOSS) else Tier.HOST_PINNED
-
-    def chain(self) -> Sequence[BlockEntry | DiskBlock | DeviceBlock]:
-        """What is here, block 0 first; empty where no tier can name the blocks."""
-        end = self.below or self.tip or self.device
-        return end.chain() if end is not None else ()
+SHRINK_SECONDS = 1.0
+"""How long a donor may be shorter than it was said to be."""
 
 
 class DonorRegistry:
     """One replica's donors, at most `max_donors`, the least recently registered or repeated go first."""
 
     def __init__(
-        self, stream: DonorStream, generation: Generation, tokens_per_block: int, min_donor_tokens: int, max_donors: int
+        self,
+        stream: DonorStream,
+        generation: Generation,
+        tokens_per_block: int,
+        min_donor_tokens: int,
+        max_donors: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._generation = generation
@@ -95,9 +56,12 @@ class DonorRegistry:
         self._min_tokens = max(min_donor_tokens, tokens_per_block)
         self._max = max_donors
         self._lock = threading.Lock()
-        self._donors: OrderedDict[DonorId, _Donor] = OrderedDict()
-        self._by_end: dict[BlockKey, _Donor] = {}
-        self._by_tip: dict[BlockKey, dict[DonorId, _Donor]] = {}
+        self._donors: OrderedDict[DonorId, Donor] = OrderedDict()
+        self._clock = clock
+        self._shrinking: dict[DonorId, float] = {}
+        """Shorter than they were said to be, and since when; oldest first."""
+        self._by_end: dict[BlockKey, Donor] = {}
+        self._by_tip: dict[BlockKey, dict[DonorId, Donor]] = {}
         """Donors that go on below the slab, under their last block in it; under the namespace's root if none is."""
         self.on_disk: Callable[[BlockKey], DiskBlock | None] = lambda key: None
         self.in_slab: Callable[[BlockKey], BlockEntry | None] = lambda key: None
@@ -168,7 +132,7 @@ class DonorRegistry:
 
     def departed(self, entries: Iterable[BlockEntry]) -> None:
         """Blocks left the slab, deepest first. What is on disk is there still."""
-        touched: dict[DonorId, _Donor] = {}
+        touched: dict[DonorId, Donor] = {}
         with self._lock:
             for entry in entries:
                 parent = entry.parent if entry.parent is not None and entry.parent.ordinal >= 0 else None
@@ -186,16 +150,16 @@ class DonorRegistry:
                 else:
                     donor_here.tip = parent
                     self._move_end(donor_here, parent)
-        self._settle(touched)
+        self._settle(touched, patient=True)
 
     def stored(self, entries: Sequence[BlockEntry]) -> None:
         """Consecutive blocks of a chain became resident: donors that went on below the slab there have them back."""
-        touched: dict[DonorId, _Donor] = {}
+        touched: dict[DonorId, Donor] = {}
         with self._lock:
             first = entries[0]
             above = root_key(first.digest) if first.ordinal == 0 or first.parent is None else first.parent.key
             for donor in list(self._by_tip.get(above, {}).values()):
-                tip = _last_of(donor.below, entries)
+                tip = last_of(donor.below, entries)
                 if tip is None:
                     continue
                 self._move_tip(donor, tip)
@@ -204,7 +168,7 @@ class DonorRegistry:
 
     def disk_gone(self, blocks: Iterable[DiskBlock]) -> None:
         """Blocks left the disk, deepest first."""
-        touched: dict[DonorId, _Donor] = {}
+        touched: dict[DonorId, Donor] = {}
         with self._lock:
             for block in blocks:
                 donor = self._by_end.get(block.key)
@@ -221,7 +185,7 @@ class DonorRegistry:
 
     def device_gone(self, blocks: Iterable[DeviceBlock]) -> None:
         """The engine says that it removed blocks from its own cache; deepest first, with all that continue them."""
-        touched: dict[DonorId, _Donor] = {}
+        touched: dict[DonorId, Donor] = {}
         with self._lock:
             for block in blocks:
                 donor = self._by_end.get(block.key)
@@ -264,6 +228,17 @@ class DonorRegistry:
                 self._move_end(donor, device)
         self._settle({donor.donor_id: donor})
 
+    def tell_shrunk(self) -> None:
+        """Of donors that have been shorter for SHRINK_SECONDS, what is left."""
+        due = self._clock() - SHRINK_SECONDS
+        while self._shrinking:
+            donor_id, since = next(iter(self._shrinking.items()))
+            if since > due:
+                return
+            del self._shrinking[donor_id]
+            if (donor := self._donors.get(donor_id)) is not None:
+                self._shrink(donor)
+
     def device_donors(self) -> list[DonorId]:
         with self._lock:
             return [donor.donor_id for donor in self._donors.values() if donor.by_engine]
@@ -278,6 +253,7 @@ class DonorRegistry:
                 self._donors.clear()
                 self._by_end.clear()
                 self._by_tip.clear()
+                self._shrinking.clear()
             self.counts["resets"] += 1
         self._stream.reset(generation)
         for donor in donors:
@@ -312,12 +288,12 @@ class DonorRegistry:
         in_slab = 0 if tip is None else tip.ordinal + 1
         by_engine = tip is None and below is None
         tier = Tier.DEVICE if by_engine else Tier.HOST_PINNED
-        if below is not None and in_slab < len(chain) * (1 - _TOLERATED_LOSS):
+        if below is not None and in_slab < len(chain) * (1 - TOLERATED_LOSS):
             tier = Tier.DISK
         event = self._describe(donor_id, namespace, digest, tokens, chain, tier)
         if event is None:
             return None
-        donor = _Donor(
+        donor = Donor(
             donor_id, namespace, digest, chain[-1], len(chain), tip, below, None, by_engine, event, len(chain)
         )
         with self._lock:
@@ -332,7 +308,7 @@ class DonorRegistry:
             self._donors[donor_id] = donor
             self._by_end[donor.end_key] = donor
             if below is not None:
-                self._by_tip.setdefault(_tip_key(donor), {})[donor_id] = donor
+                self._by_tip.setdefault(tip_key(donor), {})[donor_id] = donor
         for found in older:
             self.counts["superseded"] += 1
             self._emit_evicted(found)
@@ -343,23 +319,23 @@ class DonorRegistry:
         self._announce(donor)
         return donor_id
 
-    def _move_tip(self, donor: _Donor, tip: BlockEntry | None) -> None:
+    def _move_tip(self, donor: Donor, tip: BlockEntry | None) -> None:
         """Its part in the slab now ends here; what is on disk ends where it did."""
         self._leave_tip(donor)
         donor.tip = tip
         if donor.below is not None and donor.in_slab > donor.below.ordinal:
             donor.below = None
         if donor.below is not None:
-            self._by_tip.setdefault(_tip_key(donor), {})[donor.donor_id] = donor
+            self._by_tip.setdefault(tip_key(donor), {})[donor.donor_id] = donor
 
-    def _leave_tip(self, donor: _Donor) -> None:
-        there = self._by_tip.get(_tip_key(donor))
+    def _leave_tip(self, donor: Donor) -> None:
+        there = self._by_tip.get(tip_key(donor))
         if there is not None:
             there.pop(donor.donor_id, None)
             if not there:
-                del self._by_tip[_tip_key(donor)]
+                del self._by_tip[tip_key(donor)]
 
-    def _move_end(self, donor: _Donor, end: BlockEntry | DiskBlock | DeviceBlock | None) -> None:
+    def _move_end(self, donor: Donor, end: BlockEntry | DiskBlock | DeviceBlock | None) -> None:
         """Its last block is gone, and this one is the last now; `blocks` 0: nothing is left, or another donor says the same."""
         if self._by_end.get(donor.end_key) is donor:
             del self._by_end[donor.end_key]
@@ -370,8 +346,9 @@ class DonorRegistry:
         donor.end_key = end.key
         self._by_end[end.key] = donor
 
-    def _drop(self, donor: _Donor) -> None:
+    def _drop(self, donor: Donor) -> None:
         self._donors.pop(donor.donor_id, None)
+        self._shrinking.pop(donor.donor_id, None)
         if self._by_end.get(donor.end_key) is donor:
             del self._by_end[donor.end_key]
         self._leave_tip(donor)
@@ -391,58 +368,51 @@ class DonorRegistry:
             self.counts["invalid"] += 1
         return event
 
-    def _settle(self, donors: dict[DonorId, _Donor]) -> None:
-        """Tells what became of donors that lost blocks or have them elsewhere now."""
+    def _settle(self, donors: dict[DonorId, Donor], *, patient: bool = False) -> None:
+        """Tells what became of donors that lost blocks or have them elsewhere now; `patient`: more of the same is likely at once."""
         for donor in donors.values():
             left = donor.blocks / donor.registered_blocks
             chain = donor.chain()
-            if left < _KEPT_SHARE or donor.blocks * self._tokens_per_block < self._min_tokens or not chain:
+            if left < KEPT_SHARE or donor.blocks * self._tokens_per_block < self._min_tokens or not chain:
                 if left == 1 and not chain:
                     continue  # of the device tier, and nobody has spoken of its blocks
                 with self._lock:
                     self._drop(donor)
                 self.counts["evicted"] += 1
                 self._emit_evicted(donor)
-            elif left < 1 - _TOLERATED_LOSS:
-                tokens = b"".join(block.tokens for block in chain)
-                keys = [block.key for block in chain]
-                event = self._describe(donor.donor_id, donor.namespace, donor.digest, tokens, keys, donor.tier)
-                if event is not None:
-                    donor.event, donor.registered_blocks = event, len(chain)
-                    self.counts["shrunk"] += 1
-                    self._announce(donor)
+            elif left < 1 - TOLERATED_LOSS:
+                if patient:
+                    self._shrinking.setdefault(donor.donor_id, self._clock())
+                else:
+                    self._shrink(donor)
             elif donor.event.location.tier is not donor.tier:
                 donor.event = moved(donor.event, donor.tier)
                 self.counts["moved"] += 1
                 self._announce(donor)
 
-    def _announce(self, donor: _Donor) -> None:
+        self.tell_shrunk()
+
+    def _shrink(self, donor: Donor) -> None:
+        """Registers again what is left of it, unless that has become as much as it was said to be."""
+        chain = donor.chain()
+        if not chain or donor.blocks / donor.registered_blocks >= 1 - TOLERATED_LOSS:
+            return
+        tokens = b"".join(block.tokens for block in chain)
+        keys = [block.key for block in chain]
+        event = self._describe(donor.donor_id, donor.namespace, donor.digest, tokens, keys, donor.tier)
+        if event is not None:
+            donor.event, donor.registered_blocks = event, len(chain)
+            self.counts["shrunk"] += 1
+            self._announce(donor)
+
+    def _announce(self, donor: Donor) -> None:
         if donor.event.provider_generation != self._generation:
             donor.event = with_generation(donor.event, self._generation)
         self._sent(self._stream.emit(donor.event))
 
-    def _emit_evicted(self, donor: _Donor) -> None:
+    def _emit_evicted(self, donor: Donor) -> None:
         self._sent(self._stream.emit(DonorEvicted(donor_id=donor.donor_id, provider_generation=self._generation)))
 
     def _sent(self, sent: bool) -> None:
         if not sent:
             self.counts["unsent"] += 1
-
-
-def _tip_key(donor: _Donor) -> BlockKey:
-    return root_key(donor.digest) if donor.tip is None else donor.tip.key
-
-
-def _last_of(below: DiskBlock | None, entries: Sequence[BlockEntry]) -> BlockEntry | None:
-    """The last of these consecutive blocks that the chain which ends in `below` has too; None if it goes on with others."""
-    by_ordinal = {entry.ordinal: entry for entry in entries}
-    at, found = below, None
-    while at is not None and at.ordinal >= entries[0].ordinal:
-        entry = by_ordinal.get(at.ordinal)
-        if entry is not None:
-            if entry.key != at.key:
-                found = None  # the paths part before here
-            elif found is None:
-                found = entry
-        at = at.parent
-    return found

@@ -3,6 +3,7 @@
 semkv          our router in front (enforce), our connector in the engines
 kv             Dynamo's frontend with `--router-mode kv`, engines without a connector: who has not installed us
 kv_connector   Dynamo's frontend with `--router-mode kv`, engines with our connector: what of a gain is not the placement's
+passing        our router with `placement.mode: off`, engines without a connector: what a router of its own in front of the workers takes
 round_robin    as kv, with `--router-mode round-robin`
 semblend       our router with SemBlend's provider instead of the fingerprints, and a deadline that lets it answer
 cold           as round_robin, and every request under a salt of its own: nothing can be reused
@@ -18,7 +19,7 @@ from dynamo_semkv.bench.encoder_onnx import MODEL_PACKAGE, model_directory
 from graphs.bench.groups import Group
 from graphs.local.settings import GraphSettings
 
-SEMKV, KV, KV_CONNECTOR = "semkv", "kv", "kv_connector"
+SEMKV, KV, KV_CONNECTOR, PASSING = "semkv", "kv", "kv_connector", "passing"
 ROUND_ROBIN, SEMBLEND, COLD = "round_robin", "semblend", "cold"
 OURS = (SEMKV, SEMBLEND)
 """With a router of ours, which knows what became of every request."""
@@ -49,7 +50,8 @@ def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSetti
         blocks_per_rank=group.blocks_per_rank,
         max_num_tokens=group.max_num_tokens,
         threads=group.threads,
-        router_mode=None if ours else "kv" if name in (KV, KV_CONNECTOR) else "round-robin",
+        mode="off" if name == PASSING else "enforce",
+        router_mode=None if ours or name == PASSING else "kv" if name in (KV, KV_CONNECTOR) else "round-robin",
         overrides=_overrides(name, group, model_dir, disk) if connector else {},
     )
 

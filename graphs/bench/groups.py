@@ -11,9 +11,11 @@ from dynamo_semkv.bench.report.library import Library
 from dynamo_semkv.bench.report.workload import Sizes, Timed
 
 MIB = 2**20
-ALL = ("semkv", "kv", "kv_connector", "round_robin", "semblend", "cold")
-BUT_ABLATION = tuple(name for name in ALL if name != "kv_connector")
-"""Where nothing is ever in host memory only, a connector under Dynamo's own router shows nothing new."""
+ALL = ("semkv", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
+BUT_PASSING = tuple(name for name in ALL if name != "passing")
+"""Where there is something to reuse, a router that only passes on shows nothing new."""
+BUT_ABLATION = tuple(name for name in BUT_PASSING if name != "kv_connector")
+"""The same of a connector under Dynamo's own router, where nothing is ever in host memory only."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,17 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
     if (paraphrased := _paraphrased(sizes, seed)) is not None:
         single.append(paraphrased)
     single += [workload.tenants(library, sizes), workload.negatives(library, sizes)]
-    # Negative controls for the ablation too: there it shows what saving costs.
+    # Negative controls for the ablations too: there they show what saving costs, and what a second hop does.
     found = [Planned(scenario, ALL if scenario.name == "negative" else BUT_ABLATION) for scenario in single]
-    found.append(Planned(workload.working_set(library, sizes, "uniform"), ALL))
+    found.append(Planned(workload.working_set(library, sizes, "uniform"), BUT_PASSING))
     title = "host offload of a tenant (salted), which Dynamo's index does not see"
     salted = workload.working_set(library, sizes, "uniform", name="tenant_set", title=title, salt="tenant-w")
     found.append(Planned(salted, (*both, "kv_connector")))
     found += [
         Planned(workload.working_set(library, sizes, pattern, intervals), both) for pattern in ("bursty", "mooncake")
     ]
-    found.append(Planned(workload.unhurried(library, sizes), (*both, "kv_connector")))
-    found.append(Planned(workload.high_load(library, sizes), routed))
+    found.append(Planned(workload.unhurried(library, sizes), (*both, "kv_connector", "passing")))
+    found.append(Planned(workload.high_load(library, sizes), (*routed, "kv_connector", "passing")))
     return found
 
 

@@ -62,10 +62,12 @@ def test_contenders_differ_in_what_they_are_about_only(tmp_path: Path, monkeypat
         "semkv": None,
         "kv": "kv",
         "kv_connector": "kv",
+        "passing": None,
         "round_robin": "round-robin",
         "semblend": None,
         "cold": "round-robin",
     }
+    assert {name for name, s in made.items() if s.mode == "off"} == {"passing"}
     assert made["semkv"].overrides["connector"] == made["kv_connector"].overrides["connector"]
     assert made["semkv"].overrides["connector"]["disk_path"] == str(tmp_path / "disk")
     assert made["semblend"].overrides["evidence"]["fingerprint"] == {"enabled": False}

@@ -14,7 +14,7 @@ from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.sketch import DonorSketch
 from tests.worker_connector.harness import RecordingSink
 from worker_connector.donor_stream import DonorStream
-from worker_connector.donors import DonorRegistry
+from worker_connector.donors import SHRINK_SECONDS, DonorRegistry
 from worker_connector.ledger import BlockEntry, Ledger
 from worker_connector.request_view import pack_tokens, unpack_tokens
 
@@ -27,7 +27,8 @@ class Stand:
     def __init__(self, slots: int = 64, max_donors: int = 10) -> None:
         self.sink = RecordingSink()
         self.stream = DonorStream(self.sink, StableReplica("engine-a", 1))
-        self.registry = DonorRegistry(self.stream, Generation("g1"), SIZE, 2 * SIZE, max_donors)
+        self.now = 0.0
+        self.registry = DonorRegistry(self.stream, Generation("g1"), SIZE, 2 * SIZE, max_donors, lambda: self.now)
         self.registry.open()
         self.ledger = Ledger(slots, SIZE)
 
@@ -54,6 +55,10 @@ class Stand:
         chain = tip.chain()
         self.ledger.remove(chain[-blocks])
         self.registry.departed(self.ledger.take_departed())
+
+    def later(self, seconds: float = SHRINK_SECONDS) -> None:
+        self.now += seconds
+        self.registry.tell_shrunk()
 
     def consumer(self) -> dict[str, int]:
         """What a router believes: donor id -> tokens."""
@@ -127,6 +132,8 @@ def test_donor_shrinks_by_eighths_and_goes_at_half() -> None:
     stand.lose(chain[15], 2)
     assert stand.consumer() == {donor_id: 64}  # an eighth is missing
     stand.lose(chain[13], 1)
+    assert stand.consumer() == {donor_id: 64}, "a second may pass"
+    stand.later()
     assert stand.consumer() == {donor_id: 52}
     assert stand.registry.get(str(donor_id)).tokens == 52  # type: ignore[union-attr]
     stand.lose(chain[12], 7)
@@ -140,10 +147,38 @@ def test_shrunk_donor_has_the_sketch_of_what_is_left() -> None:
     tip = stand.save(numbers(64))
     stand.registry.register_resident(SPACE, tip)
     stand.lose(tip, 4)
+    stand.later()
     event = stand.sink.events(DonorRegistered)[-1]
     sketch = DonorSketch.from_bytes(event.segments[0].provider_metadata)
     assert sketch.token_count == 48
     assert sketch.checkpoints[-1] == (11, block_keys(DIGEST, numbers(48), SIZE)[-1])
+
+
+def test_a_chain_that_leaves_bit_by_bit_says_so_once() -> None:
+    stand = Stand()
+    tip = stand.save(numbers(64))
+    stand.registry.register_resident(SPACE, tip)
+    chain = tip.chain()
+    for last in range(15, 0, -4):
+        stand.lose(chain[last], 4)
+        stand.later(SHRINK_SECONDS / 8)
+    assert len(stand.sink.events(DonorRegistered)) == 1
+    assert len(stand.sink.events(DonorEvicted)) == 1
+    assert (stand.consumer(), stand.registry.counts["shrunk"]) == ({}, 0)
+
+
+def test_a_donor_that_goes_on_to_shrink_is_told_a_second_after_it_began() -> None:
+    stand = Stand()
+    tip = stand.save(numbers(64))
+    donor_id = stand.registry.register_resident(SPACE, tip)
+    chain = tip.chain()
+    stand.lose(chain[15], 3)
+    stand.later(SHRINK_SECONDS * 0.9)
+    stand.lose(chain[12], 3)  # does not begin the second anew
+    assert stand.consumer() == {donor_id: 64}
+    stand.later(SHRINK_SECONDS * 0.1)
+    assert stand.consumer() == {donor_id: 40}
+    assert stand.registry.counts["shrunk"] == 1
 
 
 def test_donors_that_shrink_to_the_same_prefix_become_one() -> None:
@@ -183,10 +218,15 @@ def test_tip_that_left_before_it_was_registered() -> None:
 
 
 def test_pressure_keeps_consumers_exact_to_an_eighth() -> None:
-    """Whatever leaves, a consumer overstates no donor by more than an eighth, and knows no donor that is gone."""
+    """Whatever leaves, a consumer knows no donor that is gone, overstates none by more than half, and a second later by an eighth."""
     stand = Stand(slots=40, max_donors=100)
     for n in range(30):
         stand.donate(numbers(4 * (4 + n % 7), 1000 * n))
+        believed = stand.consumer()
+        assert set(believed) == set(stand.registry._donors)
+        for donor in stand.registry._donors.values():
+            assert believed[donor.donor_id] <= donor.blocks * SIZE * 2
+        stand.later()
         believed = stand.consumer()
         assert set(believed) == set(stand.registry._donors)
         for donor in stand.registry._donors.values():

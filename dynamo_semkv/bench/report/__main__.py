@@ -130,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         "--group", nargs="*", help="of the scenarios: rfc, long, longest, disk, language, exactness (all, longest once)"
     )
     parser.add_argument(
-        "--contenders", nargs="*", help="semkv, kv, kv_connector, round_robin, semblend, cold (all that are installed)"
+        "--contenders",
+        nargs="*",
+        help="semkv, kv, kv_connector, passing, round_robin, semblend, cold (all that are installed)",
     )
     parser.add_argument("--docs", type=Path, default=Path("docs"), help=f"where {PAGE} and {PICTURES}/ go (docs)")
     parser.add_argument("--raw", type=Path, default=Path(".run/bench"), help="where the raw run goes (.run/bench)")

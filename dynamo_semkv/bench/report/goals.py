@@ -216,6 +216,14 @@ def _compared(scenario: str, limit: float, group: str = "rfc") -> Callable[[Figu
     return judge
 
 
+def _hop(figures: Figures) -> Measured | None:
+    """What a router that decides nothing takes, where nothing can be reused: no router of its own can be cheaper."""
+    start, end = "scenarios/rfc/", "/passing/ttft_mean_to_kv"
+    found = _matching(figures, start, end)
+    texts = [f"{path.removeprefix(start).removesuffix(end)} {figure.median:.2f}" for path, figure in found.items()]
+    return Measured(", ".join(texts), None) if texts else None
+
+
 def _question(limit: float) -> Callable[[Figures], Measured | None]:
     """The slower of the two numbers of resident prompts."""
 
@@ -326,6 +334,9 @@ GOALS: tuple[Goal, ...] = (
          _compared("all_unhurried", 1.02)),
     Goal("Placement", "the same, prompts of 8k tokens", SCENARIOS,
          _compared("all_unhurried", 1.02, "long")),
+    Goal("Placement", "the same, SmolLM2, prompts of 2k tokens", SCENARIOS,
+         _compared("all_negative", 1.02, "language")),
+    Goal("Placement", "the same through our router switched off, engines without a connector, reported beside", SCENARIOS, _hop),
     Goal("Placement", "Mooncake replay: prefill tokens against round robin, Dynamo kv and the oracle", "bench replay", _shown_replay),
 )  # fmt: skip
 PROVEN_BY_TESTS = (

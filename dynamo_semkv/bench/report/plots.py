@@ -15,6 +15,7 @@ COLOURS = {
     "semkv": "#2a7d4f",
     "kv": "#3465a4",
     "kv_connector": "#75b0e0",
+    "passing": "#a8c98b",
     "round_robin": "#888888",
     "semblend": "#c17d11",
     "cold": "#a40000",

@@ -9,11 +9,12 @@ from dynamo_semkv.bench.report.figures import OURS, RIVAL, reasons
 from dynamo_semkv.bench.report.markdown import counts, milliseconds, percent, spread, table
 from dynamo_semkv.bench.report.statistics import Figure, Figures
 
-ORDER = ("semkv", "kv", "kv_connector", "round_robin", "semblend", "cold")
+ORDER = ("semkv", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
 TITLES = {
     "semkv": "semkv",
     "kv": "Dynamo kv",
     "kv_connector": "Dynamo kv + connector",
+    "passing": "router off",
     "round_robin": "round robin",
     "semblend": "semkv with SemBlend",
     "cold": "cold",
