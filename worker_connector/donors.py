@@ -17,7 +17,6 @@ more when its blocks were brought up.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -48,7 +47,7 @@ class DonorRegistry:
         tokens_per_block: int,
         min_donor_tokens: int,
         max_donors: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._stream = stream
         self._generation = generation
@@ -231,13 +230,11 @@ class DonorRegistry:
     def tell_shrunk(self) -> None:
         """Of donors that have been shorter for SHRINK_SECONDS, what is left."""
         due = self._clock() - SHRINK_SECONDS
-        while self._shrinking:
-            donor_id, since = next(iter(self._shrinking.items()))
-            if since > due:
-                return
+        late = [donor_id for donor_id, since in self._shrinking.items() if since <= due]
+        for donor_id in late:
             del self._shrinking[donor_id]
-            if (donor := self._donors.get(donor_id)) is not None:
-                self._shrink(donor)
+        if late:
+            self._settle({donor_id: self._donors[donor_id] for donor_id in late})
 
     def device_donors(self) -> list[DonorId]:
         with self._lock:
@@ -380,30 +377,22 @@ class DonorRegistry:
                     self._drop(donor)
                 self.counts["evicted"] += 1
                 self._emit_evicted(donor)
+            elif left < 1 - TOLERATED_LOSS and patient:
+                self._shrinking.setdefault(donor.donor_id, self._clock())
             elif left < 1 - TOLERATED_LOSS:
-                if patient:
-                    self._shrinking.setdefault(donor.donor_id, self._clock())
-                else:
-                    self._shrink(donor)
+                tokens = b"".join(block.tokens for block in chain)
+                keys = [block.key for block in chain]
+                event = self._describe(donor.donor_id, donor.namespace, donor.digest, tokens, keys, donor.tier)
+                if event is not None:
+                    donor.event, donor.registered_blocks = event, len(chain)
+                    self.counts["shrunk"] += 1
+                    self._announce(donor)
             elif donor.event.location.tier is not donor.tier:
                 donor.event = moved(donor.event, donor.tier)
                 self.counts["moved"] += 1
                 self._announce(donor)
 
         self.tell_shrunk()
-
-    def _shrink(self, donor: Donor) -> None:
-        """Registers again what is left of it, unless that has become as much as it was said to be."""
-        chain = donor.chain()
-        if not chain or donor.blocks / donor.registered_blocks >= 1 - TOLERATED_LOSS:
-            return
-        tokens = b"".join(block.tokens for block in chain)
-        keys = [block.key for block in chain]
-        event = self._describe(donor.donor_id, donor.namespace, donor.digest, tokens, keys, donor.tier)
-        if event is not None:
-            donor.event, donor.registered_blocks = event, len(chain)
-            self.counts["shrunk"] += 1
-            self._announce(donor)
 
     def _announce(self, donor: Donor) -> None:
         if donor.event.provider_generation != self._generation:

@@ -134,6 +134,7 @@ class Outlet:
         self._queue = queue
         self._config = config
         self.hints = HintReader(fetches=config.fetch.enabled)
+        self._clock = clock
         self.table = HintTable(config.hint_ttl_seconds, config.max_hints, clock)
         self.donors: DonorRegistry | None = None
         """None until `open`."""
@@ -173,6 +174,7 @@ class Outlet:
                 identity.tokens_per_block,
                 self._config.min_donor_tokens,
                 self._config.max_donors,
+                self._clock,
             )
             self.donors.on_disk = lambda key: None if self._disk is None else self._disk.get(key)
             self.donors.in_slab = lambda key: None if self._ledger is None else self._ledger.by_key(key)

@@ -19,6 +19,8 @@ from tests.worker_connector.scripted import SIZE, ScriptedEngine
 from tests.worker_connector.test_channel_and_threads import Recorder, believed_and_true
 from tests.worker_connector.test_random_engine import EngineMachine
 from worker_connector.disk_door import DiskDoor
+from worker_connector.donor import KEPT_SHARE
+from worker_connector.donors import SHRINK_SECONDS
 from worker_connector.request_view import RequestScope, unpack_tokens
 
 _KEPT = 7 / 8
@@ -105,6 +107,15 @@ class DiskMachine(EngineMachine):
         if chance == 9 and not self.asked:  # what was promised before it fails closed, as it should
             self.engine.leader.reset_cache()
 
+    @rule()
+    def a_second_passes(self) -> None:
+        """Then donors that the slab began to lose are told as short as they are."""
+        self.engine.now += SHRINK_SECONDS
+        registry = self.engine.parts.outlet.donors
+        assert registry is not None
+        registry.tell_shrunk()
+        assert not registry._shrinking
+
     @invariant()
     def router_s_belief_is_what_is_resident(self) -> None:
         if not hasattr(self, "engine"):
@@ -123,6 +134,9 @@ class DiskMachine(EngineMachine):
                 assert in_slab or index.get(block.key) is not None
             tokens, tier = said[donor.donor_id]
             assert donor.blocks * 4 <= tokens
+            if donor.donor_id in registry._shrinking:
+                assert donor.blocks * 4 >= tokens * KEPT_SHARE
+                continue
             assert donor.blocks * 4 >= tokens * _KEPT
             assert tier == ("host_pinned" if donor.in_slab >= donor.blocks * _KEPT else "disk")
 
