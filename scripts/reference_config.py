@@ -45,6 +45,8 @@ MEANINGS = {
     "dynamo.kv_router.host_cache_hit_weight": "Share that a block in the host tier counts of one on the device.",
     "dynamo.kv_router.disk_cache_hit_weight": "The same for the disk tier.",
     "dynamo.kv_router.router_queue_threshold": "Load from which Dynamo's router queues requests. null: never.",
+    "dynamo.kv_router.router_predicted_ttl_seconds": "How long Dynamo takes the blocks of a prompt that it has just placed for cached there, "
+    "before the engine says so: prompts that begin alike and come in a burst then meet on one worker. null: only what engines have said.",
     "dynamo.kv_router.session_affinity_ttl_seconds": "How long Dynamo keeps a session on its worker. null: no affinity.",
     "bus.max_buffered_bytes": "The same in bytes.",
     "evidence.max_matches": "Matches of a lookup that are weighed, the strongest first.",

@@ -57,6 +57,8 @@ class KvRouterOptions(Section, frozen=True):
     router_replica_sync: bool = True
     """Routers under one name tell each other what they booked; without it each knows its own share of the load only."""
     router_queue_threshold: Annotated[float, Meta(ge=0.0, le=1_000.0)] | None = None
+    router_predicted_ttl_seconds: Annotated[float, Meta(ge=0.0, le=120.0)] | None = None
+    """How long Dynamo takes the blocks of a prompt that it has just placed for cached there (predict-on-route, ai-dynamo/dynamo#8276)."""
     session_affinity_ttl_seconds: Annotated[int, Meta(ge=1, le=604_800)] | None = None
     active_decode_blocks_threshold: Share | None = None
     """Share of a worker's blocks in use from which Dynamo calls it busy and refuses pins to it. null: never."""

@@ -82,6 +82,7 @@ def edge_settings(config: Config) -> EdgeSettings:
             "disk_cache_hit_weight": router.disk_cache_hit_weight,
             "router_replica_sync": router.router_replica_sync,
             "router_queue_threshold": router.router_queue_threshold,
+            "router_predicted_ttl_secs": router.router_predicted_ttl_seconds,
         },
         load_thresholds={} if threshold is None else {"active_decode_blocks_threshold": threshold},
         session_affinity_ttl_s=router.session_affinity_ttl_seconds,
