@@ -39,6 +39,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The program's own exit status."""
+    """The program's own exit status; 128 and the signal's number where one ended it, as a shell has it."""
     module, _ = PROGRAMS[arguments.program]
-    return subprocess.run([sys.executable, "-m", module, *arguments.arguments], check=False).returncode
+    status = subprocess.run([sys.executable, "-m", module, *arguments.arguments], check=False).returncode
+    return status if status >= 0 else 128 - status

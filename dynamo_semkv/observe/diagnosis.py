@@ -243,12 +243,16 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("traffic", Level.OK, f"{requests} requests so far: too few to judge reuse")
         return
     beside = snapshot.get("beside", {})
-    reused, seen = beside.get("engine_cached_tokens", 0), beside.get("exact_device_tokens", 0)
-    if reused and not seen:
+    reused, loaded = beside.get("engine_cached_tokens", 0), beside.get("confirmed_tokens", 0)
+    seen = beside.get("exact_device_tokens", 0)
+    own = max(
+        0, reused - loaded
+    )  # an engine counts what a connector loaded as cached, and Dynamo's index foresees none of it
+    if own and not seen:
         yield Finding(
             "kv_events",
             Level.FAIL,
-            f"engines reused {reused} tokens of their own, and Dynamo's index saw none coming",
+            f"engines reused {own} tokens of their own, and Dynamo's index saw none coming",
             "workers must publish KV events (--publish-kv-events) on the event plane that the routers use (DYN_EVENT_PLANE)",
         )
     elif not reused and not seen:
@@ -259,7 +263,9 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
             "kv_cache_config.enable_block_reuse, or prompts that share no beginning",
         )
     else:
-        yield Finding("kv_events", Level.OK, f"Dynamo's index foresaw {seen} of {reused} tokens that engines reused")
+        yield Finding(
+            "kv_events", Level.OK, f"Dynamo's index foresaw {seen} of {own} tokens that engines reused of their own"
+        )
     unconfirmed = sum(row["routes"] for row in snapshot.get("outcomes", ()) if row["outcome"] == "unconfirmed")
     if unconfirmed > UNCONFIRMED_SHARE * requests:
         yield Finding(

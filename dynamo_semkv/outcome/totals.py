@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from dynamo_semkv.contracts.report import Outcome
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport, ReplicaName, TtftClass, placed_on
 
@@ -164,7 +165,7 @@ class Totals:
         if route.saving is not None and route.saving.saved_seconds is not None:
             served.timed_loads += 1
             served.saved_seconds += route.saving.saved_seconds
-        served.declined_requests += funnel.hinted > 0 and route.report is not None and route.confirmed_tokens == 0
+        served.declined_requests += route.outcome is Outcome.DECLINED
 
     def _replica(self, name: ReplicaName) -> ReplicaTotals:
         key = str(name)

@@ -36,16 +36,16 @@ def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir:
             f"Up in {time.monotonic() - started:.0f} s. Frontend {graph.frontend_url}, page {graph.page_url()}"
         )
         scenarios = demo_scenarios()
+        asked = time.monotonic()
         table, answers = asyncio.run(measure(graph, scenarios, console))
+        took = time.monotonic() - asked
         print_tables(console, table, scenarios)
         for line in (trouble := graph.trouble())[:20]:
             console.print(line, style="red", markup=False)
         failed = [a for _, a in answers if not a.ok]
         for answer in failed[:5]:
             console.print(f"a request failed: {answer.error}", style="red", markup=False)
-        console.print(
-            f"{len(answers)} requests in {time.monotonic() - started:.0f} s, {len(failed)} failed, {len(trouble)} errors logged"
-        )
+        console.print(f"{len(answers)} requests in {took:.0f} s, {len(failed)} failed, {len(trouble)} errors logged")
         clean = not failed and not trouble
         if keep:
             wait_for_interrupt(graph, console)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dynamo_semkv.cli.exit_status import OK, PIPE_CLOSED
 
+LATEST = str(Path(__file__).parents[2] / "docs" / "benchmarks" / "latest.json")
 
-@pytest.mark.parametrize("verb", [["--help"], ["check-config"], ["check-config", "--schema"]])
+
+@pytest.mark.parametrize(
+    "verb", [["--help"], ["check-config"], ["check-config", "--schema"], ["bench", "compare", LATEST, LATEST]]
+)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_closed_pipe_ends_a_verb_quietly(verb: list[str], unbuffered: str) -> None:
     reading, writing = os.pipe()

@@ -163,6 +163,15 @@ def test_what_is_missing_is_named(
     assert found[0].remedy or check.startswith("router: ")
 
 
+def test_what_connectors_loaded_is_nothing_that_dynamos_index_should_have_seen() -> None:
+    """An engine counts it as cached. With a working set that only host memory holds there is nothing else."""
+    page = snapshot(beside={"engine_cached_tokens": 5_792, "confirmed_tokens": 5_792, "exact_device_tokens": 0})
+    found = diagnose(CONFIG, bus(announcement()), page, NOW)
+    assert [(f.level, f.detail) for f in found if f.check == "kv_events"] == [
+        (Level.OK, "Dynamo's index foresaw 0 of 0 tokens that engines reused of their own")
+    ]
+
+
 def test_every_standing_of_the_router_has_a_remedy() -> None:
     from dynamo_semkv.observe.diagnosis import _STANDINGS
     from dynamo_semkv.router.replicas import Standing

@@ -41,6 +41,15 @@ def test_totals_of_a_hit_a_decline_and_a_silence() -> None:
     assert totals.local_tokens == 64
 
 
+def test_a_replica_has_declined_what_the_outcomes_call_declined() -> None:
+    history = History(100)
+    history.add(closed(1, what=report(1, confirmed=0)))
+    history.add(closed(2, what=report(2, confirmed=0, outcome=Outcome.NO_DONOR)))
+    totals = history.totals()
+    assert totals.outcome_counts == {"declined": 1, "no_donor": 1}
+    assert totals.replicas["w-a/0"].declined_requests == 1
+
+
 def test_placed_here_served_there() -> None:
     history = History(100)
     history.add(closed(end=observed(served_stable_routing_id="w-b"), what=report(stable_routing_id="w-b")))

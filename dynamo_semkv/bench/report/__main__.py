@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench report: {error}", file=sys.stderr)
         return 2
     run |= _about(arguments)
+    docs: Path = arguments.docs or (arguments.raw / "quick" if arguments.quick else Path("docs"))
     file: Path = arguments.raw / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     sections = Sections(_options(arguments))
@@ -43,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run["sections"][name] = measured
         file.write_text(json.dumps(run))  # after each: a run that is cut is not lost
     file.write_text(json.dumps(run))
-    _write(run, arguments.docs)
-    print(f"{arguments.docs / PAGE}, raw figures in {file}")
+    _write(run, docs)
+    print(f"{docs / PAGE}, raw figures in {file}")
     return 1 if any("missing" in run["sections"][name] for name in arguments.sections if name != "router") else 0
 
 
@@ -134,7 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         help="semkv, kv, kv_connector, passing, round_robin, semblend, cold (all that are installed)",
     )
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help=f"where {PAGE} and {PICTURES}/ go (docs)")
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        help=f"where {PAGE} and {PICTURES}/ go (docs; with --quick quick/ beside the raw run, as nothing of it is to be kept)",
+    )
     parser.add_argument("--raw", type=Path, default=Path(".run/bench"), help="where the raw run goes (.run/bench)")
     return parser
 

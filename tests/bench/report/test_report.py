@@ -65,6 +65,14 @@ def test_a_run_is_put_together_of_two(tmp_path: Path, monkeypatch: pytest.Monkey
     assert report.main(["--json-in", str(tmp_path / "docs" / "benchmarks" / "latest.json"), *places]) == 2
 
 
+def test_a_quick_run_leaves_the_page_of_real_figures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sections, "run", lambda self, name: made.run(scaling=made.scaling())["sections"][name])
+    monkeypatch.chdir(tmp_path)
+    assert report.main(["--quick", "--sections", "scaling"]) == 0
+    assert (tmp_path / ".run" / "bench" / "quick" / "benchmarks.md").exists()
+    assert not (tmp_path / "docs").exists()
+
+
 def test_groups_of_scenarios_can_be_measured_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"groups": {"rfc": made.group()}, "left_out": {}, "exactness": None}
     other = {"groups": {"long": made.group()}, "left_out": {"semblend": "why"}, "exactness": [made.exactness()]}
