@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -123,6 +124,8 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         settings.connector.report_buffer,
         settings.connector.announce_interval_seconds,
         lambda: _beat(parts),
+        due=lambda: math.inf if outlet.donors is None else outlet.donors.shrunk_due,
+        on_due=lambda: _tell_shrunk(outlet),
     )
     outlet = Outlet(
         publisher,
@@ -251,11 +254,14 @@ def _disk_place(settings: Settings, number: int, world: int) -> DiskPlace | None
 
 def _beat(parts: LeaderParts) -> None:
     parts.outlet.announce()
-    if (donors := parts.outlet.donors) is not None:
-        donors.tell_shrunk()
     parts.leader.sweep_idle()
     parts.leader.warn_of_missing_ranks()
     parts.leader.restate_if_due()
+
+
+def _tell_shrunk(outlet: Outlet) -> None:
+    if outlet.donors is not None:
+        outlet.donors.tell_shrunk()
 
 
 def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:

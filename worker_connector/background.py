@@ -5,6 +5,7 @@ the steady beat. Jobs run in the order in which they were handed over.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -17,13 +18,27 @@ Job = Callable[[], None]
 
 class Background:
     """`submit` never blocks and never raises; beyond `capacity` waiting jobs it refuses, counted. A job that raises is counted and
-    logged, and the next one runs."""
+    logged, and the next one runs.
 
-    def __init__(self, name: str, capacity: int, beat_seconds: float, on_beat: Job) -> None:
+    `due`: when `on_due` has something to do (time.monotonic, infinite: nothing). It is asked on the thread, between two jobs, so what
+    only jobs change cannot become due unseen. `on_due` must move it on, also where it raises.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        beat_seconds: float,
+        on_beat: Job,
+        due: Callable[[], float] = lambda: math.inf,
+        on_due: Job = lambda: None,
+    ) -> None:
         self._name = name
         self._capacity = capacity
         self._beat_seconds = beat_seconds
         self._on_beat = on_beat
+        self._due = due
+        self._on_due = on_due
         self._wake = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._running = False
@@ -67,14 +82,17 @@ class Background:
     def _run(self) -> None:
         next_beat = time.monotonic()
         while True:
+            next_due = self._due()
+            next_time = min(next_beat, next_due)
             with self._wake:
-                while not self._jobs and not self._closing and (left := next_beat - time.monotonic()) > 0:
+                while not self._jobs and not self._closing and (left := next_time - time.monotonic()) > 0:
                     self._wake.wait(left)
                 if self._closing and not self._jobs:
                     return
                 # A beat that is due goes first: steady work must not silence the announcements.
-                beat = time.monotonic() >= next_beat and not self._closing
-                job = self._on_beat if beat else self._jobs.popleft()
+                now = time.monotonic()
+                beat, due = (now >= at and not self._closing for at in (next_beat, next_due))
+                job = self._on_beat if beat else self._on_due if due else self._jobs.popleft()
                 self._running = True
             if beat:
                 next_beat = time.monotonic() + self._beat_seconds

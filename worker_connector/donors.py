@@ -16,6 +16,7 @@ more when its blocks were brought up.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -226,6 +227,11 @@ class DonorRegistry:
             if donor.end_key != device.key:
                 self._move_end(donor, device)
         self._settle({donor.donor_id: donor})
+
+    @property
+    def shrunk_due(self) -> float:
+        """When `tell_shrunk` has something to tell; infinite: no donor is shorter than it was said to be."""
+        return next(iter(self._shrinking.values()), math.inf) + SHRINK_SECONDS
 
     def tell_shrunk(self) -> None:
         """Of donors that have been shorter for SHRINK_SECONDS, what is left."""

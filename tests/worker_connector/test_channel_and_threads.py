@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -177,6 +179,27 @@ def test_steady_work_does_not_silence_the_beat() -> None:
     wait_for(lambda: len(beats) >= 3)
     stop.set()
     background.close()
+
+
+def test_what_is_due_is_done_without_a_job_or_a_beat() -> None:
+    """Also what a job made due, and where it failed: it is not tried for ever."""
+    at, done = [math.inf], []
+
+    def job() -> None:
+        at[0] = time.monotonic() + 0.01
+
+    def on_due() -> None:
+        at[0] = math.inf
+        done.append(1)
+        raise ValueError("scripted")
+
+    background = Background("test", 100, 3600.0, lambda: None, lambda: at[0], on_due)
+    background.start()
+    for times in (1, 2):
+        background.submit(job)
+        wait_for(lambda times=times: background.failed == times)  # type: ignore[misc]
+    background.close()
+    assert len(done) == 2
 
 
 # residency

@@ -33,6 +33,7 @@ from dynamo_semkv.contracts.namespace import tenant_scope
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.subjects import ANNOUNCEMENT_STREAM, DONOR_STREAM, REPORT_STREAM, hints
 from tests.worker_connector.harness import SMALL, prompt, run, wait_for
+from worker_connector.assembly import LeaderParts
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.engine import Engine
 from worker_connector.reference_engine.models import ModelSource
@@ -51,11 +52,15 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedNats]:
 
 
 @pytest.fixture
-def environment(broker: EmbeddedNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(
+    broker: EmbeddedNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A test that is given another parameter has its connector announce itself that often."""
+    interval = getattr(request, "param", 0.2)
     file = tmp_path / "semkv.yaml"
     file.write_text(
         f"bus: {{url: '{broker.url}'}}\nmodel: {{name: tiny}}\n"
-        "connector: {slab_bytes: 4194304, announce_interval_seconds: 0.2}\n"
+        f"connector: {{slab_bytes: 4194304, announce_interval_seconds: {interval}}}\n"
     )
     monkeypatch.setenv("SEMKV_CONFIG", str(file))
     monkeypatch.setenv("DYN_STABLE_ROUTING_ID", HERE.stable_routing_id)
@@ -178,9 +183,14 @@ def test_announced_donated_hinted_loaded_and_reported(running: Engine, router: R
 
 
 def running_table(engine: Engine) -> Any:
+    return running_parts(engine).outlet.table
+
+
+def running_parts(engine: Engine) -> LeaderParts:
     scheduler = engine._ranks[0].connector.scheduler  # type: ignore[union-attr]
     assert isinstance(scheduler, SemkvConnectorScheduler)
-    return scheduler._parts.outlet.table
+    parts: LeaderParts = scheduler._parts
+    return parts
 
 
 @pytest.mark.graph
@@ -199,3 +209,22 @@ def test_broker_away_costs_no_request_and_nothing_is_lost(
     wait_for(lambda: len(router.reports) == 3 and len(router.events) == 3, timeout=30.0)
     assert [event.event_id for event in router.events] == [0, 1, 2]
     assert [report.confirmed for report in router.reports] == [0, 192, 0]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("environment", [3600.0], indirect=True)
+def test_a_donor_that_shrank_is_told_though_nothing_else_happens(running: Engine, router: Router) -> None:
+    """However seldom the connector announces itself: an engine that nobody asks for anything has no other occasion."""
+    run(running, prompt(200))
+    wait_for(lambda: len(router.events) == 2 and len(router.reports) == 1)
+    parts = running_parts(running)
+    registry = parts.outlet.donors
+    assert registry is not None
+    (donor,) = registry._donors.values()
+    assert donor.tip is not None
+    left = donor.tip.chain()[-2:]
+    assert parts.queue.submit(lambda: registry.departed(left[::-1]))
+    wait_for(lambda: len(router.events) == 3)
+    told = router.events[2].data
+    assert isinstance(told, DonorRegistered)
+    assert (told.donor_id, told.token_count) == (donor.donor_id, router.events[1].data.token_count // 6 * 4)

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -316,16 +315,21 @@ class DynamoWorker:
     async def _beat(self) -> None:
         busy_until = 0.0
         while True:
+            asked = self._asked.is_set()
             self._asked.clear()
             news = [self._tell(rank) for rank in range(len(self._device))]
             now = time.monotonic()
-            if self._in_flight or any(news):
+            if asked or self._in_flight or any(news):
                 busy_until = now + QUIET_SECONDS
             if now < busy_until:
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), IDLE_BEAT_SECONDS)
+            # Not wait_for: up to Python 3.11 it forgets that it was cancelled where the event is set in the same turn.
+            waiting = asyncio.ensure_future(self._asked.wait())
+            try:
+                await asyncio.wait((waiting,), timeout=IDLE_BEAT_SECONDS)
+            finally:
+                waiting.cancel()
 
     def _tell(self, rank: int) -> bool:
         """KV events and load of one rank, to Dynamo and to its connector. Whether there was anything new."""
