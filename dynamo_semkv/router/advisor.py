@@ -158,8 +158,12 @@ class Advisor:
         return None
 
     async def _look_up(self, prompt: Prompt, block_size: int, deadline: float) -> Lookup:
+        # Several providers read them at a time, each in its thread: one that writes into them would change what the others look for.
+        # A copy, since torch writes into a read-only array too: the prompt's own tokens are what the engine is sent.
+        tokens = prompt.tokens.copy()
+        tokens.flags.writeable = False
         query = LookupQuery(
-            tokens=prompt.tokens,
+            tokens=tokens,
             namespace=prompt.namespace,
             digest=prompt.digest,
             chain=BlockChain(prompt.digest, prompt.tokens, block_size),

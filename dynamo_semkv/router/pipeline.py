@@ -119,7 +119,7 @@ def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
     tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
     namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
     tokens = as_tokens(facts.token_ids)
-    # Several providers read them at a time, each in its thread: one that writes into them would change what the others look for.
+    # They are sent to Dynamo as the request's.
     tokens.flags.writeable = False
     return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
 

@@ -145,6 +145,7 @@ class FakeDispatch:
         self.usage: Mapping[str, Any] | None = None
         self.timing: Mapping[str, Any] | None = None
         self.annotate: Mapping[str, Any] | None = None
+        self.tokens: TokenArray | None = None
         self.closed = False
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -226,7 +227,7 @@ class FakeEdge:
         tokens: TokenArray | None = None,
     ) -> FakeDispatch:
         dispatch = FakeDispatch(self, request, pin, request if unpinned is None else unpinned)
-        dispatch.annotate = annotate
+        dispatch.annotate, dispatch.tokens = annotate, tokens
         self.dispatched.append(dispatch)
         return dispatch
 

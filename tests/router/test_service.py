@@ -11,6 +11,7 @@ from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import tenant_scope
+from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.runtime_types import RankOverlap
 from tests.router.fakes import (
     A0,
@@ -63,6 +64,25 @@ async def test_a_donor_is_placed_on_hinted_both_ways_and_recorded() -> None:
     assert ended.queued_tokens == 0
     assert rig.fallbacks.counts == {}
     assert rig.dispatch.closed
+
+
+@pytest.mark.parametrize("placed", [True, False])
+async def test_what_a_provider_writes_is_not_what_the_engine_is_sent(placed: bool) -> None:
+    """It can, whatever the array says of itself: torch does not ask."""
+
+    class Scribbling(FakeLookup):
+        async def lookup(self, query: LookupQuery) -> Found:
+            assert not query.tokens.flags.writeable
+            query.tokens.flags.writeable = True
+            query.tokens[:] = 7
+            return await super().lookup(query)
+
+    rig = Rig(lookup=Scribbling(donor_on_a1().found if placed else Found(status="miss")))
+    request = a_request()
+    await rig.run(request)
+    assert (rig.dispatch.pin == A1) is placed
+    assert rig.dispatch.tokens is not None
+    assert rig.dispatch.tokens.tolist() == request["token_ids"]
 
 
 async def test_everything_else_in_the_request_goes_through_unchanged() -> None:
