@@ -245,9 +245,8 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
     beside = snapshot.get("beside", {})
     reused, loaded = beside.get("engine_cached_tokens", 0), beside.get("confirmed_tokens", 0)
     seen = beside.get("exact_device_tokens", 0)
-    own = max(
-        0, reused - loaded
-    )  # an engine counts what a connector loaded as cached, and Dynamo's index foresees none of it
+    # An engine counts what a connector loaded as cached, and Dynamo's index foresees none of it.
+    own = max(0, reused - loaded)
     if own and not seen:
         yield Finding(
             "kv_events",

@@ -88,7 +88,7 @@ def test_a_machine_path_is_seen(template: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a/work/b", "https://host/root/x", "/workers", "/{tmp}/venv", "v1/root/list", "/rooted"]
+    "text", ["a/{work}/b", "https://host/{root}/x", "/{work}ers", "/{tmp}/venv", "v1/{root}/list", "/{root}ed"]
 )
 def test_other_paths_pass(text: str) -> None:
-    assert not MACHINE_PATH.search(text.format(tmp="tmp"))
+    assert not MACHINE_PATH.search(text.format(work="work", root="root", tmp="tmp"))

@@ -217,7 +217,7 @@ def _compared(scenario: str, limit: float, group: str = "rfc") -> Callable[[Figu
 
 
 def _hop(figures: Figures) -> Measured | None:
-    """What a router that decides nothing takes, where nothing can be reused: no router of its own can be cheaper."""
+    """What a router that decides nothing takes, where nothing can be reused."""
     start, end = "scenarios/rfc/", "/passing/ttft_mean_to_kv"
     found = _matching(figures, start, end)
     texts = [f"{path.removeprefix(start).removesuffix(end)} {figure.median:.2f}" for path, figure in found.items()]
