@@ -79,7 +79,7 @@ def _slots(moves: Sequence[Move]) -> Numbers:
 
 
 def _pages(moves: Sequence[Move], group: int) -> Numbers:
-    return np.fromiter((move[1][group] for move in moves), np.int64, len(moves))
+    return np.fromiter(map(itemgetter(group), map(itemgetter(1), moves)), np.int64, len(moves))
 
 
 def copy_to_pages(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:

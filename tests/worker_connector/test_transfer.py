@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import worker_connector.transfer
-from worker_connector.copy_stream import CpuStream
+from worker_connector.copy_stream import Blocks, CpuStream
 from worker_connector.engine import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
 from worker_connector.geometry import PoolGeometry
 from worker_connector.pages import NO_PAGE
@@ -147,3 +148,52 @@ def test_layouts_that_cannot_be_described_are_refused() -> None:
         PoolGeometry.from_tensor(torch.zeros(4, 2, 2, 8).transpose(0, 1), 4)
     with pytest.raises(Refused, match="shape"):
         PoolGeometry.from_tensor(torch.zeros(4, 2, 8), 4)
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_many_blocks_are_copied_as_one_by_one_whatever_order_they_come_in(data: st.DataObject) -> None:
+    """Runs on both sides, on one, on none; rows that touch and rows with gaps between."""
+    total = data.draw(st.integers(1, 40))
+    numbers = [np.array(data.draw(numbers_of(total)), np.int64) for _ in range(2)]
+    count = min(map(len, numbers))
+    slots, pages = (side[:count] for side in numbers)
+    size = 8
+    widths = [data.draw(st.sampled_from([size, size + 8])) for _ in range(2)]
+    rows, pool = (random_pool(total, width)[:, :size] for width in widths)
+    expected_rows, expected_pool = rows.clone(), pool.clone()
+    blocks = Blocks(slots, pages)
+    expected_rows[slots] = pool[pages]
+    CpuStream().to_rows(rows, pool, blocks)
+    assert torch.equal(rows, expected_rows)
+    rows.random_(0, 256, generator=torch.Generator().manual_seed(total))
+    expected_pool[pages] = rows[slots]
+    CpuStream().to_pages(pool, rows, blocks)
+    assert torch.equal(pool, expected_pool)
+
+
+def numbers_of(total: int) -> st.SearchStrategy[list[int]]:
+    """Different numbers: in a row, in a few rows that follow each other in any order, backwards, in no order."""
+    whole = range(total)
+    rows = st.integers(1, total).flatmap(
+        lambda step: st.permutations([list(whole[at : at + step]) for at in range(0, total, step)]).map(
+            lambda parts: [number for part in parts for number in part]
+        )
+    )
+    return st.one_of(st.just(list(whole)), rows, rows.map(lambda numbers: numbers[::-1]), st.permutations(whole))
+
+
+@pytest.mark.parametrize("outside", [-1, 64])
+@pytest.mark.parametrize("place", range(0, 64, 7))
+def test_a_number_outside_is_no_copy(outside: int, place: int) -> None:
+    """The rank checks before (`check_moves`); numpy alone would take the nearest row for it."""
+    rows, pool = torch.zeros(64, 8, dtype=torch.uint8), random_pool(64, 8)
+    scattered = np.random.default_rng(0).permutation(64)
+    scattered[place] = outside
+    before = pool.clone()
+    with pytest.raises(IndexError):
+        CpuStream().to_rows(rows, pool, Blocks(np.arange(64), scattered))
+    with pytest.raises(IndexError):
+        CpuStream().to_pages(pool, rows, Blocks(np.arange(64), scattered))
+    assert not rows.any()
+    assert torch.equal(pool, before)

@@ -1,10 +1,14 @@
 """Bandwidth of copies between slab and pages over that of one plain copy of as many bytes, on this machine's memory or its GPU.
 
+Plain is `cudaMemcpyAsync` of pinned memory there and `memcpy` here: one thread, as ours is. (torch's own copy of host memory takes all
+threads that it has, which an engine needs for its passes.)
+
 Paired: plain, load and save take turns, and the ratio is the median of the rounds', so that what else the machine does hits all alike.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -47,12 +51,15 @@ def measure(device: torch.device, block_bytes: int, *, total: int = 64 * MIB, ro
     host = torch.empty(count * block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
     host.fill_(1)
     flat = pool.view(-1)
+    plain: Callable[[], object] = functools.partial(host.copy_, flat, non_blocking=True)
+    if not on_gpu:
+        plain = functools.partial(np.copyto, host.numpy(), flat.numpy())
     found = []
     for pattern in ("neighbours", "scattered"):
         order = np.arange(count) if pattern == "neighbours" else np.random.default_rng(0).permutation(count)
         moves = [Move(slot, (page,)) for slot, page in enumerate(order.tolist())]
         ways: tuple[Callable[[], object], ...] = (
-            lambda: host.copy_(flat, non_blocking=True),
+            plain,
             lambda those=moves: copy_to_slab(stream, geometry, slab, those),  # type: ignore[misc]
             lambda those=moves: copy_to_pages(stream, geometry, slab, those),  # type: ignore[misc]
         )
