@@ -21,6 +21,8 @@ from dynamo_semkv.config.extras import remedy
 COMMAND = "dynamo_semkv bench report"
 DONORS = (1_000, 10_000, 100_000)
 MILLION = 1_000_000
+MILLION_BYTES = 8 << 30
+"""Twice what they take."""
 PAGE, PICTURES, LATEST = "benchmarks.md", "benchmarks", "latest.json"
 
 
@@ -90,11 +92,20 @@ def _options(arguments: argparse.Namespace) -> Options:
         repeats=arguments.repeats,
         seed=arguments.seed,
         trace=arguments.trace,
-        donors=(*DONORS, MILLION) if arguments.million else DONORS,
+        donors=numbers_of_donors(arguments.quick, arguments.million),
         groups=tuple(arguments.group or ()),
         contenders=tuple(arguments.contenders or ()),
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
+
+
+def numbers_of_donors(quick: bool, million: bool | None) -> tuple[int, ...]:
+    """`million`: measured too; None: where memory allows, and said where not."""
+    if million is None and not quick:
+        million = machine.available_bytes() >= MILLION_BYTES
+        if not million:
+            print(f"no million donors: {MILLION_BYTES >> 30} GiB of memory are not free", file=sys.stderr, flush=True)
+    return (*DONORS, MILLION) if million else DONORS
 
 
 def _write(run: dict[str, Any], docs: Path) -> None:
@@ -125,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=7, help="of workloads and of the order of contenders (7)")
     parser.add_argument("--trace", type=Path, help="a trace in Mooncake's form: arrival times, and the replay")
     parser.add_argument(
-        "--million", action="store_true", help="also a million donors: about 4 GB and a quarter of an hour"
+        "--million",
+        action=argparse.BooleanOptionalAction,
+        help="also a million donors, 4 GB and ten minutes (default: where 8 GiB of memory are free)",
     )
     parser.add_argument(
         "--group", nargs="*", help="of the scenarios: rfc, long, longest, disk, language, exactness (all, longest once)"

@@ -30,7 +30,7 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(_memory_kib() / 2**20, 1),
+        "memory_gib": round(_memory_kib("MemTotal") / 2**20, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "dynamo_semkv": __version__,
@@ -54,9 +54,14 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_kib() -> int:
+def available_bytes() -> int:
+    """Of memory, that the system can still give; 0 where it does not say so."""
+    return _memory_kib("MemAvailable") * 1024
+
+
+def _memory_kib(what: str) -> int:
     for line in _lines("/proc/meminfo"):
-        if line.startswith("MemTotal:"):
+        if line.startswith(f"{what}:"):
             return int(line.split()[1])
     return 0
 

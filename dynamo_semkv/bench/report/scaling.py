@@ -93,9 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.report.scaling", description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--donors", type=int, nargs="*", default=list(DONORS))
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="for all but the largest number of donors, which is measured once"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="the largest number of donors is measured once")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args(argv)
     tokens, rounds = (1_024, 5) if arguments.quick else (PROMPT_TOKENS, 200)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_semkv.bench.report import compare, document, plots, raw
+from dynamo_semkv.bench.report import compare, document, machine, plots, raw
+from dynamo_semkv.bench.report.__main__ import numbers_of_donors
 from dynamo_semkv.bench.report.figures import figures, reasons
 from dynamo_semkv.bench.report.goals import verdicts
 from dynamo_semkv.bench.report.readings import all_figures
@@ -77,6 +78,41 @@ def test_fewer_donors_than_the_goal_speaks_of_neither_meet_nor_miss_it() -> None
     scaling = made.scaling()
     scaling["donors"] = [row for row in scaling["donors"] if row["donors"] < 100_000]
     assert words(made.run(scaling=scaling))["<= 4 KiB a donor"] == "shown"
+
+
+def test_a_million_donors_are_shown_and_the_goals_of_a_hundred_thousand_are_judged_there() -> None:
+    scaling = made.scaling()
+    largest = next(row for row in scaling["donors"] if row["donors"] == 100_000)
+    scaling["donors"].append({**largest, "donors": 1_000_000, "hit_p99": 4_000.0, "registers_per_second": 100.0})
+    run = made.run(scaling=scaling)
+    found = words(run)
+    assert found["lookup p99 <= 1 ms, 8k tokens, 100,000 donors"] == "yes"
+    assert found["add >= 5,000 donors/s"] == "yes"
+    assert curves(run["sections"])["events"].xs[-1] == 1_000_000
+    page = document.page(run, all_figures(run["sections"]), {})
+    assert "1,000,000: 500" in page
+    assert "(1,000 to 1,000,000 donors, median of hits)" in page
+
+
+@pytest.mark.parametrize(
+    ("quick", "million", "free", "expected"),
+    [
+        (False, None, 9 << 30, 4),
+        (False, None, 7 << 30, 3),
+        (True, None, 9 << 30, 3),
+        (False, False, 9 << 30, 3),
+        (False, True, 0, 4),
+    ],
+)
+def test_a_million_donors_are_measured_where_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, quick: bool, million: bool | None, free: int, expected: int
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: free)
+    assert len(numbers_of_donors(quick, million)) == expected
+
+
+def test_what_memory_is_free_is_asked_of_the_system() -> None:
+    assert 0 < machine.available_bytes() < 1 << 50
 
 
 def test_the_routers_bench_is_read_where_it_is_there() -> None:
