@@ -55,7 +55,8 @@ class KvRouterOptions(Section, frozen=True):
     host_cache_hit_weight: Share = 0.75
     disk_cache_hit_weight: Share = 0.25
     router_replica_sync: bool = True
-    """Routers under one name tell each other what they booked; without it each knows its own share of the load only."""
+    """Routers under one name tell each other what they booked; without it each knows its own share of the load only. False spares a router
+    that is alone three messages a request."""
     router_queue_threshold: Annotated[float, Meta(ge=0.0, le=1_000.0)] | None = None
     router_predicted_ttl_seconds: Annotated[float, Meta(ge=0.0, le=120.0)] | None = None
     """How long Dynamo takes the blocks of a prompt that it has just placed for cached there (predict-on-route, ai-dynamo/dynamo#8276)."""

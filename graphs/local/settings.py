@@ -86,10 +86,14 @@ class GraphSettings:
             "placement": {"mode": self.mode},
             "connector": {"materialization": "exact", "slab_bytes": 256 * 1024 * 1024},
         }
+        dynamo: dict[str, Any] = {}
+        if self.routers == 1:
+            dynamo["kv_router"] = {"router_replica_sync": False}  # three messages a request that nobody would hear
         if self.decode_workers:
-            base["dynamo"] = {"worker_component": "prefill"}
+            dynamo["worker_component"] = "prefill"
         if self.direct:
-            base["dynamo"] = {**base.get("dynamo", {}), "offer_model": False}
+            dynamo["offer_model"] = False
+        base["dynamo"] = dynamo
         if self.otlp_endpoint is not None:
             base["observe"] = {"otlp_endpoint": self.otlp_endpoint}
         for section, values in self.overrides.items():

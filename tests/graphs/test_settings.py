@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_semkv.config.load import build
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
 
@@ -31,3 +32,13 @@ def test_dynamos_own_router_stands_in_for_ours() -> None:
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         GraphSettings(**options)
+
+
+def test_a_router_that_is_alone_tells_nobody_what_it_booked() -> None:
+    def said(**options: Any) -> Any:
+        return build(GraphSettings(**options).config("nats://127.0.0.1:1")).dynamo.kv_router.router_replica_sync
+
+    assert said() is False
+    assert said(decode_workers=1) is False
+    assert said(routers=2) is True
+    assert said(overrides={"dynamo": {"kv_router": {"router_replica_sync": True}}}) is True
