@@ -1,6 +1,7 @@
 """Who is measured: one graph each, with the same engines, the same Dynamo and the same requests.
 
 semkv          our router in front (enforce), our connector in the engines
+no_lookup      semkv without evidence: no provider is asked; what of its price is the lookup
 kv             Dynamo's frontend with `--router-mode kv`, engines without a connector: who has not installed us
 kv_connector   Dynamo's frontend with `--router-mode kv`, engines with our connector: what of a gain is not the placement's
 passing        our router with `placement.mode: off`, engines without a connector: what a router of its own in front of the workers takes
@@ -19,7 +20,7 @@ from dynamo_semkv.bench.encoder_onnx import MODEL_PACKAGE, model_directory
 from graphs.bench.groups import Group
 from graphs.local.settings import GraphSettings
 
-SEMKV, KV, KV_CONNECTOR, PASSING = "semkv", "kv", "kv_connector", "passing"
+SEMKV, NO_LOOKUP, KV, KV_CONNECTOR, PASSING = "semkv", "no_lookup", "kv", "kv_connector", "passing"
 ROUND_ROBIN, SEMBLEND, COLD = "round_robin", "semblend", "cold"
 OURS = (SEMKV, SEMBLEND)
 """With a router of ours, which knows what became of every request."""
@@ -40,7 +41,7 @@ def missing(name: str) -> list[str]:
 
 def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:
     """`model_dir`: where the served model's tokenizer is. `disk`: an empty directory for the disk tier, if the group has one."""
-    ours = name in OURS
+    ours = name in (*OURS, NO_LOOKUP)
     connector = ours or name == KV_CONNECTOR
     return GraphSettings(
         model=group.model,
@@ -61,6 +62,8 @@ def _overrides(name: str, group: Group, model_dir: Path, disk: Path) -> dict[str
     if group.disk_bytes:
         connector |= {"disk_path": str(disk), "disk_bytes": group.disk_bytes}
     found: dict[str, Any] = {"placement": PLACEMENT, "connector": connector}
+    if name == NO_LOOKUP:
+        found["evidence"] = {"fingerprint": {"enabled": False}}
     if name == SEMBLEND:
         found["evidence"] = {
             "deadline_ms": SEMBLEND_DEADLINE_MS,

@@ -11,9 +11,9 @@ from dynamo_semkv.bench.report.library import Library
 from dynamo_semkv.bench.report.workload import Sizes, Timed
 
 MIB = 2**20
-ALL = ("semkv", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
-BUT_PASSING = tuple(name for name in ALL if name != "passing")
-"""Where there is something to reuse, a router that only passes on shows nothing new."""
+ALL = ("semkv", "no_lookup", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
+BUT_PASSING = tuple(name for name in ALL if name not in ("passing", "no_lookup"))
+"""Where there is something to reuse, a router that only passes on, or looks for nothing, shows nothing new."""
 BUT_ABLATION = tuple(name for name in BUT_PASSING if name != "kv_connector")
 """The same of a connector under Dynamo's own router, where nothing is ever in host memory only."""
 
@@ -78,7 +78,7 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
         Planned(workload.working_set(library, sizes, pattern, intervals), both) for pattern in ("bursty", "mooncake")
     ]
     found.append(Planned(workload.unhurried(library, sizes), (*both, "kv_connector", "passing")))
-    found.append(Planned(workload.high_load(library, sizes), (*routed, "kv_connector", "passing")))
+    found.append(Planned(workload.high_load(library, sizes), (*routed, "no_lookup", "kv_connector", "passing")))
     return found
 
 

@@ -57,9 +57,10 @@ def test_contenders_differ_in_what_they_are_about_only(tmp_path: Path, monkeypat
     monkeypatch.setattr(contenders, "model_directory", lambda: tmp_path / "encoder")
     made = {name: contenders.settings(name, KNOWN["disk"], tmp_path, tmp_path / "disk") for name in groups.ALL}
     assert len({(s.model, s.workers, s.blocks_per_rank, s.max_num_tokens, s.threads) for s in made.values()}) == 1
-    assert {name for name, s in made.items() if s.connector} == {"semkv", "kv_connector", "semblend"}
+    assert {name for name, s in made.items() if s.connector} == {"semkv", "no_lookup", "kv_connector", "semblend"}
     assert {name: s.router_mode for name, s in made.items()} == {
         "semkv": None,
+        "no_lookup": None,
         "kv": "kv",
         "kv_connector": "kv",
         "passing": None,
@@ -70,6 +71,7 @@ def test_contenders_differ_in_what_they_are_about_only(tmp_path: Path, monkeypat
     assert {name for name, s in made.items() if s.mode == "off"} == {"passing"}
     assert made["semkv"].overrides["connector"] == made["kv_connector"].overrides["connector"]
     assert made["semkv"].overrides["connector"]["disk_path"] == str(tmp_path / "disk")
+    assert made["no_lookup"].overrides == {**made["semkv"].overrides, "evidence": {"fingerprint": {"enabled": False}}}
     assert made["semblend"].overrides["evidence"]["fingerprint"] == {"enabled": False}
 
 

@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contenders",
         nargs="*",
-        help="semkv, kv, kv_connector, passing, round_robin, semblend, cold (all that are installed)",
+        help="semkv, no_lookup, kv, kv_connector, passing, round_robin, semblend, cold (all that are installed)",
     )
     parser.add_argument(
         "--docs",

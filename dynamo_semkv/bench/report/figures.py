@@ -155,7 +155,8 @@ OURS_ONLY = frozenset({"materialized_share"})
 
 
 def figures(group: Mapping[str, Any]) -> Figures:
-    """Per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL follow as `.../ttft_mean_to_kv`."""
+    """Per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL follow as `.../ttft_mean_to_kv`, ours
+    also to `no_lookup`."""
     found: Figures = {}
     for scenario in group["scenarios"]:
         mine = [record for record in group["records"] if record["scenario"] == scenario]
@@ -210,11 +211,14 @@ def _ratios(found: Figures) -> Figures:
     ratios: Figures = {}
     for path, figure in found.items():
         scenario, contender, name = path.split("/")
-        theirs = found.get(f"{scenario}/{RIVAL}/{name}")
-        if contender == RIVAL or theirs is None or name not in ("ttft_mean", "ttft_again", "tokens_per_second"):
+        if name not in ("ttft_mean", "ttft_again", "tokens_per_second"):
             continue
-        if len(theirs.values) == len(figure.values) and all(theirs.values):
-            ratios[f"{path}_to_{RIVAL}"] = paired(figure, theirs)
+        for other in (RIVAL, *(("no_lookup",) if contender == "semkv" else ())):
+            theirs = found.get(f"{scenario}/{other}/{name}")
+            if contender == other or theirs is None:
+                continue
+            if len(theirs.values) == len(figure.values) and all(theirs.values):
+                ratios[f"{path}_to_{other}"] = paired(figure, theirs)
     return ratios
 
 

@@ -13,6 +13,7 @@ from dynamo_semkv.bench.report.statistics import Figures
 
 COLOURS = {
     "semkv": "#2a7d4f",
+    "no_lookup": "#57a77c",
     "kv": "#3465a4",
     "kv_connector": "#75b0e0",
     "passing": "#a8c98b",

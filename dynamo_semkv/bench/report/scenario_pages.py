@@ -9,9 +9,10 @@ from dynamo_semkv.bench.report.figures import OURS, RIVAL, reasons
 from dynamo_semkv.bench.report.markdown import counts, milliseconds, percent, spread, table
 from dynamo_semkv.bench.report.statistics import Figure, Figures
 
-ORDER = ("semkv", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
+ORDER = ("semkv", "no_lookup", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
 TITLES = {
     "semkv": "semkv",
+    "no_lookup": "semkv without lookup",
     "kv": "Dynamo kv",
     "kv_connector": "Dynamo kv + connector",
     "passing": "router off",

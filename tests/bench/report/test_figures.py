@@ -74,6 +74,23 @@ def test_goals_say_yes_no_or_not_measured() -> None:
     assert steep["lookup grows no faster than the logarithm of the donors"] == "**no**"
 
 
+@pytest.mark.parametrize(("without", "word"), [(1.97, "yes"), (1.9, "**no**")])
+def test_what_a_lookup_takes_of_a_batch_is_judged_beside_the_same_without_it(without: float, word: str) -> None:
+    scenarios = made.scenarios()
+    group = scenarios["groups"]["rfc"]
+    group["scenarios"]["high_load"] = {"title": "a batch", "kind": "high_load", "requests": 1, "paced": False}
+    group["records"] += [
+        made.record("high_load", contender, repeat, 0, 0.5, pass_seconds=seconds)
+        for repeat in range(2)
+        for contender, seconds in (("semkv", 2.0), ("no_lookup", without), ("kv", 1.5), ("passing", 1.6))
+    ]
+    found = {v.goal.text: v for v in verdicts(all_figures(made.run(scenarios=scenarios)["sections"]))}
+    batch = found["high-load batch: the lookup does not reduce throughput (tokens/s over the same without it >= 0.98)"]
+    assert batch.word == word
+    assert batch.measured is not None
+    assert "over Dynamo kv: ours 0.75, a router off 0.94" in batch.measured.note
+
+
 def test_fewer_donors_than_the_goal_speaks_of_neither_meet_nor_miss_it() -> None:
     scaling = made.scaling()
     scaling["donors"] = [row for row in scaling["donors"] if row["donors"] < 100_000]
