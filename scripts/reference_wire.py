@@ -15,9 +15,9 @@ from field_docs import cell, class_doc
 from wire_words import FIELDS, VALUES
 
 from dynamo_semkv import contracts
-from dynamo_semkv.bus.streams import stream_config
+from dynamo_semkv.bus.streams import STREAMS, stream_config
 from dynamo_semkv.config.schema import BusConfig
-from dynamo_semkv.contracts import announcement, codec, donor_events, hints, report, route_events, subjects
+from dynamo_semkv.contracts import announcement, codec, donor_events, hints, pack, report, route_events, subjects
 from dynamo_semkv.contracts.identity import StableReplica
 
 INTRO = """\
@@ -38,6 +38,7 @@ Types are written as in Python. A field with a default may be absent. Counts of 
 | another major | dropped before the rest is parsed, counted (`semkv_stream_refused_total{kind="unsupported_version"}`), logged, named by `dynamo_semkv doctor`; no request fails |
 | donor events (`schema_version`) | exactly 1; anything else is dropped and counted. Unknown fields are ignored |
 | hint envelopes (`protocol_version`) | exactly 0.1; an unknown action, or a version of one, skips that action alone |
+| packs (`version`, 2.x; content type `application/vnd.semkv.pack+msgpack`) | as our own messages. Each record in one is then read, or refused, for itself, by its own rule. Who knows no packs finds another major |
 | values of `Outcome` and `Reason` | an unknown one reads as `unknown` |
 | `CacheNamespace` | an unknown field refuses the whole message: it may decide whether KV is the same |
 | keys, digests, sketches | no version: their algorithm is named in what they hash, and golden vectors fix it. Another algorithm finds nothing |
@@ -209,6 +210,16 @@ def messages() -> str:
             "routers",
         ),
         (
+            "the two of reports and routes, where several wait at a time and `bus.pack_records` says so",
+            "`Pack` of such messages",
+            f"msgpack, with the header `content-type: {pack.PACK}`",
+            f"{reports}, {subjects.ROUTE_STREAM}",
+            pack.PACK_VERSION,
+            pack.MAX_PACK_BYTES,
+            "workers, routers",
+            "routers",
+        ),
+        (
             f"`{of_replica(subjects.hints)}`",
             "`HintDelivery`",
             "msgpack",
@@ -238,12 +249,13 @@ def messages() -> str:
     ]
     for where, what, encoding, stream, version, cap, writer, reader in rows:
         lines.append(
-            f"| {where} | {what} | {encoding} | {kept(stream) if stream else 'none'} | {version} | {cap:,} | {writer} | {reader} |"
+            f"| {where} | {what} | {encoding} | {kept(stream) if stream in STREAMS else stream or 'none'} | {version} | {cap:,} | {writer} | {reader} |"
         )
     lines += [
         "",
         f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a `{hints.FETCH_ACTION}`, "
-        f"{donor_events.MAX_SEGMENTS} segments a donor.",
+        f"{donor_events.MAX_SEGMENTS} segments a donor, "
+        f"{pack.MAX_PACK_RECORDS} records a pack.",
         f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, `{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
     ]
     return "\n".join(lines) + "\n"

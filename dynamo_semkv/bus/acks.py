@@ -21,9 +21,36 @@ _NOBODY = "503"
 """Status of the broker's own answer when no stream takes the subject."""
 
 
+HEADERS_AT_MOST = 1024
+"""Bytes: two names of ours, two values of at most 256 characters, and what NATS writes around them."""
+
+
 class Message(NamedTuple):
+    """What is stored under one id: a record, or a pack of them (packing.py)."""
+
     payload: bytes
     headers: dict[str, str]
+    records: tuple[Message, ...] = ()
+    """Of a pack."""
+    fixed: bool = False
+    """It may have been sent, so the broker may know it by its id: it goes again as it is, never in a pack with others."""
+
+    @property
+    def record_count(self) -> int:
+        """At least 1."""
+        return len(self.records) or 1
+
+    @property
+    def record_bytes(self) -> int:
+        """What was given to `publish`, without what a pack adds."""
+        return sum(len(record.payload) for record in self.records) if self.records else len(self.payload)
+
+
+def _weight(message: Message) -> int:
+    """Bytes that the broker counts: it ends the connection of who sends more than its `max_payload`, headers included."""
+    return (
+        len(message.payload) + len(b"NATS/1.0\r\n\r\n") + sum(len(f"{k}: {v}\r\n") for k, v in message.headers.items())
+    )
 
 
 class _Answer(msgspec.Struct):
@@ -86,7 +113,10 @@ class Acks:
                 self._waiting.pop(name, None)
 
     async def _publish(self, subject: str, message: Message, name: str) -> None:
-        if len(message.payload) > self._client.max_payload:
+        if (
+            len(message.payload) > self._client.max_payload - HEADERS_AT_MOST
+            and _weight(message) > self._client.max_payload
+        ):
             raise nats.errors.MaxPayloadError
         await self._client.publish(subject, message.payload, name, message.headers)
 

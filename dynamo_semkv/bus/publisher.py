@@ -11,7 +11,6 @@ import asyncio
 import functools
 import itertools
 import logging
-import re
 import secrets
 import threading
 import time
@@ -27,42 +26,36 @@ from nats.js import errors as js_errors
 from dynamo_semkv.bus.acks import Acks, Message
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
 from dynamo_semkv.bus.pace import Pace
-from dynamo_semkv.bus.streams import ensure_streams, in_any_order, stream_of
+from dynamo_semkv.bus.packing import packed
+from dynamo_semkv.bus.publishable import publishable
+from dynamo_semkv.bus.streams import ensure_streams, in_any_order
 from dynamo_semkv.config.schema import BusConfig
+from dynamo_semkv.contracts.pack import MAX_PACK_RECORDS
 
 _log = logging.getLogger(__name__)
 
 _ACK_SECONDS = 5.0
 _QUIET_ROUNDS = 2
 """After so many gatherings of nothing the task of a busy subject ends; until then publishing needs no wake of the bus thread."""
-_TOGETHER = 64
-"""Messages of one subject that are sent together, of a stream whose readers take any order."""
+_TOGETHER = MAX_PACK_RECORDS
+"""Records of one subject that are sent together, of a stream whose readers take any order."""
 _FLIGHTS = 16
 """Of such batches of one subject may wait for their acknowledgements at a time."""
 _ENSURE_SECONDS = 1.0
 """At most so often the streams are seen to because something could not be stored, however many flights that meets."""
-_TOKEN = r"[\x21-\x29\x2b-\x2d\x2f-\x3d\x3f-\x7e]+"  # printable ASCII but blank, `*`, `.`, `>`
-_SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
-_SUBJECT_MAX = 512
-_HEADER = re.compile(r"[\x21-\x7e]{1,256}")
 _SUBJECTS_REMEMBERED = 512
-
-
-@functools.lru_cache(_SUBJECTS_REMEMBERED)
-def _looked_at(subject: str) -> tuple[bool, bool]:
-    """Whether it is a subject, and whether a stream of ours keeps it."""
-    sound = _SUBJECT.fullmatch(subject) is not None
-    return sound, sound and stream_of(subject) is not None
 
 
 @dataclass(frozen=True)
 class PublisherStats:
+    """Counts are of records, what `publish` was called with: however many of them went in one stream message."""
+
     connected: bool
     buffered: int
-    """Persistent messages that are not acknowledged yet."""
+    """Persistent ones that are not acknowledged yet."""
     buffered_bytes: int
     published: int
-    """Acknowledged by JetStream, or handed to the connection for messages that are not kept."""
+    """Acknowledged by JetStream, or handed to the connection where they are not kept."""
     dropped: int
     refused: int
     """Calls that were wrong in themselves (subject, payload, closed publisher); not counted as dropped."""
@@ -80,7 +73,8 @@ class BusPublisher:
     until the stream has acknowledged it. Subjects do not wait for each other. Where order matters to consumers (donor
     events, announcements) one message is in flight at a time, so a subject's rate is bounded by round trips (measured
     on loopback: thousands a second), which is why each replica and each router has subjects of its own. Routes and
-    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py), and sent together. They
+    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py), and sent together, with
+    `bus.pack_records` in one message (packing.py), which is from then on what is retried and stored once. They
     do not wait for the acknowledgements of those before them: a broker whose disk is slow would otherwise keep them in this process, and
     they would die with it. A broker that fails one of them and takes a later one stores the later one first.
 
@@ -96,6 +90,8 @@ class BusPublisher:
         self._connection = Connection(settings, name)
         life = secrets.token_hex(8)
         self._ids = (f"{life}-{n}" for n in itertools.count())
+        self._pack_ids = (f"{life}-p{n}" for n in itertools.count())
+        """Of the bus thread alone."""
         self._lock = threading.Lock()
         # Guarded by the lock: callers append, the bus thread removes.
         self._kept: dict[str, deque[Message]] = {}
@@ -143,10 +139,12 @@ class BusPublisher:
         """Never blocks, never raises. True: accepted (persistent: will arrive if the buffer outlives the outage).
         False: dropped or refused, and counted.
 
+        `message_id`: of several with the same id the stream stores one; not so where records are packed (readers are idempotent by what
+        they say).
         `persistent`: kept by JetStream, so `subject` must belong to one of our streams. Otherwise sent if connected,
         and forgotten.
         """
-        if not self._valid(subject, payload, content_type, message_id, persistent):
+        if not publishable(subject, payload, content_type, message_id, persistent):
             with self._lock:
                 self._refused += 1
             return False
@@ -170,16 +168,6 @@ class BusPublisher:
                 self._wake_pending = True
                 self._loop.call_soon_threadsafe(self._wake.set)
         return accepted
-
-    @staticmethod
-    def _valid(subject: object, payload: object, content_type: object, message_id: object, persistent: bool) -> bool:
-        if not isinstance(subject, str) or len(subject) > _SUBJECT_MAX or not isinstance(payload, bytes):
-            return False
-        for header in (content_type, message_id):
-            if header is not None and not (isinstance(header, str) and _HEADER.fullmatch(header)):
-                return False
-        sound, kept = _looked_at(subject)
-        return sound and (kept or not persistent)
 
     def _keep(self, subject: str, message: Message) -> bool:
         size = len(message.payload)
@@ -348,7 +336,9 @@ class BusPublisher:
                     heads = [queue.popleft() for _ in range(count)] if queue else []
                 if not heads:
                     continue
-                pace.sent(len(heads), now())
+                pace.sent(sum(head.record_count for head in heads), now())
+                if any_order and len(heads) > 1 and self._settings.pack_records:
+                    heads = packed(heads, client.max_payload, self._pack_ids)
                 flight = asyncio.ensure_future(self._fly(client, js, acks, subject, heads))
                 self._flights[flight] = (subject, heads)
                 flight.add_done_callback(functools.partial(self._landed, client))
@@ -393,10 +383,10 @@ class BusPublisher:
             self._wake.set()
 
     def _put_back(self, subject: str, left: list[Message]) -> None:
-        """To the front of the queue."""
+        """To the front of the queue, as what they are."""
         if left:
             with self._lock:
-                self._kept.setdefault(subject, deque()).extendleft(reversed(left))
+                self._kept.setdefault(subject, deque()).extendleft(m._replace(fixed=True) for m in reversed(left))
 
     async def _send(self, acks: Acks, subject: str, heads: list[Message]) -> list[Message]:
         """Sends these once. Returns those that have to be sent again."""
@@ -407,9 +397,12 @@ class BusPublisher:
                 if not isinstance(error, (nats.errors.MaxPayloadError, js_errors.BadRequestError)):
                     left.append(message)  # whatever a foreign responder may have answered
                     continue
+                if message.records:
+                    left.extend(message.records)  # not one of them is stored; alone each may be
+                    continue
                 impossible += 1  # would fail for ever, and hold up everything behind it
-            done += 1
-            size += len(message.payload)
+            done += message.record_count
+            size += message.record_bytes
         with self._lock:
             self._buffered -= done
             self._buffered_bytes -= size

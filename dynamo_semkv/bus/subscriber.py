@@ -4,7 +4,8 @@ of broker restarts.
 It keeps one number per subscription, the last stream sequence it handed over, and makes a new throw-away consumer
 from the next one whenever anything is in doubt: a new connection, a hole in the consumer's own numbering, a missing
 heartbeat. A stream that was made anew (other creation time, or fewer messages than were seen) starts from its
-beginning. It knows nothing of what a message says.
+beginning. It knows nothing of what a message says, but that one may be a pack of records
+(contracts/pack.py): these are handed over one by one, as if each had been stored alone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -26,8 +27,14 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
 from dynamo_semkv.bus.streams import ensure_streams
 from dynamo_semkv.config.schema import BusConfig
+from dynamo_semkv.contracts.codec import decode_pack
+from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.pack import PACK
 
 _log = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 Start = Literal["all", "last_per_subject", "new"]
 
@@ -40,6 +47,9 @@ long: at 5 ms no question to Dynamo was answered within its deadline while a res
 
 @dataclass(frozen=True)
 class Message:
+    """A record. Those of one pack have its number, its time and its order. A pack that cannot be read is handed over whole, with its own
+    content type: whoever reads the stream refuses it, as any other message that is broken."""
+
     subject: str
     payload: bytes
     content_type: str | None
@@ -51,12 +61,14 @@ class Message:
 
 
 Handler = Callable[[Message], None]
+Known = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True)
 class SubscriberStats:
     connected: bool
     delivered: int
+    """Records that were handed over, or known."""
     handler_errors: int
     resumed: int
     """Consumers made again in the middle of a connection: a hole, or silence."""
@@ -75,8 +87,11 @@ class _StreamSubscription:
     handler: Handler
     start: Start
     on_caught_up: Callable[[], None] | None
+    known: Known | None = None
     last_seq: int | None = None
     """`None`: nothing was ever delivered and no starting point is fixed."""
+    begun: tuple[int, int] = (0, 0)
+    """Number of a pack that is after `last_seq`, and how many of its records were handed over already."""
     made_at: datetime.datetime | None = None
     caught_up: bool = False
     task: asyncio.Task[None] | None = None
@@ -147,15 +162,19 @@ class BusSubscriber:
         *,
         start: Start = "all",
         on_caught_up: Callable[[], None] | None = None,
+        known: Known | None = None,
     ) -> None:
         """`start`: every message that is kept, the last of each subject, or only what comes after the first connection.
 
         `on_caught_up()` is called when everything that was stored at that time has been handed over: after the first
         replay, and again after each that a lost connection made necessary.
+
+        `known(subject, records)` is asked once a message, of so many records. True: what it says is known here, as what one has published
+        oneself, and `handler` is not called.
         """
         if start not in ("all", "last_per_subject", "new"):
             raise ValueError(f"start: got {start!r}, allowed: all, last_per_subject, new")
-        self._streams.append(_StreamSubscription(stream, subject_filter, handler, start, on_caught_up))
+        self._streams.append(_StreamSubscription(stream, subject_filter, handler, start, on_caught_up, known))
         self._added.set()
 
     def subscribe_core(self, subject: str, handler: Handler) -> None:
@@ -267,6 +286,7 @@ class BusSubscriber:
             self._counts.restarted += 1
             # What was "new" once includes all of a stream that did not exist then.
             subscription.last_seq = None if subscription.start == "last_per_subject" else 0
+            subscription.begun = (0, 0)
         elif subscription.last_seq is None and subscription.start == "new":
             subscription.last_seq = last
         subscription.made_at = info.created
@@ -298,8 +318,7 @@ class BusSubscriber:
     ) -> None:
         if follow.failed.done():
             return
-        loop = asyncio.get_running_loop()
-        follow.active_at = loop.time()
+        follow.active_at = asyncio.get_running_loop().time()
         headers = msg.headers or {}
         if headers.get("Status"):
             await self._on_status(client, follow, msg, headers)
@@ -309,22 +328,40 @@ class BusSubscriber:
             follow.doubt(f"message {follow.expected} of the consumer is missing")
             return
         follow.expected += 1
-        sequence = metadata.sequence.stream
-        if sequence > (subscription.last_seq or 0):
-            subscription.last_seq = sequence
-            self._hand_over(
-                subscription.handler,
-                Message(
-                    msg.subject,
-                    msg.data,
-                    _content_type(msg),
-                    sequence,
-                    metadata.timestamp.timestamp(),
-                    metadata.num_delivered > 1,
-                ),
-            )
+        if metadata.sequence.stream > (subscription.last_seq or 0):
+            await self._hand_over_records(subscription, follow, msg, metadata)
+            if follow.failed.done():
+                return
         if metadata.num_pending == 0:
             self._reached_end(subscription)
+        await self._leave_turns(follow)
+
+    async def _hand_over_records(
+        self, subscription: _StreamSubscription, follow: _Follow, msg: Msg, metadata: Msg.Metadata
+    ) -> None:
+        """A pack that is left in its middle, because the connection or the subscription ends, is gone on with when it comes again."""
+        content_type, records = _opened(msg)
+        sequence = metadata.sequence.stream
+        if subscription.known is not None and self._guarded(subscription.known, msg.subject, len(records)):
+            subscription.last_seq = sequence
+            self._counts.delivered += len(records)
+            return
+        stored_at, again = metadata.timestamp.timestamp(), metadata.num_delivered > 1
+        number, handed = subscription.begun
+        for at in range(handed if number == sequence else 0, len(records)):
+            subscription.begun = (sequence, at + 1)
+            if at + 1 == len(records):
+                subscription.last_seq = sequence
+            message = Message(msg.subject, records[at], content_type, sequence, stored_at, again)
+            self._hand_over(subscription.handler, message)
+            if at + 1 < len(records):
+                await self._leave_turns(follow)
+                if follow.failed.done():
+                    return
+
+    @staticmethod
+    async def _leave_turns(follow: _Follow) -> None:
+        loop = asyncio.get_running_loop()
         if loop.time() - follow.turn_at > _TURN_SECONDS:
             await asyncio.sleep(0)
             follow.turn_at = loop.time()
@@ -349,16 +386,18 @@ class BusSubscriber:
 
     def _hand_over(self, handler: Handler, message: Message) -> None:
         self._counts.delivered += 1
-        self._guarded(lambda: handler(message))
+        self._guarded(handler, message)
 
-    def _guarded(self, call: Callable[[], None]) -> None:
+    def _guarded(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """None: it has failed, which is counted."""
         try:
-            call()
+            return call(*args, **kwargs)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the handler's own, counted
             self._counts.handler_errors += 1
             errors = self._counts.handler_errors
             if errors & (errors - 1) == 0:  # 1, 2, 4, 8, ...: a handler that always fails does not fill the log
                 _log.error("bus %s: a handler failed (%d so far)", self._name, errors, exc_info=error)
+            return None
 
     def _record(self, what: str, error: BaseException) -> None:
         self._connection.last_error = f"{what}: {type(error).__name__}: {error}"
@@ -368,3 +407,17 @@ class BusSubscriber:
 def _content_type(msg: Msg) -> str | None:
     headers = msg.headers or {}
     return headers.get("content-type")
+
+
+def _opened(msg: Msg) -> tuple[str | None, Sequence[bytes]]:
+    """Content type of its records, and the records."""
+    content_type = _content_type(msg)
+    if content_type == PACK:
+        try:
+            pack = decode_pack(msg.data)
+        except ContractError:
+            return content_type, (
+                msg.data,
+            )  # whoever reads the stream decodes it again, says what is wrong and counts it
+        return pack.content_type, pack.records
+    return content_type, (msg.data,)

@@ -100,6 +100,9 @@ class BusConfig(Section, frozen=True):
     """How long JetStream keeps donor events, reports and route events."""
     stream_max_bytes: Annotated[int, Meta(ge=MIB, le=1024 * GIB)] = 256 * MIB
     """Per stream."""
+    pack_records: bool = True
+    """Routes and reports of a busy router or worker go to the broker several in a message. False where routers of before packs still
+    read them (docs/releasing.md)."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     """JetStream replicas per stream; more than 1 needs a NATS cluster."""
     manage_streams: bool = True

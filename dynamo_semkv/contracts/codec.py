@@ -1,8 +1,8 @@
 """Bytes <-> type for everything that crosses a process boundary, in one place, with size caps.
 
 Donor events and hints are JSON for compatibility and msgpack between our own parts (NATS header `content-type`); reports,
-announcements, route events and hint deliveries are msgpack. Version rule: donor events and hint envelopes must match exactly; our own
-messages must match in the major number, and fields that a newer minor adds are ignored.
+announcements, route events, hint deliveries and packs are msgpack. Version rule: donor events and hint envelopes must match exactly;
+our own messages must match in the major number, and fields that a newer minor adds are ignored.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dynamo_semkv.contracts.identity import (
 )
 from dynamo_semkv.contracts.keys import KEY_BYTES
 from dynamo_semkv.contracts.location import Location, WorkerLocation
+from dynamo_semkv.contracts.pack import MAX_PACK_BYTES, MAX_PACK_RECORDS, PACK, PACK_VERSION, Pack
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport
 from dynamo_semkv.contracts.route_events import MAX_SHEET_LINES, ROUTE_EVENT_VERSION, RouteEvent, RouteOpened
 
@@ -211,6 +212,30 @@ def decode_route_event(raw: bytes) -> RouteEvent:
     if replica[1] is not None:
         _check_rank("route_event.dp_rank", replica[1])
     return event
+
+
+def encode_pack(pack: Pack) -> bytes:
+    """Raises ContractError for what no reader would take."""
+    _check_pack(pack)
+    raw = msgspec.msgpack.encode(pack)
+    _size("pack", raw, MAX_PACK_BYTES)
+    return raw
+
+
+def decode_pack(raw: bytes) -> Pack:
+    """The records are bytes still: each is decoded, or refused, for itself."""
+    _size("pack", raw, MAX_PACK_BYTES)
+    _major("pack", raw, PACK_VERSION)
+    pack = _decode("pack", raw, MSGPACK, Pack)
+    _check_pack(pack)
+    return pack
+
+
+def _check_pack(pack: Pack) -> None:
+    if not 1 <= len(pack.records) <= MAX_PACK_RECORDS:
+        raise ContractError("pack.records", len(pack.records), f"1 to {MAX_PACK_RECORDS}")
+    if pack.content_type == PACK:
+        raise ContractError("pack.content_type", pack.content_type, "that of records: no pack is in a pack")
 
 
 def encode_announcement(announcement: ReplicaAnnouncement) -> bytes:

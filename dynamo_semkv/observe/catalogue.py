@@ -262,7 +262,7 @@ BUS_BUFFERED = MetricSpec(
     "gauge",
     "messages",
     (),
-    "Messages that wait for the broker.",
+    "Messages that wait for the broker; a pack counts as the records in it.",
     "At bus.max_buffered_messages the next ones are dropped.",
 )
 BUS_DROPPED = MetricSpec(
@@ -294,7 +294,7 @@ STREAM_MESSAGES = MetricSpec(
     "counter",
     "messages",
     ("stream",),
-    "Messages read from the bus.",
+    "Messages read from the bus; a pack counts as the records in it.",
     "Flat under traffic: its publishers are silent, or the broker is away.",
 )
 STREAM_REFUSED = MetricSpec(

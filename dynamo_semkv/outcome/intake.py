@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from dynamo_semkv.bus.publishing import Publisher
-from dynamo_semkv.bus.subscriber import Message, Start
+from dynamo_semkv.bus.subscriber import Known, Message, Start
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import (
@@ -32,6 +32,7 @@ from dynamo_semkv.contracts.codec import (
     UnsupportedVersion,
     decode_announcement,
     decode_donor_event,
+    decode_pack,
     decode_report,
     decode_route_event,
     encode_route_event,
@@ -39,6 +40,7 @@ from dynamo_semkv.contracts.codec import (
 from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import stable_worker_id
+from dynamo_semkv.contracts.pack import PACK
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.book import OutcomeBook
@@ -67,6 +69,7 @@ class Subscriber(Protocol):
         *,
         start: Start = "all",
         on_caught_up: Callable[[], None] | None = None,
+        known: Known | None = None,
     ) -> None: ...
 
     def caught_up(self, stream: str) -> bool: ...
@@ -87,7 +90,8 @@ class Intake:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """`<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`, `own_echoes`."""
+        """Of records: `<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`,
+        `own_echoes`. A pack that cannot be read counts as one."""
         self._unsupported: dict[str, tuple[float, str]] = {}
         self._subscriber = subscriber
         self._book = book
@@ -127,11 +131,15 @@ class Intake:
             self.on_announcement,
             start="last_per_subject",
         )
-        for stream, subject, handler in (
-            (subjects.ROUTE_STREAM, subjects.ROUTES, self.on_route_event),
-            (subjects.REPORT_STREAM, subjects.REPORTS, self.on_report),
-        ):
-            subscribe(stream, f"{subject}.>", handler, on_caught_up=self._catching_up(stream))
+        routes, reports = subjects.ROUTE_STREAM, subjects.REPORT_STREAM
+        subscribe(
+            routes,
+            f"{subjects.ROUTES}.>",
+            self.on_route_event,
+            on_caught_up=self._catching_up(routes),
+            known=self.own_echoes,
+        )
+        subscribe(reports, f"{subjects.REPORTS}.>", self.on_report, on_caught_up=self._catching_up(reports))
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
 
     async def close(self) -> None:
@@ -159,12 +167,16 @@ class Intake:
         if announcement is not None and self._speaks_for_itself(message, "announcements", announcement):
             self._announce(announcement)
 
-    def on_route_event(self, message: Message) -> None:
+    def own_echoes(self, subject: str, records: int) -> bool:
+        """Whether a message of the route stream, of so many records, is this router's own that comes back; then they are counted here."""
         # One that was dropped while the past was read comes back only so.
-        if self._replay is None and message.subject == self._own_subject and not self.counts["own_dropped"]:
-            self.counts["routes.messages"] += 1
-            self.counts["own_echoes"] += 1
-            return
+        if self._replay is not None or subject != self._own_subject or self.counts["own_dropped"]:
+            return False
+        self.counts["routes.messages"] += records
+        self.counts["own_echoes"] += records
+        return True
+
+    def on_route_event(self, message: Message) -> None:
         event = self._decoded(message, "routes", _decode_route_event)
         if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
             self._foreign(message, "routes", f"router {event.router}")
@@ -269,6 +281,9 @@ class Intake:
     def _decoded(self, message: Message, stream: str, decode: Callable[[bytes], _T]) -> _T | None:
         self.counts[f"{stream}.messages"] += 1
         try:
+            if message.content_type == PACK:
+                decode_pack(message.payload)  # the bus could not: says why
+                raise ContractError("pack", message.subject, "one that the bus takes apart")
             return decode(message.payload)
         except UnsupportedVersion as error:
             self._unsupported[stream] = (self._monotonic(), str(error.value)[:40])

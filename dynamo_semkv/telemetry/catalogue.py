@@ -399,7 +399,7 @@ BUS_BUFFERED = _connector(
     "gauge",
     "messages",
     (),
-    "Messages that wait for the broker.",
+    "Messages that wait for the broker; a pack counts as the records in it.",
     "At bus.max_buffered_messages the next ones are dropped.",
 )
 BUS_DROPPED = _connector(

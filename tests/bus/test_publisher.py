@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from dynamo_semkv.bus.server import EmbeddedNats
 from dynamo_semkv.bus.streams import STREAMS, ensure_streams, stream_config
 from dynamo_semkv.contracts import subjects
 from tests.bus.test_acks import PartlyDeaf, opened
-from tests.bus.waiting import settings, wait_for
+from tests.bus.waiting import settings, stored, wait_for
 
 A, B = "semkv.reports.a.0", "semkv.reports.b.1"
 HINT = "semkv.hints.a.0"
@@ -43,20 +42,6 @@ def publisher(nats_server: EmbeddedNats) -> Iterator[Make]:
     yield make
     for one in made:
         one.close(timeout=0.0)
-
-
-async def stored(server: EmbeddedNats, *streams: str) -> dict[str, list[bytes]]:
-    """Every message that the broker keeps, by subject, in stream order."""
-    client = await nats.connect(server.url)
-    js = client.jetstream()
-    found: dict[str, list[bytes]] = defaultdict(list)
-    for stream in streams or STREAMS:
-        state = (await js.stream_info(stream)).state
-        for sequence in range(max(state.first_seq, 1), state.last_seq + 1):
-            message = await js.get_msg(stream, sequence)
-            found[message.subject].append(message.data or b"")
-    await client.close()
-    return found
 
 
 async def test_what_is_published_is_kept_with_its_headers(nats_server: EmbeddedNats, publisher: Make) -> None:
@@ -111,6 +96,7 @@ async def test_a_lost_acknowledgement_stores_no_second_copy(nats_server: Embedde
     await client.close()
     bus = publisher()
     bus.publish(A, b"1", message_id="first")
+    wait_for("acknowledged", lambda: bus.stats().published == 1)
     bus.publish(A, b"2", message_id="second")
     assert bus.close(timeout=30.0)
     assert await stored(nats_server) == {A: [b"1", b"2"]}

@@ -23,6 +23,7 @@ from dynamo_semkv.contracts.keys import as_tokens, block_keys, prompt_key, root_
 from dynamo_semkv.contracts.load_plan import ExpectedMode
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace, semblend_tenant_key, tenant_scope
+from dynamo_semkv.contracts.pack import Pack
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.contracts.sketch import DonorSketch
@@ -165,6 +166,7 @@ def messages() -> dict[str, bytes]:
         "route_observed": codec.encode_route_event(
             RouteObserved(route_id="0" * 32, observed_at=2.5, end="complete", ttft_seconds=0.5)
         ),
+        "pack": codec.encode_pack(Pack(content_type=codec.MSGPACK, records=(b"one", b"", bytes(range(256))))),
         "hint_delivery": codec.encode_hint_delivery(
             HintDelivery(version="1.0", stable_routing_id="worker-0", dp_rank=1, prompt_key=key, envelope=envelope)
         ),

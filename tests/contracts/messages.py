@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts import codec
 from dynamo_semkv.contracts.donor_events import MAX_EVENT_BYTES
 from dynamo_semkv.contracts.hints import MAX_HINT_BYTES
+from dynamo_semkv.contracts.pack import MAX_PACK_BYTES
 from tests.contracts import strategies
 
 
@@ -25,6 +26,7 @@ class WireMessage:
     json: bool = False
     version: str | None = "version"
     """Our own messages: the field whose major number must match."""
+    major: int = 1
 
 
 MESSAGES = (
@@ -50,6 +52,7 @@ MESSAGES = (
         strategies.routes_observed,
         codec.MAX_REPORT_BYTES,
     ),
+    WireMessage("pack", codec.encode_pack, codec.decode_pack, strategies.packs, MAX_PACK_BYTES, major=2),
     WireMessage(
         "hint_delivery",
         codec.encode_hint_delivery,

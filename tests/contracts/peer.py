@@ -2,9 +2,13 @@
 
     python -I peer.py PLACE write               one of each message, as that release writes them: {name: hex}
     python -I peer.py PLACE read                {name: hex} from standard input -> {name: what it read | {"refused": ..., "error": ...}}
-    python -I peer.py PLACE worker URL NUMBERS  publishes an announcement, a donor and a report for each number with its own BusPublisher
-    python -I peer.py PLACE router URL NUMBERS WORKER   publishes the route events of the numbers, served by WORKER; then, for each line of
+    python -I peer.py PLACE worker URL NUMBERS [packs]
+                                                publishes an announcement, a donor and a report for each number with its own BusPublisher
+    python -I peer.py PLACE router URL NUMBERS WORKER [packs]
+                                                publishes the route events of the numbers, served by WORKER; then, for each line of
                                                 standard input, says what its own Intake and OutcomeBook have made of the bus so far
+
+`packs`: a release that can write several records in one message does.
 
 Nothing but PLACE's own code and what both releases have in common (names and signatures) is used here. The plain values below name
 every field of the newest release; an older one leaves out what it does not know.
@@ -143,11 +147,14 @@ def numbered(number: int) -> dict[str, Any]:
     return {"route_id": f"{number:032x}", "prompt_key": number.to_bytes(16, "big")}
 
 
-def connected(url: str, name: str) -> Any:
+def connected(url: str, name: str, packs: bool) -> Any:
     from dynamo_semkv.bus.publisher import BusPublisher
     from dynamo_semkv.config.schema import BusConfig
 
-    publisher = BusPublisher(BusConfig(url=url, stream_max_bytes=16 * 2**20), name)
+    fields: dict[str, Any] = {"url": url, "stream_max_bytes": 16 * 2**20}
+    if "pack_records" in BusConfig.__struct_fields__:
+        fields["pack_records"] = packs
+    publisher = BusPublisher(BusConfig(**fields), name)
     publisher.start()
     return publisher
 
@@ -161,7 +168,7 @@ def publish(publisher: Any, messages: list[tuple[str, bytes, str, str]]) -> None
         time.sleep(0.01)
 
 
-def worker(url: str, numbers: range) -> None:
+def worker(url: str, numbers: range, packs: bool = False) -> None:
     from dynamo_semkv.contracts import codec, subjects
     from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
 
@@ -186,12 +193,12 @@ def worker(url: str, numbers: range) -> None:
     for number in numbers:
         report = made("report", stable_routing_id=name, report_id=f"r{number}", request_id=number, **numbered(number))
         messages.append((subjects.reports(replica), codec.encode_report(report), codec.MSGPACK, f"r{number}"))
-    publisher = connected(url, name)
+    publisher = connected(url, name, packs)
     publish(publisher, messages)
     publisher.close(5.0)
 
 
-async def router(url: str, numbers: range, served_by: str) -> None:
+async def router(url: str, numbers: range, served_by: str, packs: bool = False) -> None:
     from dynamo_semkv.bus.subscriber import BusSubscriber
     from dynamo_semkv.config.schema import BusConfig
     from dynamo_semkv.contracts import codec, subjects
@@ -206,7 +213,7 @@ async def router(url: str, numbers: range, served_by: str) -> None:
         observed = made("observed", route_id=own["route_id"], served_stable_routing_id=served_by)
         for kind, event in (("opened", opened), ("observed", observed)):
             messages.append((subjects.routes(name), codec.encode_route_event(event), codec.MSGPACK, f"{number}.{kind}"))
-    publisher = connected(url, name)
+    publisher = connected(url, name, packs)
     await asyncio.to_thread(publish, publisher, messages)
     closed: list[Any] = []
     # Minutes may pass on a busy machine between a worker's report and the router that opens its route.
@@ -249,9 +256,9 @@ def main(place: str, verb: str, *arguments: str) -> None:
     elif verb == "read":
         print(json.dumps(read(json.load(sys.stdin))))
     elif verb == "worker":
-        worker(arguments[0], as_range(arguments[1]))
+        worker(arguments[0], as_range(arguments[1]), "packs" in arguments)
     elif verb == "router":
-        asyncio.run(router(arguments[0], as_range(arguments[1]), arguments[2]))
+        asyncio.run(router(arguments[0], as_range(arguments[1]), arguments[2], "packs" in arguments))
 
 
 def as_range(text: str) -> range:

@@ -33,6 +33,7 @@ from dynamo_semkv.contracts.identity import DP_RANK_MAX, U64_MAX
 from dynamo_semkv.contracts.load_plan import ExpectedMode, SemanticTrtLoadPlan
 from dynamo_semkv.contracts.location import SharedLocation, Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.pack import MAX_PACK_RECORDS, Pack
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened, SheetLine
 
@@ -252,6 +253,12 @@ hint_deliveries = st.builds(
     prompt_key=keys,
     envelope=envelopes,
     traceparent=maybe_text,
+)
+packs = st.builds(
+    Pack,
+    version=st.sampled_from(["2.0", "2.1"]),
+    content_type=maybe_text,
+    records=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_PACK_RECORDS).map(tuple),
 )
 block_refs = st.builds(
     SemanticTrtBlockRef, block_key=keys, ordinal=st.integers(0, 2**31), location=st.none() | locations

@@ -99,10 +99,13 @@ def test_both_take_a_newer_minor_and_both_refuse_another_major_by_name(kept: Pat
 
 
 @contextmanager
-def router(place: Path, url: str, numbers: str, served_by: str) -> Iterator[Any]:
+def router(place: Path, url: str, numbers: str, served_by: str, *more: str) -> Iterator[Any]:
     """A function that asks a router of that release what it knows."""
     process = subprocess.Popen(
-        command(place, "router", url, numbers, served_by), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command(place, "router", url, numbers, served_by, *more),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -150,7 +153,7 @@ def strangers(url: str) -> None:
 @each_release
 def test_workers_and_routers_of_both_on_one_broker_come_to_the_same_outcomes(kept: Path, tmp_path: Path) -> None:
     """Routes 1 to 3: opened by an older router, served by a newer worker. 11 to 13: the other way round. Beside them, messages of a major
-    that neither knows: counted, and nothing else."""
+    that neither knows: counted, and nothing else. The newer ones write no packs, as docs/releasing.md says for such a time."""
     server = EmbeddedNats(tmp_path / "nats")
     server.start()
     try:
@@ -170,5 +173,34 @@ def test_workers_and_routers_of_both_on_one_broker_come_to_the_same_outcomes(kep
                 wait_for("all donors", lambda ask=ask: ask()["donors"] == ["worker-1", "worker-11"])
                 wait_for("all announcements", lambda ask=ask: ask()["announced"] == ["worker-1", "worker-11"])
                 wait_for("the strangers", lambda ask=ask: ask()["refused"] == refused)
+    finally:
+        server.kill()
+
+
+@pytest.mark.graph
+@each_release
+def test_packs_beside_a_router_that_knows_none_cost_it_what_is_in_them_and_nothing_else(
+    kept: Path, tmp_path: Path
+) -> None:
+    """Whoever leaves `bus.pack_records` on while older routers still read. Routes 1 to 40 are the newer ones', 51 to 53 the older ones'."""
+    server = EmbeddedNats(tmp_path / "nats")
+    server.start()
+    try:
+        run(ROOT, "worker", server.url, "1-40", "packs")
+        run(kept, "worker", server.url, "51-53")
+        with (
+            router(ROOT, server.url, "1-40", "worker-1", "packs") as newer_one,
+            router(kept, server.url, "51-53", "worker-51") as older,
+        ):
+            confirmed = ["materialized_exact", 896]
+            wait_for(
+                "all routes", lambda: newer_one()["closed"] == {str(n): confirmed for n in (*range(1, 41), 51, 52, 53)}
+            )
+            assert newer_one()["refused"].get("routes.unsupported_version") is None
+            own = {str(number): confirmed for number in (51, 52, 53)}
+            wait_for("its own", lambda: own.items() <= older()["closed"].items())
+            wait_for("named", lambda: older()["refused"].get("reports.unsupported_version"))
+            assert older()["live"]
+            assert not [kind for kind in older()["refused"] if kind.endswith(("malformed", "foreign_subject"))]
     finally:
         server.kill()

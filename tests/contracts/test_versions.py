@@ -12,6 +12,7 @@ from dynamo_semkv.contracts.codec import UnsupportedVersion
 from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered, DonorsPurged, PurgeAll
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import KvHintAction
+from dynamo_semkv.contracts.pack import MAX_PACK_BYTES, PACK, Pack
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.contracts import golden
 from tests.contracts.messages import BY_NAME, MESSAGES
@@ -32,19 +33,22 @@ def decode(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_newer_minor_with_more_fields_is_read(name: str) -> None:
-    newer = {**plain(name), "version": "1.9", "added_in_1_9": [1, 2]}
+    version = f"{BY_NAME[name].major}.9"
+    newer = {**plain(name), "version": version, "added_in_9": [1, 2]}
     assert msgspec.structs.asdict(decode(name, newer)) == {
         **msgspec.structs.asdict(decode(name, plain(name))),
-        "version": "1.9",
+        "version": version,
     }
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("version", ["2.0", "0.9", "10.0", "", "x"])
+@pytest.mark.parametrize("version", ["3.0", "0.9", "10.0", "", "x", "of the other"])
 def test_another_major_is_told_apart_from_a_broken_message(name: str, version: str) -> None:
     """Also when nothing else of the message is as this build knows it."""
+    major = BY_NAME[name].major
+    version = f"{3 - major}.0" if version == "of the other" else version  # records are 1.x, packs of them 2.x
     for newer in ({**plain(name), "version": version}, {"version": version, "all": "different"}):
-        with pytest.raises(UnsupportedVersion, match=r"version.*allowed: 1\.x"):
+        with pytest.raises(UnsupportedVersion, match=rf"version.*allowed: {major}\.x"):
             decode(name, newer)
 
 
@@ -131,6 +135,10 @@ RANGES: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("route_observed", ("ttft_seconds",), 1e308, "route_observed.ttft_seconds"),
     ("route_observed", ("engine_cached_tokens",), -1, "route_observed.engine_cached_tokens"),
     ("route_observed", ("served_stable_routing_id",), "*", "stable_routing_id"),
+    ("pack", ("records",), [], "pack.records"),
+    ("pack", ("records",), [b""] * 65, "pack.records"),
+    ("pack", ("records",), ["text"], "pack"),
+    ("pack", ("content_type",), PACK, "pack.content_type"),
     ("hint_delivery", ("prompt_key",), b"", "hint_delivery.prompt_key"),
     ("hint_delivery", ("dp_rank",), -1, "hint_delivery.dp_rank"),
     *(
@@ -259,6 +267,20 @@ def test_hints_and_events_over_the_cap_are_not_written() -> None:
     data = msgspec.structs.replace(event.data, segments=[segment])
     with pytest.raises(ContractError, match=r"donor_event\.bytes"):
         codec.encode_donor_event(msgspec.structs.replace(event, data=data))
+
+
+@pytest.mark.parametrize("records", [(), (b"",) * 65, (b"x" * 2**18,)], ids=["none", "too many", "too large"])
+def test_packs_that_nobody_would_read_are_not_written(records: tuple[bytes, ...]) -> None:
+    with pytest.raises(ContractError, match=r"pack\.(records|bytes)"):
+        codec.encode_pack(Pack(records=records))
+
+
+@pytest.mark.parametrize("name", ["report", "route_opened"])
+def test_who_knows_no_packs_finds_a_version_and_no_broken_message(name: str) -> None:
+    record = golden.messages()[name]
+    raw = codec.encode_pack(Pack(content_type=codec.MSGPACK, records=(record,) * (MAX_PACK_BYTES // (len(record) + 5))))
+    with pytest.raises(UnsupportedVersion, match=r"got '2\.0', allowed: 1\.x"):
+        BY_NAME[name].decode(raw)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.bus.acks import Acks
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscriber import BusSubscriber, Message, _Follow
+from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import codec, subjects
 from dynamo_semkv.contracts.donor_events import DonorEvent, DonorRegistered
+from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.contracts.pack import PACK, Pack
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.outcome.intake import Intake
@@ -62,7 +67,7 @@ messages = st.sampled_from(sorted(KINDS)).flatmap(
         st.just(name),
         payloads(name),
         st.sampled_from(SUBJECTS) | st.just(KINDS[name]),
-        st.sampled_from([None, "", codec.JSON, codec.MSGPACK, "x"]),
+        st.sampled_from([None, "", codec.JSON, codec.MSGPACK, PACK, "x"]),
     )
 )
 
@@ -101,6 +106,65 @@ def test_any_messages_into_the_intake(found: list[tuple[str, bytes, str, str | N
     catalog.sweep(100)
     counted = sum(count for key, count in intake.counts.items() if key.endswith(".messages"))
     assert counted == len(found)
+
+
+@st.composite
+def stored_packs(draw: st.DrawFn) -> bytes:
+    """Of records sound, damaged and odd; the whole damaged or odd, or as it should be."""
+    records = draw(st.lists(payloads("report") | st.just(RAW["report"]), min_size=1, max_size=4))
+    raw = msgspec.msgpack.encode(
+        Pack(content_type=draw(st.sampled_from([codec.MSGPACK, PACK, None])), records=tuple(records))
+    )
+    how = draw(st.integers(0, 3))
+    if how == 0:
+        return draw(odd.damaged(raw))
+    if how == 1:
+        try:
+            return msgspec.msgpack.encode(draw(odd.changed(msgspec.msgpack.decode(raw))))
+        except (TypeError, ValueError, OverflowError):
+            return raw  # what this encoding cannot say
+    return raw
+
+
+def stored_message(payload: bytes, subject: str, sequence: int) -> Any:
+    """As nats-py hands over one of a stream."""
+    at = SimpleNamespace(consumer=sequence, stream=sequence)
+    metadata = SimpleNamespace(
+        sequence=at, num_pending=0, num_delivered=1, timestamp=datetime.datetime.now(datetime.timezone.utc)
+    )
+    return SimpleNamespace(subject=subject, data=payload, headers={"content-type": PACK}, metadata=metadata)
+
+
+@settings(max_examples=60)
+@given(st.lists(stored_packs(), max_size=4))
+def test_any_pack_into_a_subscription_and_the_intake(found: list[bytes]) -> None:
+    """Every record is taken or counted as refused, and a pack that is none counts as one; none of it ends the subscription."""
+    listener = Listener()
+    bus = BusSubscriber(BusConfig(), "test")
+    intake = Intake(bus, listener.book, apply_donor_event=print, announce=print)
+    for stream in (subjects.ROUTE_STREAM, subjects.REPORT_STREAM):
+        intake.caught_up(stream)
+    bus.subscribe_stream(subjects.REPORT_STREAM, ">", intake.on_report)
+    expected = 0
+    for payload in found:
+        try:
+            expected += len(codec.decode_pack(payload).records)
+        except ContractError:
+            expected += 1
+
+    async def deliver() -> None:
+        follow = _Follow(asyncio.get_running_loop().create_future())
+        for sequence, payload in enumerate(found, 1):
+            message = stored_message(payload, KINDS["report"], sequence)
+            await bus._on_stream_message(None, bus._streams[0], follow, message)  # type: ignore[arg-type]
+        assert not follow.failed.done()
+
+    asyncio.run(deliver())
+    refused = sum(intake.counts[f"reports.{kind}"] for kind in ("malformed", "unsupported_version", "foreign_subject"))
+    book = listener.book.stats
+    assert intake.counts["reports.messages"] == bus.stats().delivered == expected
+    assert book.reports + book.duplicates + refused == expected
+    assert bus.stats().handler_errors == 0
 
 
 @settings(max_examples=60)

@@ -21,6 +21,7 @@ from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import LOW_GATE, GraphSettings
+from tests.bus.waiting import records
 from tests.graphs.traffic import Traffic, get, read, snapshot, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
@@ -52,7 +53,7 @@ async def read_bus(url: str) -> OnBus:
             for sequence in range(max(state.first_seq, 1), state.last_seq + 1):
                 message = await js.get_msg(stream, sequence)
                 assert message.time is not None
-                found.append((message.time.timestamp(), message.data or b""))
+                found += [(message.time.timestamp(), record) for record in records(message)]
             return found
 
         opened: dict[str, RouteOpened] = {}

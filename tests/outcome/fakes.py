@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_semkv.bus.streams import stream_of
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscriber import Known, Message
 from tests.outcome.build import ManualClock
 
 
@@ -58,8 +58,13 @@ class FakeSubscriber:
         *,
         start: str = "all",
         on_caught_up: Callable[[], None] | None = None,
+        known: Known | None = None,
     ) -> None:
-        self.handlers[stream] = handler
+        def hand_over(message: Message) -> None:
+            if known is None or not known(message.subject, 1):
+                handler(message)
+
+        self.handlers[stream] = hand_over
         if on_caught_up is not None:
             self.ends[stream] = on_caught_up
 

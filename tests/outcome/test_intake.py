@@ -15,12 +15,14 @@ from dynamo_semkv.contracts.codec import (
     MSGPACK,
     encode_announcement,
     encode_donor_event,
+    encode_pack,
     encode_report,
     encode_route_event,
 )
 from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
 from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.contracts.pack import PACK, Pack
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome
 from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.outcome import intake as intake_module
@@ -389,3 +391,58 @@ async def test_an_own_event_is_not_read_again_when_it_comes_back(broker: FakeBro
     assert two.intake.counts["own_echoes"] == 0
     assert (one.listener.book.stats.duplicates, one.listener.book.open_routes) == (0, 1)
     assert two.listener.book.open_routes == 1
+
+
+async def test_own_events_that_come_back_in_a_pack_are_counted_and_not_read(broker: FakeBroker, routers: Any) -> None:
+    it = (await routers(ROUTES, REPORTS)).intake
+    assert it.own_echoes(subjects.routes("router-1"), 12)
+    assert not it.own_echoes(subjects.routes("router-2"), 3)
+    assert (it.counts["own_echoes"], it.counts["routes.messages"]) == (12, 12)
+    it.counts["own_dropped"] = 1  # one that was dropped while the past was read comes back only so
+    assert not it.own_echoes(subjects.routes("router-1"), 12)
+    reading = Router(broker).intake
+    assert not reading.own_echoes(subjects.routes("router-1"), 12)
+
+
+async def test_a_pack_that_the_bus_could_not_take_apart_is_refused_as_any_message(
+    broker: FakeBroker, routers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = (await routers(ROUTES, REPORTS)).intake
+    sound = encode_pack(Pack(content_type=MSGPACK, records=(encode_report(report(1)),)))
+    newer = encode_pack(Pack(version="3.0", records=(b"",)))
+    for payload in (sound[:-1], b"\xc1", sound + bytes(20_000), sound):
+        it.on_report(message(payload, PACK, subjects.reports(StableReplica("w-a", 0))))
+    it.on_report(message(newer, PACK, subjects.reports(StableReplica("w-a", 0))))
+    assert (
+        it.counts["reports.malformed"],
+        it.counts["reports.unsupported_version"],
+        it.counts["reports.messages"],
+    ) == (4, 1, 5)
+    assert it.unsupported("reports") == (0.0, "3.0")
+    assert "reports.malformed: message dropped (1 so far): pack: " in caplog.text
+    assert (
+        "reports.unsupported_version: message dropped (1 so far): pack.version: got '3.0', allowed: 2.x" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "replayed"])
+async def test_what_was_stored_twice_counts_once(broker: FakeBroker, routers: Any, live: bool) -> None:
+    """An outage between storing and acknowledging that outlasts the broker's memory for ids: a whole pack comes again."""
+    other = await routers(ROUTES, REPORTS) if live else None
+    for _ in range(2):
+        for number in range(1, 6):
+            key = number.to_bytes(16, "big")
+            broker.publish(
+                subjects.routes("router-2"), encode_route_event(opened(number, router="router-2", prompt_key=key))
+            )
+            broker.publish(subjects.routes("router-2"), encode_route_event(observed(number)))
+        for number in range(1, 6):
+            said = report(number, prompt_key=number.to_bytes(16, "big"))
+            broker.publish(subjects.reports(StableReplica("w-a", 0)), encode_report(said))
+    router = other or await routers(ROUTES, REPORTS)
+    broker.clock.advance(5.0)
+    router.intake.tick()
+    assert router.listener.book.stats.closed == 5
+    assert router.listener.book.stats.duplicates == 15
+    assert (router.totals()["requests"], router.totals()["confirmed_tokens"]) == (5, 5 * 800)
+    assert not router.listener.orphans

@@ -49,6 +49,7 @@ LEFT_OUT = ("bench", "reference_engine", "testing")
 """Not on the way of a request of a deployment."""
 MORE = (
     (BUS, "test_any_messages_into_the_intake"),
+    (BUS, "test_any_pack_into_a_subscription_and_the_intake"),
     (BUS, "test_any_sound_donor_events_in_any_order_into_catalog_and_index"),
     (BUS, "test_any_hint_over_the_bus"),
     (BUS, "test_any_hint_on_a_request"),
