@@ -18,6 +18,7 @@ from dynamo_semkv.contracts.donor_events import (
     DonorEvicted,
     DonorRegistered,
     DonorRelocated,
+    DonorSegment,
     DonorsPurged,
     GenerationReset,
     PurgeLocation,
@@ -118,7 +119,8 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
     generation = data.generation if isinstance(data, GenerationReset) else data.provider_generation
     _check_generation("donor_event", generation)
     if isinstance(data, DonorRegistered):
-        return msgspec.structs.replace(event, data=_check_registered(data))
+        checked = _check_registered(data)
+        return event if checked is data else msgspec.structs.replace(event, data=checked)
     if isinstance(data, (DonorEvicted, DonorRelocated)):
         check_donor_id(data.donor_id)
     if isinstance(data, DonorRelocated):
@@ -144,25 +146,31 @@ def _check_location(field: str, location: Location) -> None:
 
 
 def _check_registered(data: DonorRegistered) -> DonorRegistered:
+    """Metadata as bytes, whichever way the emitter wrote them."""
     check_donor_id(data.donor_id)
     _check_location("donor_registered.location", data.location)
     if not 1 <= data.token_count <= 2**31:
         raise ContractError("donor_registered.token_count", data.token_count, "1 to 2^31")
     if not 1 <= len(data.segments) <= donor_events.MAX_SEGMENTS:
         raise ContractError("donor_registered.segments", len(data.segments), f"1 to {donor_events.MAX_SEGMENTS}")
-    segments = []
+    as_lists = False
     for segment in data.segments:
         start, end = segment.token_range
         if not 0 <= start < end <= data.token_count:
             raise ContractError("segment.token_range", segment.token_range, f"0 <= start < end <= {data.token_count}")
-        metadata = segment.provider_metadata
-        if isinstance(metadata, list):
-            try:
-                segment = msgspec.structs.replace(segment, provider_metadata=bytes(metadata))
-            except ValueError as error:
-                raise ContractError("segment.provider_metadata", "out of range", "integers in [0, 255]") from error
-        segments.append(segment)
-    return msgspec.structs.replace(data, segments=segments)
+        as_lists |= isinstance(segment.provider_metadata, list)
+    if not as_lists:
+        return data
+    return msgspec.structs.replace(data, segments=[_with_bytes(segment) for segment in data.segments])
+
+
+def _with_bytes(segment: DonorSegment) -> DonorSegment:
+    if not isinstance(segment.provider_metadata, list):
+        return segment
+    try:
+        return msgspec.structs.replace(segment, provider_metadata=bytes(segment.provider_metadata))
+    except ValueError as error:
+        raise ContractError("segment.provider_metadata", "out of range", "integers in [0, 255]") from error
 
 
 def encode_report(report: MaterializationReport) -> bytes:

@@ -146,6 +146,10 @@ def scaling(at_100k: float = 500.0) -> dict[str, Any]:
         },
         "prompt_tokens": 8_192,
         "donors": donors,
+        "catalog": [
+            {"registrations_per_second": rate, "moves_per_second": 80_000.0, "evictions_per_second": 90_000.0}
+            for rate in (39_000.0, 40_000.0, 41_000.0)
+        ],
         "replicas": [{"replicas": n, "own_p50": 1e-5 * n, "p50": 1e-5 * n, "p99": 2e-5 * n} for n in (1, 8, 64)],
     }
 

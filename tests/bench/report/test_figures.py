@@ -97,6 +97,31 @@ def test_fewer_donors_than_the_goal_speaks_of_neither_meet_nor_miss_it() -> None
     assert words(made.run(scaling=scaling))["<= 4 KiB a donor"] == "shown"
 
 
+def test_events_that_are_too_slow_say_what_limits_them() -> None:
+    scaling = made.scaling()
+
+    def verdict() -> tuple[str, str, str]:
+        found = {v.goal.text: v for v in verdicts(all_figures(made.run(scaling=scaling)["sections"]))}
+        events = found["50,000 events/s on one core, or what limits it"]
+        assert events.measured is not None
+        return events.word, events.measured.figure, events.measured.note
+
+    word, figure, note = verdict()
+    assert (word, figure) == ("shown", "registrations 40,000/s, moves 80,000/s, evictions 90,000/s")
+    assert note.startswith("registrations: reading, checking and copying the sketch")
+    for row in scaling["catalog"]:
+        row["registrations_per_second"] = 51_000.0
+    assert verdict()[::2] == ("yes", "")
+    for row in scaling["catalog"]:
+        row["evictions_per_second"] = 49_000.0
+    assert verdict()[0] == "**no**"
+    run = made.run(scaling=scaling)
+    page = document.page(run, all_figures(run["sections"]), {})
+    assert "carries its sketch): registrations 51,000, moves 80,000, evictions 49,000." in page
+    del scaling["catalog"]
+    assert words(made.run(scaling=scaling))["50,000 events/s on one core, or what limits it"] == "not measured"
+
+
 def test_a_million_donors_are_shown_and_the_goals_of_a_hundred_thousand_are_judged_there() -> None:
     scaling = made.scaling()
     largest = next(row for row in scaling["donors"] if row["donors"] == 100_000)
