@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from dynamo_semkv.config.schema import PlacementMode
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
@@ -51,8 +52,7 @@ class DecisionReason(str, Enum):
     """A fault of ours; the fallback counter says which."""
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What was decided for one attempt. Immutable: what happens to it later is another event.
 
     Token counts are tokens of this prompt beyond what the replica holds on its device, so that each of them can at most be confirmed once:

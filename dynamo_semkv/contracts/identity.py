@@ -8,6 +8,7 @@ on rank 1 says nothing about rank 0. The engine process does not know its Dynamo
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 from typing import NamedTuple, NewType
@@ -47,7 +48,7 @@ class StableReplica(NamedTuple):
 
 
 def new_route_id() -> RouteId:
-    return RouteId(secrets.token_hex(16))
+    return RouteId(os.urandom(16).hex())
 
 
 def new_donor_id() -> DonorId:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.location import Location
 from dynamo_semkv.evidence.breaker import Breaker
@@ -46,13 +48,12 @@ class LookupStatus(str, Enum):
     """Not asked or not waited for: no provider, stuck in an earlier lookup, put aside after failures, or one before it knew enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookupResult:
+class LookupResult(msgspec.Struct, frozen=True):
     status: LookupStatus
     matches: tuple[SemanticTrtMatch, ...] = ()
     """Best first, one a donor: exact-equivalent, then verbatim runs, then likeness; each by reusable tokens."""
     seconds: float = 0.0
-    by_provider: dict[str, tuple[LookupStatus, float]] = field(default_factory=dict)
+    by_provider: dict[str, tuple[LookupStatus, float]] = {}
 
 
 @dataclass

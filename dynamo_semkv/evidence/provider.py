@@ -7,8 +7,9 @@ from text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+import msgspec
 
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.keys import BlockKey, TokenArray
@@ -16,8 +17,7 @@ from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.evidence.donor import CatalogDonor
 
 
-@dataclass(frozen=True, slots=True)
-class LookupQuery:
+class LookupQuery(msgspec.Struct, frozen=True):
     tokens: TokenArray
     """Shape [n], u32: the prompt as Dynamo's preprocessor made it."""
     namespace: CacheNamespace

@@ -40,7 +40,10 @@ class MeasuredJournal:
 
     def opened(self, event: RouteOpened) -> None:
         self._journal.opened(event)
-        _guarded(lambda: self._metrics.opened(event))
+        try:
+            self._metrics.opened(event)
+        except Exception:  # noqa: BLE001 - see _not_counted
+            _not_counted()
 
     def observed(self, event: RouteObserved) -> None:
         self._journal.observed(event)
@@ -53,12 +56,12 @@ class MeasuredLookup:
 
     async def lookup(self, query: LookupQuery) -> LookupResult:
         result = await self._runner.lookup(query)
-        _guarded(lambda: self._count(result))
+        try:
+            for provider, (status, seconds) in result.by_provider.items():
+                self._metrics.provider_answered(provider, status, seconds)
+        except Exception:  # noqa: BLE001 - see _not_counted
+            _not_counted()
         return result
-
-    def _count(self, result: LookupResult) -> None:
-        for provider, (status, seconds) in result.by_provider.items():
-            self._metrics.provider_answered(provider, status, seconds)
 
 
 class MeasuredHistory:
@@ -82,8 +85,6 @@ class MeasuredHistory:
             self._metrics.orphan(orphan)
 
 
-def _guarded(count: Callable[[], None]) -> None:
-    try:
-        count()
-    except Exception:  # noqa: BLE001 - a counter may not fail the request that it counts; logged
-        _log.exception("a metric was not counted")
+def _not_counted() -> None:
+    """A counter may not fail the request that it counts; logged, in the handler of what it raised."""
+    _log.exception("a metric was not counted")

@@ -10,6 +10,8 @@ that is gone.
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Generic, TypeVar
@@ -54,6 +56,11 @@ _WATCHED = (
 """What the alerts are about."""
 _READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}
 
+TOGETHER = 32
+"""Decisions and answers that are counted at once; nobody can see those that are not yet."""
+_Answer = tuple[str, LookupStatus, float]
+_log = logging.getLogger(__name__)
+
 
 M = TypeVar("M", Counter, Histogram)
 
@@ -76,6 +83,7 @@ class _Labelled(Generic[M]):
 class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        self._told: deque[RouteOpened | _Answer] = deque()
         self._funnel = {
             "input": self._counter(catalogue.INPUT),
             "evidence": self._counter(catalogue.EVIDENCE),
@@ -99,6 +107,33 @@ class Metrics:
 
     def opened(self, event: RouteOpened) -> None:
         """A decision was made."""
+        self._later(event)
+
+    def provider_answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
+        self._later((provider, status, seconds))
+
+    def _later(self, told: RouteOpened | _Answer) -> None:
+        """Counted when somebody reads, or with what came since: one by one, between requests, takes several times as long."""
+        self._told.append(told)
+        if len(self._told) >= TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
+        """Any thread: a page is read in another one than requests are served in."""
+        while True:
+            try:
+                told = self._told.popleft()
+            except IndexError:
+                return
+            try:
+                if isinstance(told, RouteOpened):
+                    self._opened(told)
+                else:
+                    self._answered(*told)
+            except Exception:  # noqa: BLE001 - one that cannot be counted may not cost the others; logged
+                _log.exception("a metric was not counted")
+
+    def _opened(self, event: RouteOpened) -> None:
         lookup = bounded(event.lookup, _LOOKUPS)
         self._lookups.labels(lookup).inc()
         if lookup != LookupStatus.SKIPPED.value:
@@ -108,7 +143,7 @@ class Metrics:
         if lookup == LookupStatus.HIT.value and event.placed_tokens == 0:
             self._discovery_only.inc()
 
-    def provider_answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
+    def _answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
         name = bounded(provider, _PROVIDERS)
         self._provider_lookups.labels(name, status.value).inc()
         if status is not LookupStatus.SKIPPED:
@@ -140,6 +175,7 @@ class Metrics:
 
     def text(self) -> str:
         """Prometheus text format 0.0.4, without the `_created` series that double every counter."""
+        self._count()
         return generate_latest(_WithoutCreated(self._registry)).decode()
 
     def _at_zero(self) -> None:

@@ -143,14 +143,8 @@ class Advisor:
         )
 
     async def _exact(self, facts: RequestFacts, deadline: float) -> Exact | None:
-        asked = (facts.token_ids, facts.salt, facts.lora_name)
-
-        async def both() -> Exact:
-            # One after the other: the second is a short question, and to ask both at once takes two more tasks.
-            return Exact(await self._edge.overlap(*asked), await self._edge.loads())
-
         try:
-            return await within(deadline, both())
+            return Exact(*await within(deadline, self._edge.exact(facts.token_ids, facts.salt, facts.lora_name)))
         except Late as late:
             self._fallbacks.add(FallbackReason.EXACT_TIMEOUT, late)
         except Exception as error:  # noqa: BLE001 - Dynamo's bindings raise plain Exception; without an answer there is no advice

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dynamo_semkv.contracts.errors import ContractError
@@ -44,8 +45,7 @@ class Constraints:
 UNCONSTRAINED = Constraints()
 
 
-@dataclass(frozen=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct, frozen=True):
     model: str
     token_ids: list[int]
     """The prompt as plain integers: Dynamo's queries read packed bytes as one token a byte."""

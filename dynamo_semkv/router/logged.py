@@ -16,6 +16,8 @@ class LoggedJournal:
 
     def opened(self, event: RouteOpened) -> None:
         self._journal.opened(event)
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
         logger.debug(
             "route opened: %s in mode %s, lookup %s, replica %s/%s; tokens: %d input, %d evidence, %d placed, %d hinted",
             event.decision_reason,
@@ -31,6 +33,8 @@ class LoggedJournal:
 
     def observed(self, event: RouteObserved) -> None:
         self._journal.observed(event)
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
         logger.debug(
             "route ended: %s, served by %s/%s, first chunk after %s s, %d output tokens, %s of the engine's own cache",
             event.end,

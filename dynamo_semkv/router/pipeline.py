@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+import msgspec
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.advice.gate import Candidate, decide, no_advice
@@ -46,8 +47,7 @@ IDLEST = 8
 """Of many replicas without anything of a prompt, so many have a row."""
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One request in the namespace it may share KV in."""
 
     tokens: TokenArray
@@ -60,8 +60,7 @@ class Prompt:
         return len(self.tokens)
 
 
-@dataclass(frozen=True)
-class Exact:
+class Exact(msgspec.Struct, frozen=True):
     """What Dynamo says it holds of the prompt, and how loaded it is."""
 
     overlap: Overlap
@@ -71,8 +70,7 @@ class Exact:
         return self.overlap.ranks.get(replica, _NOTHING)
 
 
-@dataclass(frozen=True)
-class Lookup:
+class Lookup(msgspec.Struct, frozen=True):
     status: str = SKIPPED
     """A LookupStatus value."""
     asked: bool = False
@@ -81,8 +79,7 @@ class Lookup:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """Everything that one attempt's record and dispatch need."""
 
     decision: Decision
@@ -92,8 +89,8 @@ class Advice:
     exact_host_tokens: int = 0
     unresolved: int = 0
     """Matches on replicas that are not alive or not advisable."""
-    sheet: ScoreSheet | None = field(default=None, repr=False)
-    queued: Mapping[ReplicaKey, int | None] = field(default_factory=dict, repr=False)
+    sheet: ScoreSheet | None = None
+    queued: Mapping[ReplicaKey, int | None] = {}
     """Prefill tokens that waited on each replica before this request."""
 
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,30 +220,30 @@ class DynamoEdge:
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Overlap:
         """Exact overlap per replica and tier. `cache_namespace` is the request's `routing.cache_salt`."""
-        scores = await self._kv.get_overlap_scores(
+        return _overlap(await self._overlap_scores(token_ids, cache_namespace, lora_name))
+
+    def _overlap_scores(self, token_ids: Sequence[int], cache_namespace: str | None, lora_name: str | None) -> Any:
+        return self._kv.get_overlap_scores(
             _ids(token_ids), lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
-        )
-        return Overlap(
-            block_size=scores["block_size"],
-            prompt_blocks=scores["num_blocks"],
-            ranks={
-                ReplicaKey(row["worker_id"], row["dp_rank"]): RankOverlap(
-                    row["device_blocks"], row["host_pinned_extension_blocks"], row["disk_extension_blocks"]
-                )
-                for row in scores["workers"]
-            },
         )
 
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
         """Per replica, before any further prompt. Asked about a prompt, Dynamo adds the same numbers to every replica (its tokens less the
         device overlap, its blocks), and hashes it once more for that; asked about none it says what is there."""
-        rows = await self._kv.get_potential_loads([])
-        return {
-            ReplicaKey(row["worker_id"], row["dp_rank"]): RankLoad(
-                row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"]
-            )
-            for row in rows
-        }
+        return _loads(await self._kv.get_potential_loads([]))
+
+    async def exact(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
+        """Both at once: Dynamo works on a question from the moment it is asked, so there is one wait instead of two."""
+        scores = self._overlap_scores(token_ids, cache_namespace, lora_name)
+        loads = asyncio.ensure_future(self._kv.get_potential_loads([]))
+        try:
+            return _overlap(await scores), _loads(await loads)
+        finally:
+            # Without the first answer nobody wants the second, not even to hear that it failed too.
+            if not loads.cancel() and not loads.cancelled():
+                loads.exception()
 
     async def best_choice(
         self,
@@ -376,6 +376,35 @@ class DynamoEdge:
             await asyncio.sleep(0.02)
         self._subscriber.shutdown()
         self._runtime.shutdown()
+
+
+def _overlap(scores: Mapping[str, Any]) -> Overlap:
+    """Most replicas hold nothing of most prompts, and each row costs every request."""
+    return Overlap(
+        block_size=scores["block_size"],
+        prompt_blocks=scores["num_blocks"],
+        ranks={
+            _key(row): RankOverlap(
+                row["device_blocks"], row["host_pinned_extension_blocks"], row["disk_extension_blocks"]
+            )
+            for row in scores["workers"]
+            if row["device_blocks"] or row["host_pinned_extension_blocks"] or row["disk_extension_blocks"]
+        },
+    )
+
+
+def _loads(rows: Iterable[Mapping[str, int]]) -> dict[ReplicaKey, RankLoad]:
+    return {
+        _key(row): tuple.__new__(
+            RankLoad, (row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"])
+        )
+        for row in rows
+    }
+
+
+def _key(row: Mapping[str, int]) -> ReplicaKey:
+    """A named tuple's own constructor is a function of Python's, and there are two rows a replica for every request."""
+    return tuple.__new__(ReplicaKey, (row["worker_id"], row["dp_rank"]))
 
 
 def token_ids_list(request: Request) -> list[int]:

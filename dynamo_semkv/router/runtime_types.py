@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.keys import TokenArray
 
@@ -35,13 +37,13 @@ class RankOverlap(NamedTuple):
         return self.device + self.host_pinned_extension + self.disk_extension
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Exact overlap of one prompt with every replica Dynamo knows. Blocks are full blocks of `block_size` tokens."""
+class Overlap(msgspec.Struct, frozen=True):
+    """Exact overlap of one prompt with the replicas that Dynamo knows. Blocks are full blocks of `block_size` tokens."""
 
     block_size: int
     prompt_blocks: int
     ranks: Mapping[ReplicaKey, RankOverlap]
+    """A replica that holds nothing of the prompt need not be in it."""
 
 
 class RankLoad(NamedTuple):
@@ -95,8 +97,7 @@ class Choice(NamedTuple):
     overlap_blocks: int
 
 
-@dataclass(frozen=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True):
     """One call of one of our endpoints.
 
     `request_id` is the frontend's (`chatcmpl-<id>`); it is the same for every migration attempt, so it is no attempt id. Dynamo gives the
@@ -147,6 +148,12 @@ class Edge(Protocol):
     ) -> Overlap: ...
 
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]: ...
+
+    async def exact(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
+        """`overlap` and `loads`, asked at once."""
+        ...
 
     async def best_choice(
         self,

@@ -15,8 +15,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from dynamo_semkv.advice.hint import build_envelope
 from dynamo_semkv.config.schema import Config, PlacementMode
@@ -78,8 +80,7 @@ class _Route:
     """Prefill tokens before it, there."""
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """An attempt that is ready to be dispatched."""
 
     route_id: RouteId
@@ -335,6 +336,7 @@ class RouterService:
 def _unhinted(advice: Advice) -> Advice:
     if advice.decision.hinted_tokens == 0:
         return advice
+    replace = msgspec.structs.replace
     return replace(advice, decision=replace(advice.decision, hinted_tokens=0))
 
 

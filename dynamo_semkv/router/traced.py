@@ -17,8 +17,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.contracts.identity import StableReplica
@@ -94,30 +96,31 @@ class TracedHandler:
                 names.GEN_AI_MODEL: model if isinstance(model, str) else None,
             }
             span = self._tracing.start(names.ROUTE, parent=call.traceparent, attributes=attributes)
-            return _Trace(span), replace(call, traceparent=traceparent_of(span))
+            return _Trace(span), msgspec.structs.replace(call, traceparent=traceparent_of(span))
         except Exception:  # a request without a trace is served all the same; logged
             logger.exception("no trace was begun")
             return None, call
 
 
 class TracedEdge:
-    """An Edge whose `overlap` is a span (it and `loads` are asked together). Everything else goes through."""
+    """An Edge whose `exact` is a span. Everything else goes through."""
 
     def __init__(self, edge: Edge, tracing: Tracing) -> None:
         self._edge = edge
         self._tracing = tracing
         # Asked per request or per beat, and of no stage of a trace.
         self.live_replicas = edge.live_replicas
+        self.overlap = edge.overlap
         self.loads = edge.loads
         self.best_choice = edge.best_choice
 
-    async def overlap(
+    async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Any:
         began = time.time_ns()
         error: str | None = "unfinished"  # also of a question that was given up at its deadline
         try:
-            found = await self._edge.overlap(token_ids, cache_namespace, lora_name)
+            found = await self._edge.exact(token_ids, cache_namespace, lora_name)
             error = None
             return found
         except Exception as caught:

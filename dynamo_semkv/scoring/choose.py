@@ -81,8 +81,7 @@ class ScoreRow(msgspec.Struct, frozen=True):
         return next(part for part in self.parts if part.name == name)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreSheet:
+class ScoreSheet(msgspec.Struct, frozen=True):
     rows: tuple[ScoreRow, ...]
     """Best first, filtered ones last."""
     best: ScoreRow | None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.scoring.candidate import ReplicaView
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True):
     """What the scorers of one request share."""
 
     input_tokens: int

@@ -33,40 +33,48 @@ LEVELS = {
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
 _NOTHING: Mapping[str, str] = {}
-_bound: ContextVar[Mapping[str, str]] = ContextVar("semkv_log_fields", default=_NOTHING)
+_bound: ContextVar[Mapping[str, str | None]] = ContextVar("semkv_log_fields", default=_NOTHING)
+"""As it was given: every request binds, and few of them write a line."""
 
 
 def bind(
     *, request_id: str | None = None, traceparent: str | None = None, route_id: str | None = None, fresh: bool = False
 ) -> None:
     """Adds to what lines of this task carry; `fresh` begins anew."""
-    _bound.set({**(_NOTHING if fresh else _bound.get()), **_fields(request_id, traceparent, route_id)})
+    given = {"request_id": request_id, "traceparent": traceparent, "route_id": route_id}
+    _bound.set(given if fresh else {**_bound.get(), **_sound(given)})
 
 
 @contextmanager
 def about(
     *, request_id: str | None = None, traceparent: str | None = None, route_id: str | None = None
 ) -> Iterator[None]:
-    token = _bound.set({**_bound.get(), **_fields(request_id, traceparent, route_id)})
+    given = {"request_id": request_id, "traceparent": traceparent, "route_id": route_id}
+    token = _bound.set({**_bound.get(), **_sound(given)})
     try:
         yield
     finally:
         _bound.reset(token)
 
 
-def _fields(request_id: str | None, traceparent: str | None, route_id: str | None) -> dict[str, str]:
-    context = parse(traceparent)
-    found = {"request_id": request_id, "route_id": route_id}
+def _sound(given: Mapping[str, str | None]) -> dict[str, str]:
+    """What may stand in the place of what was bound before."""
+    return {name: value for name, value in given.items() if value and (name != "traceparent" or parse(value))}
+
+
+def _fields(bound: Mapping[str, str | None]) -> dict[str, str]:
+    found = {name: value for name, value in bound.items() if value and name != "traceparent"}
+    context = parse(bound.get("traceparent"))
     if context is not None:
         found |= {"trace_id": context.trace_hex, "span_id": context.span_hex}
-    return {name: value for name, value in found.items() if value}
+    return found
 
 
 class Bound(logging.Filter):
     """Puts what is bound where the line is written onto the record: a handler may format it in another thread."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.semkv = _bound.get()
+        record.semkv = _fields(_bound.get())
         return True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import msgspec
 
@@ -52,16 +51,16 @@ def test_a_placed_request_carries_one_donor_action() -> None:
 
 def test_a_similar_donor_promises_no_exact_prefix() -> None:
     match = msgspec.structs.replace(MATCH, match_type=MatchType.SEMANTIC_CANDIDATE)
-    envelope = build_envelope(replace(PLACED, match=match), route_id=new_route_id(), namespace_hex="", generation="g")
+    envelope = build_envelope(msgspec.structs.replace(PLACED, match=match), route_id=new_route_id(), namespace_hex="", generation="g")
     assert envelope is not None
     assert parse_donor_payload(envelope.actions[0]).exact_prefix_tokens == 0
 
 
 def test_nothing_is_hinted_without_placement_donor_or_hints() -> None:
     for decision in (
-        replace(PLACED, placed=None),
-        replace(PLACED, match=None),
-        replace(PLACED, hinted_tokens=0),
+        msgspec.structs.replace(PLACED, placed=None),
+        msgspec.structs.replace(PLACED, match=None),
+        msgspec.structs.replace(PLACED, hinted_tokens=0),
         Decision(PlacementMode.SHADOW, DecisionReason.SHADOW, shadow_choice=ReplicaKey(1, 0), match=MATCH),
     ):
         assert build_envelope(decision, route_id=new_route_id(), namespace_hex="", generation="g") is None

@@ -207,6 +207,11 @@ class FakeEdge:
             raise self.fail["loads"]
         return {key: RankLoad(self.queued.get(key, 0), 0, 0) for key in self.live}
 
+    async def exact(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
+        return await self.overlap(token_ids, cache_namespace, lora_name), await self.loads()
+
     async def best_choice(
         self,
         token_ids: Sequence[int],

@@ -96,6 +96,11 @@ class SimulatedEdge:
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
         return {key: RankLoad(64 * (at % 2), 2 * (at % 2), at % 2) for at, key in enumerate(self.live)}
 
+    async def exact(
+        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
+    ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
+        return await self.overlap(token_ids, cache_namespace, lora_name), await self.loads()
+
     async def best_choice(
         self,
         token_ids: Sequence[int],

@@ -88,7 +88,9 @@ class Service:
             choice = None
         live = self.edge.live_replicas()
         return {
-            "overlap": {f"{k.worker_id}/{k.dp_rank}": list(v) for k, v in overlap.ranks.items()},
+            "overlap": {
+                f"{k.worker_id}/{k.dp_rank}": list(overlap.ranks.get(k, (0, 0, 0))) for k in {**live, **overlap.ranks}
+            },
             "prompt_blocks": overlap.prompt_blocks,
             "loads": {f"{k.worker_id}/{k.dp_rank}": list(v) for k, v in loads.items()},
             "choice": [str(choice.replica.worker_id), choice.replica.dp_rank, choice.overlap_blocks]
