@@ -51,7 +51,9 @@ def test_a_placed_request_carries_one_donor_action() -> None:
 
 def test_a_similar_donor_promises_no_exact_prefix() -> None:
     match = msgspec.structs.replace(MATCH, match_type=MatchType.SEMANTIC_CANDIDATE)
-    envelope = build_envelope(msgspec.structs.replace(PLACED, match=match), route_id=new_route_id(), namespace_hex="", generation="g")
+    envelope = build_envelope(
+        msgspec.structs.replace(PLACED, match=match), route_id=new_route_id(), namespace_hex="", generation="g"
+    )
     assert envelope is not None
     assert parse_donor_payload(envelope.actions[0]).exact_prefix_tokens == 0
 

@@ -93,4 +93,6 @@ def _chain(at: Any) -> set[tuple[str, int]]:
 
 
 def _of(at: Any, what: str) -> Any:
-    return next((value for kind in ("cr", "ag", "gi") if (value := getattr(at, f"{kind}_{what}", None)) is not None), None)
+    return next(
+        (value for kind in ("cr", "ag", "gi") if (value := getattr(at, f"{kind}_{what}", None)) is not None), None
+    )
