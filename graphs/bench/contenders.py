@@ -58,7 +58,7 @@ def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSetti
 
 
 def _overrides(name: str, group: Group, model_dir: Path, disk: Path) -> dict[str, Any]:
-    connector: dict[str, Any] = {"slab_bytes": group.slab_bytes, "announce_interval_seconds": 1.0}
+    connector: dict[str, Any] = {"slab_bytes": group.slab_bytes}
     if group.disk_bytes:
         connector |= {"disk_path": str(disk), "disk_bytes": group.disk_bytes}
     found: dict[str, Any] = {"placement": PLACEMENT, "connector": connector}
