@@ -93,7 +93,7 @@ class AttemptBook:
         self._newest[attempt.key.request_id] = attempt
         plan = attempt.plan
         if plan is not None and self._ledger is not None:
-            self._ledger.lease(plan.path[plan.local_tokens // plan.tokens_per_block :])
+            self._ledger.lease(plan.path[-1])
             attempt.leased = True
             self._leases += 1
             self.counts["offered_tokens"] += plan.offered
@@ -175,7 +175,7 @@ class AttemptBook:
             attempt.leased = False
             self._leases -= 1
             if self._ledger is not None:
-                self._ledger.release(plan.path[plan.local_tokens // plan.tokens_per_block :])
+                self._ledger.release(plan.path[-1])
         if plan.ended:
             self._close(attempt, ending_of(plan))
             if plan.confirmed:

@@ -157,13 +157,13 @@ class DiskDoor:
             match = life.ledger.match(digest, packed, limit)
             if match.end is MatchEnd.LIMIT:
                 return None
-            at, step = len(match.path), 4 * size
-            above = match.path[-1].key if match.path else root_key(digest)
+            at, step = match.blocks, 4 * size
+            above = match.tip.key if match.tip is not None else root_key(digest)
             # Also blocks that are just coming up, because a hint was faster than its request.
             if not tier.index.path(above, packed[at * step : (at + 1) * step], step):
                 return None
             horizon = life.ledger.tick
-            life.ledger.touch(match.path)
+            life.ledger.touch(match.tip)
         path = tier.index.path(above, packed[at * step : limit * step], step)
         with self._leader.lock:
             expected, hanging = tier.expected_seconds(path), tier.hanging

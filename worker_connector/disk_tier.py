@@ -28,6 +28,7 @@ from itertools import count
 from dynamo_semkv.contracts.keys import BlockKey, root_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.background import Job
+from worker_connector.block import BlockEntry
 from worker_connector.block_file import BlockRecord
 from worker_connector.disk_index import DiskBlock, DiskIndex
 from worker_connector.disk_orders import (
@@ -44,7 +45,7 @@ from worker_connector.disk_orders import (
     Tell,
 )
 from worker_connector.disk_wishes import StageTimes, Wish, Wishes
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.namespace_words import KnownWords, namespace_of
 
 _log = logging.getLogger(__name__)
@@ -159,7 +160,8 @@ class DiskTier:
             flying += len(entries)
             records = [self._record(entry) for entry in entries]
             order_id = next(_ORDER_IDS)
-            self._ledger.lease(entries)
+            for entry in entries:
+                self._ledger.lease(entry)
             self._spilling[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
             self._send(Spill(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
 
@@ -183,7 +185,8 @@ class DiskTier:
         return chain[:room]
 
     def _spilled(self, order: _Open) -> None:
-        self._ledger.release(order.entries)
+        for entry in order.entries:
+            self._ledger.release(entry)
         if order.void:
             return
         self._being_spilled.difference_update(entry.key for entry in order.entries)

@@ -10,9 +10,9 @@ from dynamo_semkv.contracts.identity import DonorId
 from dynamo_semkv.contracts.keys import BlockKey, root_key
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.block import BlockEntry
 from worker_connector.device_blocks import DeviceBlock
 from worker_connector.disk_index import DiskBlock
-from worker_connector.ledger import BlockEntry
 
 TOLERATED_LOSS = 1 / 8
 KEPT_SHARE = 1 / 2

@@ -26,12 +26,12 @@ from dynamo_semkv.contracts.identity import DonorId, Generation, new_donor_id
 from dynamo_semkv.contracts.keys import BlockKey, block_keys, root_key
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.block import BlockEntry
 from worker_connector.device_blocks import DeviceBlock
 from worker_connector.disk_index import DiskBlock
 from worker_connector.donor import KEPT_SHARE, TOLERATED_LOSS, Donor, KnownDonor, last_of, tip_key
 from worker_connector.donor_event import describe, moved, with_generation
 from worker_connector.donor_stream import DonorStream
-from worker_connector.ledger import BlockEntry
 from worker_connector.request_view import unpack_tokens
 
 SHRINK_SECONDS = 1.0

@@ -18,6 +18,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.hints import FetchHint
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.attempt import Attempt
+from worker_connector.block import BlockEntry
 from worker_connector.fetch_client import TcpTransport
 from worker_connector.fetch_export import Held, SlabExport
 from worker_connector.fetch_peers import Peers, endpoint
@@ -27,7 +28,6 @@ from worker_connector.fetch_transport import BlockTransport
 from worker_connector.fetcher import Fetcher, Order
 from worker_connector.hints import HintReader
 from worker_connector.leader import Leader
-from worker_connector.ledger import BlockEntry
 from worker_connector.request_view import RequestScope, pack_tokens
 
 _log = logging.getLogger(__name__)

@@ -75,14 +75,14 @@ class SlabExport:
             entry = held.ledger.by_key(key)
             if entry is None or not entry.resident or entry.damaged or entry.digest != wanted.namespace:
                 return None
-            held.ledger.touch((entry,))
-            held.ledger.lease((entry,))  # its slot keeps it while it is copied
+            held.ledger.touch(entry)
+            held.ledger.lease(entry)  # its slot keeps it while it is copied
             slot = entry.slot
         try:
             whole = held.slab.copy_sealed(slot, into)
         finally:
             with self._lock:
-                held.ledger.release((entry,))
+                held.ledger.release(entry)
         if not whole:
             self.counts["damaged"] += 1
             return None

@@ -19,9 +19,9 @@ import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey, child_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.block import BlockEntry
 from worker_connector.fetch_export import SHARD, Held
 from worker_connector.fetch_transport import Answer, Rows, Wanted
-from worker_connector.ledger import BlockEntry
 from worker_connector.seal import seals
 
 
@@ -96,13 +96,13 @@ class FetchTier:
             match = held.ledger.match(digest, tokens, limit)
             if match.missing is None:
                 return None
-            held.ledger.touch(match.path)
+            held.ledger.touch(match.tip)
         step = 4 * held.pool.tokens_per_block
-        start = len(match.path)
+        start = match.blocks
         keys = [match.missing]
         for ordinal in range(start + 1, limit):
             keys.append(child_key(keys[-1], tokens[ordinal * step : (ordinal + 1) * step]))
-        tip = match.path[-1] if match.path else None
+        tip = match.tip
         return Pull(held, namespace, digest, tokens[start * step : limit * step], keys, tip, horizon)
 
     def land(self, pull: Pull, answer: Answer, rows: Rows) -> Stop | None:

@@ -1,93 +1,29 @@
 """Ledger: which blocks the slabs hold. The leader's only; ranks obey, so all of them hold the same blocks by construction.
 
 Blocks form a tree per namespace: a child continues its parent by one full block. The tree is walked with the tokens themselves, so a step
-is at once the lookup and the comparison of tokens that identity demands, and no hash has to be computed on the way (1,024 steps of
-a 32k-token prompt take about 0.15 ms; hashing the same chain 0.8 ms). The block key is made once, when the block is entered, and names the
-block to others: events, donors, plans. Two different blocks with one key are told apart and refused (`MatchEnd.TOKENS_DIFFER`).
+is at once the lookup and the comparison of tokens that identity demands, and no hash has to be computed on the way (of a 32k-token prompt
+0.8 ms). Blocks that follow each other without a branch are one step (block.py, `Segment`): one comparison for a whole prompt. The block key
+is made once, when the block is entered, and names the block to others: events, donors, plans. Two different blocks with one key are told
+apart and refused (`MatchEnd.TOKENS_DIFFER`).
 
-Eviction takes the least recently used *leaf* that nobody leases, so whatever is resident can be reached from the root, and a lease on
-a block protects all blocks before it. Slots are freed late: a removed block keeps its slot while it is leased or a copy into it may
-still run.
+Eviction takes the least recently used *leaf* that nobody leases, so whatever is resident can be reached from the root. A lease and a use
+are therefore noted at the last block of a chain, whatever its length: the blocks before it cannot go while it is there, and inherit both
+when it is taken out. Slots are freed late: a removed block keeps its slot while a lease covers it or a copy into it may still run.
 """
 
 from __future__ import annotations
 
 import heapq
-import struct
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
-import numpy as np
-
 from dynamo_semkv.contracts.keys import BlockKey, child_key, root_key
+from worker_connector.block import NO_SLOT, BlockEntry, Segment
 
-NO_SLOT = -1
-_LONG_WALK = 64
-"""Blocks: shorter walks take no longer than to remember them."""
-_WALKS = 64
-
-
-class BlockEntry:
-    """One block, or (ordinal -1) the root of a namespace's tree. `key`, `parent`, `tokens`, `ordinal`, `digest` never change."""
-
-    __slots__ = (
-        "children",
-        "damaged",
-        "digest",
-        "fetched",
-        "in_flight",
-        "key",
-        "leases",
-        "ordinal",
-        "parent",
-        "queued",
-        "removed",
-        "resident",
-        "slot",
-        "staged",
-        "tick",
-        "tokens",
-    )
-
-    def __init__(
-        self, digest: bytes, key: BlockKey, parent: BlockEntry | None, tokens: bytes, ordinal: int, slot: int
-    ) -> None:
-        self.digest = digest
-        """Of the CacheNamespace, request included."""
-        self.key = key
-        self.parent = parent
-        self.tokens = tokens
-        """Little-endian u32, 4 * tokens_per_block bytes."""
-        self.ordinal = ordinal
-        self.slot = slot
-        self.children: dict[bytes, BlockEntry] = {}
-        self.resident = False
-        """Copied, sealed, and known to have been computed: may be offered."""
-        self.in_flight = False
-        """A copy into the slot may still run."""
-        self.removed = False
-        self.damaged = False
-        """Its bytes are known not to be what was saved."""
-        self.queued = False
-        self.fetched = False
-        """It was pulled from another worker."""
-        self.staged = False
-        """It came from disk, and nobody was served it since."""
-        self.leases = 0
-        self.tick = 0
-
-    def chain(self) -> list[BlockEntry]:
-        """This block and those before it, block 0 first."""
-        path: list[BlockEntry] = []
-        at: BlockEntry | None = self
-        while at is not None and at.ordinal >= 0:
-            path.append(at)
-            at = at.parent
-        path.reverse()
-        return path
+_LONG = 16
+"""Blocks: fewer are stepped through in less time than it takes to compare them at once."""
 
 
 class MatchEnd(str, Enum):
@@ -101,10 +37,20 @@ class MatchEnd(str, Enum):
 
 @dataclass(frozen=True)
 class Match:
-    path: list[BlockEntry]
+    tip: BlockEntry | None
+    """The last block that matched."""
     end: MatchEnd
     missing: BlockKey | None = None
     """Key of the first block that nobody has entered, where that ended the match."""
+
+    @property
+    def blocks(self) -> int:
+        return 0 if self.tip is None else self.tip.ordinal + 1
+
+    @property
+    def path(self) -> list[BlockEntry]:
+        """All blocks that matched; a step each."""
+        return [] if self.tip is None else self.tip.chain()
 
 
 @dataclass(frozen=True)
@@ -115,7 +61,7 @@ class LedgerStats:
     pending: int
     """Entered, not yet resident."""
     leased: int
-    """Blocks with at least one lease."""
+    """Blocks that a lease covers: those that chains end with, and all before them."""
     retired: int
     """Removed blocks whose slot is not free yet."""
     evicted: int
@@ -137,11 +83,9 @@ class Ledger:
         self._roots: dict[bytes, BlockEntry] = {}
         self._by_key: dict[BlockKey, BlockEntry] = {}
         self._by_slot: dict[int, BlockEntry] = {}
-        self._leased = 0
+        self._leased: set[BlockEntry] = set()
+        """With `leases`."""
         self._free = list(range(slots - 1, -1, -1))
-        self._block = struct.Struct(f"{self._step}s")
-        self._walks: OrderedDict[BlockEntry, tuple[bytes, list[BlockEntry]]] = OrderedDict()
-        """By first block: the tokens of the last long match and what it found. A memory only: what was removed since is left out."""
         self._queue: list[tuple[int, int, BlockEntry]] = []
         self._order = count()
         self._tick = 0
@@ -153,56 +97,35 @@ class Ledger:
 
     def match(self, digest: bytes, tokens: bytes, limit: int) -> Match:
         """The resident chain of a prompt's first `limit` blocks, as far as it goes. `tokens`: little-endian u32."""
-        path: list[BlockEntry] = []
         node = self._roots.get(digest)
         step = self._step
         end = max(min(limit * step, len(tokens) - len(tokens) % step), 0)
+        at = 0
         child: BlockEntry | None = None
-        if node is not None and end:
-            path = self._walked_before(node.children.get(tokens[:step]), tokens, end)
-            children = path[-1].children if path else node.children
-            for (block,) in self._block.iter_unpack(memoryview(tokens)[len(path) * step : end]):
-                child = children.get(block)
-                if child is None or not child.resident:
-                    break
-                path.append(child)
-                children = child.children
-            self._remember(tokens, path)
-            node = path[-1] if path else node
-        at = len(path) * step
+        while node is not None and at < end:
+            child = node.children.get(tokens[at : at + step])
+            if child is None or not child.resident:
+                break
+            segment = child.segment
+            assert segment is not None
+            index = child.ordinal - segment.start
+            ahead = min(segment.resident - index, (end - at) // step)
+            if ahead < _LONG:
+                node, at = child, at + step
+            else:
+                ahead = segment.common(index, tokens, at, ahead)
+                node, at = segment.blocks[index + ahead - 1], at + ahead * step
+        tip = node if at else None
         if at >= end:
-            return Match(path, MatchEnd.LIMIT)
+            return Match(tip, MatchEnd.LIMIT)
         if child is None:
             parent = node.key if node is not None else root_key(digest)
             key = child_key(parent, tokens[at : at + step])
             if key in self._by_key:
                 self._collisions += 1
-                return Match(path, MatchEnd.TOKENS_DIFFER)
-            return Match(path, MatchEnd.NOT_RESIDENT, key)
-        return Match(path, MatchEnd.NOT_RESIDENT)
-
-    def _walked_before(self, first: BlockEntry | None, tokens: bytes, end: int) -> list[BlockEntry]:
-        """As much of the last walk that began with this block as these tokens have in common with it: one comparison instead of a step a
-        block. A block that is resident can be reached from the root, so all before it are."""
-        walk = self._walks.get(first) if first is not None else None
-        if walk is None:
-            return []
-        was, path = walk
-        words = min(len(was), end) // 4
-        differs = np.frombuffer(was, np.uint32, words) != np.frombuffer(tokens, np.uint32, words)
-        at = int(differs.argmax())
-        count = min((at if differs[at] else words) // self.tokens_per_block, len(path))
-        while count and not path[count - 1].resident:
-            count -= 1
-        return path[:count]
-
-    def _remember(self, tokens: bytes, path: list[BlockEntry]) -> None:
-        if len(path) < _LONG_WALK:
-            return
-        self._walks[path[0]] = (tokens, path.copy())
-        self._walks.move_to_end(path[0])
-        if len(self._walks) > _WALKS:
-            self._walks.popitem(last=False)
+                return Match(tip, MatchEnd.TOKENS_DIFFER)
+            return Match(tip, MatchEnd.NOT_RESIDENT, key)
+        return Match(tip, MatchEnd.NOT_RESIDENT)
 
     def by_key(self, key: BlockKey) -> BlockEntry | None:
         return self._by_key.get(key)
@@ -215,12 +138,11 @@ class Ledger:
         """Of the last use of any block: whatever is used from now on is younger."""
         return self._tick
 
-    def touch(self, path: Iterable[BlockEntry]) -> None:
-        """Marks blocks as just used."""
+    def touch(self, tip: BlockEntry | None) -> None:
+        """Marks the chain that ends here as just used."""
         self._tick += 1
-        tick = self._tick
-        for entry in path:
-            entry.tick = tick
+        if tip is not None:
+            tip.tick = self._tick
 
     # entering
 
@@ -259,6 +181,10 @@ class Ledger:
         entry.in_flight = True
         self._tick += 1
         entry.tick = self._tick
+        segment = parent.segment
+        if segment is None or segment.blocks[-1] is not parent:
+            segment = Segment(entry.ordinal)
+        segment.append(entry)
         parent.children[tokens] = entry
         self._by_key[key] = entry
         self._by_slot[slot] = entry
@@ -277,7 +203,9 @@ class Ledger:
             or (entry.parent is not None and entry.parent.ordinal >= 0 and not entry.parent.resident)
         ):
             raise ValueError(f"block {entry.ordinal} cannot become resident before its copy and its parent")
+        assert entry.segment is not None
         entry.resident = True
+        entry.segment.resident += 1
         self._resident += 1
         self._requeue(entry)
 
@@ -306,9 +234,15 @@ class Ledger:
     def _unlink(self, entry: BlockEntry) -> None:
         parent = entry.parent
         assert parent is not None
+        assert entry.segment is not None
+        entry.segment.pop()  # it has no children, so nothing follows it there
         del parent.children[entry.tokens]
         del self._by_key[entry.key]
         entry.removed = True
+        parent.tick = max(parent.tick, entry.tick)
+        if entry.leases:
+            parent.leases += entry.leases
+            self._leased.add(parent)
         self._retired += 1
         if entry.resident:
             entry.resident = False
@@ -334,22 +268,43 @@ class Ledger:
 
     # leases and eviction
 
-    def lease(self, entries: Sequence[BlockEntry]) -> None:
-        for entry in entries:
-            self._leased += entry.leases == 0
-            entry.leases += 1
+    def lease(self, tip: BlockEntry) -> None:
+        """Until `release`, no slot of the chain that ends here is given to another block. ValueError for a removed block."""
+        if tip.removed:
+            raise ValueError(f"block {tip.ordinal} is removed and cannot be leased")
+        tip.leases += 1
+        self._leased.add(tip)
 
-    def release(self, entries: Sequence[BlockEntry]) -> None:
-        for entry in entries:
-            if entry.leases <= 0:
-                raise ValueError(f"block {entry.ordinal} has no lease to give back")
-            entry.leases -= 1
-            if entry.leases == 0:
-                self._leased -= 1
-                if entry.removed:
-                    self._settle(entry)
-                elif not entry.children:
-                    self._requeue(entry)
+    def release(self, tip: BlockEntry) -> None:
+        """Also of a chain that was removed since, in part or whole: its lease counts at each removed block and at the one before them."""
+        if tip.leases <= 0:
+            raise ValueError(f"block {tip.ordinal} has no lease to give back")
+        at: BlockEntry | None = tip
+        while at is not None:
+            further = at.parent if at.removed else None
+            at.leases -= 1
+            if at.leases == 0:
+                self._leased.discard(at)
+                if at.removed:
+                    self._settle(at)
+                elif at.ordinal < 0:
+                    self._drop_empty_root(at)
+                elif not at.children:
+                    self._requeue(at)
+            at = further
+
+    def _covered(self) -> int:
+        removed, covered = 0, dict[Segment, int]()
+        for tip in self._leased:
+            removed += tip.removed
+            at: BlockEntry | None = tip
+            while at is not None and (segment := at.segment) is not None:
+                blocks = at.ordinal - segment.start + 1
+                if covered.get(segment, 0) >= blocks:
+                    break
+                covered[segment] = blocks
+                at = segment.blocks[0].parent
+        return removed + sum(covered.values())
 
     @staticmethod
     def _evictable(entry: BlockEntry) -> bool:
@@ -389,7 +344,7 @@ class Ledger:
             free=len(self._free),
             resident=self._resident,
             pending=len(self._by_key) - self._resident,
-            leased=self._leased,
+            leased=self._covered(),
             retired=self._retired,
             evicted=self._evicted,
             refused=self._refused,

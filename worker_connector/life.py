@@ -18,11 +18,12 @@ from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt, ClosedAttempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.batches import BatchReader
+from worker_connector.block import BlockEntry
 from worker_connector.channel import ForwardDone, LoadDone, LoadGivenUp, RankReady, RankResult, SaveDone, SlotsDamaged
 from worker_connector.disk_orders import DiskOrder
 from worker_connector.disk_tier import DiskTier
 from worker_connector.engine_namespace import RequestNamespaces
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.metadata import Orders
 from worker_connector.offering import Offering, Verify
 from worker_connector.outlet import Outlet

@@ -10,9 +10,10 @@ from typing import Any
 from dynamo_semkv.contracts.keys import BlockKey
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt
+from worker_connector.block import BlockEntry, Chain
 from worker_connector.engine_namespace import RequestNamespaces
 from worker_connector.hints import HintReader
-from worker_connector.ledger import BlockEntry, Ledger, MatchEnd
+from worker_connector.ledger import Ledger, MatchEnd
 from worker_connector.plan import LoadPlan, PlanKey
 from worker_connector.request_view import request_tokens, scope_of, unsupported
 from worker_connector.verdict import Decline, Question, before_lookup, judge
@@ -100,31 +101,32 @@ class Offering:
         assert self._ledger is not None
         question = attempt.question
         match = self._ledger.match(attempt.digest, attempt.tokens, question.limit_blocks)
-        path, end, damaged = match.path, match.end, False
+        tip, end, damaged = match.tip, match.end, False
         if match.missing is not None and self.on_miss is not None:
-            self.on_miss(attempt.digest, attempt.tokens, len(path), question.limit_blocks, match.missing)
+            self.on_miss(attempt.digest, attempt.tokens, match.blocks, question.limit_blocks, match.missing)
         while True:
-            verdict = judge(question, len(path), end, damaged)
+            verdict = judge(question, 0 if tip is None else tip.ordinal + 1, end, damaged)
             if isinstance(verdict, Decline):
                 return verdict
-            path = path[: verdict.blocks]
-            sound = self._sound(path, question.local_blocks)
-            if sound == len(path):
-                self._ledger.touch(path)
+            assert tip is not None
+            chain = Chain(tip)
+            sound = self._sound(chain, question.local_blocks)
+            if sound == len(chain):
+                self._ledger.touch(tip)
                 size, least = self._tokens_per_block, self._async_load_min_tokens
-                offered = len(path) * size - question.local_tokens
+                offered = sound * size - question.local_tokens
                 return LoadPlan(
-                    attempt.key, path, question.local_tokens, size, is_async=least is not None and offered >= least
+                    attempt.key, chain, question.local_tokens, size, is_async=least is not None and offered >= least
                 )
-            path, end, damaged = path[:sound], MatchEnd.NOT_RESIDENT, True
+            tip, end, damaged = chain[sound - 1] if sound else None, MatchEnd.NOT_RESIDENT, True
 
-    def _sound(self, path: list[BlockEntry], first: int) -> int:
-        """How many blocks of the path may be offered: those before the first damaged one, which leaves the ledger."""
-        wrong = set(self._verify([entry.slot for entry in path[first:]]))
+    def _sound(self, chain: Chain, first: int) -> int:
+        """How many blocks of the chain may be offered: those before the first damaged one, which leaves the ledger."""
+        wrong = set(self._verify(chain.slots(first)))
         if not wrong:
-            return len(path)
-        sound = next(index for index in range(first, len(path)) if path[index].slot in wrong)
-        for entry in path[sound:]:
+            return len(chain)
+        sound = next(index for index in range(first, len(chain)) if chain[index].slot in wrong)
+        for entry in chain[sound:]:
             if not entry.removed and entry.slot in wrong:
                 self._on_damaged(entry)
         return sound

@@ -28,6 +28,7 @@ from dynamo_semkv.telemetry.names import Carrier
 from worker_connector.attempt import ClosedAttempt
 from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Job
+from worker_connector.block import BlockEntry
 from worker_connector.device_blocks import DigestOf
 from worker_connector.device_events import DeviceEvents
 from worker_connector.disk_index import DiskBlock, DiskIndex
@@ -35,7 +36,7 @@ from worker_connector.donor_stream import DonorStream
 from worker_connector.donors import DonorRegistry
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.hints import HintReader, HintTable, ParsedHints
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.report import build_report
 from worker_connector.request_view import unpack_tokens
 from worker_connector.sink import ReportSink, ResidencySink

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from dynamo_semkv.contracts.report import Reason
-from worker_connector.ledger import BlockEntry
+from worker_connector.block import BlockEntry
 
 
 class PlanKey(NamedTuple):
@@ -83,7 +83,7 @@ class LoadPlan:
         self.key = key
         self.is_async = is_async
         """Loaded while the engine has the request parked, and not in front of its forward pass."""
-        self.path = tuple(path)
+        self.path = path
         self.tokens_per_block = tokens_per_block
         self.local_tokens = local_tokens
         self.held = local_tokens
@@ -111,7 +111,7 @@ class LoadPlan:
         return len(self.path) * self.tokens_per_block
 
     @property
-    def served(self) -> tuple[BlockEntry, ...]:
+    def served(self) -> Sequence[BlockEntry]:
         """Blocks that hold the honoured tokens."""
         size = self.tokens_per_block
         return self.path[self.held // size : -(-(self.held + self.honoured) // size)]

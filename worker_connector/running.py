@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.block import BlockEntry
 from worker_connector.disk_tier import DiskTier
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.outlet import Outlet
 from worker_connector.saves import SavePlanner
 from worker_connector.tracked import TrackedRequest

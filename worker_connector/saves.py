@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from dynamo_semkv.telemetry.catalogue import SAVE_SECONDS
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.block import BlockEntry
+from worker_connector.ledger import Ledger
 from worker_connector.metadata import SaveOrder
 from worker_connector.moments import Durations
 from worker_connector.pages import NO_PAGE
@@ -99,7 +100,7 @@ class SavePlanner:
             fresh.append(PendingSave(entry, (ordinal + 1) * size))
             moves.append(Move(entry.slot, pages))
         if len(chain) > before:
-            ledger.touch(chain)
+            ledger.touch(chain[-1])
         if not fresh:
             return None
         request.pending.extend(fresh)

@@ -14,7 +14,7 @@ from typing import Any
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.attempt import Attempt
-from worker_connector.ledger import BlockEntry
+from worker_connector.block import BlockEntry
 from worker_connector.pages import PageTable
 from worker_connector.request_view import pack_tokens
 

@@ -154,7 +154,8 @@ def test_staging_takes_no_slot_of_what_was_used_since_the_wish(tmp_path: Path) -
     assert books.ledger.match(books.digest, pack_tokens(range(8)), 2).path == []
     books.miss(list(range(8)))
     young = [entry for entry in books.ledger.entries() if entry.resident]
-    books.ledger.touch(young)  # somebody uses them before the background comes to the wish
+    for entry in young:  # somebody uses them before the background comes to the wish
+        books.ledger.touch(entry)
     books.run_jobs()
     assert books.tier.counts["no_slot"] == 1
     assert not books.sent
@@ -175,7 +176,8 @@ def test_staging_takes_no_slot_that_is_leased(tmp_path: Path) -> None:
         books.save([100 * n + i for i in range(8)])
         answered(books, [rank])
     leased = [entry for entry in books.ledger.entries() if entry.resident]
-    books.ledger.lease(leased)
+    for entry in leased:
+        books.ledger.lease(entry)
     books.miss(list(range(8)))
     books.run_jobs()
     assert (books.tier.counts["no_slot"], books.sent) == (1, [])

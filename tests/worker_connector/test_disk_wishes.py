@@ -157,12 +157,14 @@ def test_no_slot_ends_the_wait(tmp_path: Path) -> None:
     (path,) = below(books, rank, TOKENS)
     leased = books.save(other(1, 3))
     answered(books, [rank])
-    books.ledger.lease(leased)
+    for entry in leased:
+        books.ledger.lease(entry)
     done = hold(books, path)
     answered(books, [rank])
     assert done.result(0) == 1
     assert books.tier.counts["no_slot"] == 1
-    books.ledger.release(leased)
+    for entry in leased:
+        books.ledger.release(entry)
 
 
 def test_a_block_that_a_request_is_just_saving_ends_the_wait(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from dynamo_semkv.contracts.keys import block_keys
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.sketch import DonorSketch
 from tests.worker_connector.harness import RecordingSink
+from worker_connector.block import BlockEntry
 from worker_connector.donor_stream import DonorStream
 from worker_connector.donors import SHRINK_SECONDS, DonorRegistry
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.request_view import pack_tokens, unpack_tokens
 
 SIZE = 4

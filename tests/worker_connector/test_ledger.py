@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -10,7 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from dynamo_semkv.contracts.keys import BlockKey, block_keys
 from worker_connector import ledger as ledger_module
-from worker_connector.ledger import BlockEntry, Ledger, MatchEnd
+from worker_connector.block import BlockEntry, Chain, Segment
+from worker_connector.ledger import Ledger, MatchEnd
 from worker_connector.request_view import pack_tokens
 
 SIZE = 2
@@ -32,7 +35,8 @@ def fill(ledger: Ledger, digest: bytes, tokens: list[int]) -> list[BlockEntry]:
             ledger.landed(entry)
             ledger.admit(entry)
         path.append(entry)
-    ledger.touch(path)
+    if path:
+        ledger.touch(path[-1])
     return path
 
 
@@ -52,41 +56,70 @@ def test_match_is_the_resident_chain_up_to_the_limit() -> None:
     assert ledger.match(B, pack_tokens([1, 2, 3, 4]), 2).path == []
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+def walked(ledger: Ledger, tokens: list[int], limit: int) -> list[BlockEntry]:
+    """What `match` finds, block by block."""
+    raw, path = pack_tokens(tokens), list[BlockEntry]()
+    while len(path) < min(limit, len(tokens) // SIZE):
+        at = len(path) * 4 * SIZE
+        child = ledger.child(A, path[-1] if path else None, raw[at : at + 4 * SIZE])
+        if child is None or not child.resident:
+            break
+        path.append(child)
+    return path
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_remembered_walk_changes_no_match(data: st.DataObject) -> None:
-    """Long prompts that share a beginning, blocks removed and entered again in between: as if nothing was remembered."""
-    ledger = Ledger(400, SIZE)
+def test_a_match_of_many_blocks_is_the_one_of_each(data: st.DataObject) -> None:
+    """Prompts that share a beginning and part at any block, blocks removed, evicted and entered again in between."""
+    ledger = Ledger(240, SIZE)
     head = list(range(2 * 100))
-    prompts = [head[:n] + [1000 + n] * m for n, m in ((200, 0), (200, 60), (150, 80), (131, 90), (2, 200))]
+    prompts = [head[:n] + [1000 + n] * m for n, m in ((200, 0), (200, 60), (150, 80), (131, 90), (2, 200), (30, 3))]
     paths: list[BlockEntry] = []
-    for _ in range(12):
+    for _ in range(14):
         tokens = data.draw(st.sampled_from(prompts))
-        what = data.draw(st.sampled_from(["fill", "remove", "match", "match", "match"]))
+        what = data.draw(st.sampled_from(["fill", "fill", "remove", "match"]))
         if what == "fill":
             paths += fill(ledger, A, tokens)
         elif what == "remove" and paths:
             ledger.remove(data.draw(st.sampled_from(paths)))
-        raw, limit = pack_tokens(tokens), data.draw(st.sampled_from([0, 1, 70, 100, 1000]))
-        found = ledger.match(A, raw, limit)
-        assert all(entry.resident for entry in found.path)
-        remembered, ledger._walks = ledger._walks, type(ledger._walks)()
-        assert ledger.match(A, raw, limit) == found
-        ledger._walks = remembered
+        limit = data.draw(st.sampled_from([0, 1, 70, 100, 1000]))
+        found = ledger.match(A, pack_tokens(tokens), limit)
+        path = walked(ledger, tokens, limit)
+        assert (found.path, found.blocks) == (path, len(path))
+        if path:
+            first = data.draw(st.integers(0, len(path) - 1))
+            assert list(Chain(path[-1]).slots(first)) == [entry.slot for entry in path[first:]]
+        check_segments(ledger)
 
 
-def test_walks_are_remembered_within_bounds() -> None:
-    ledger = Ledger(100 * (ledger_module._LONG_WALK + 1), 1)
-    for first in range(ledger_module._WALKS + 9):
-        tokens = pack_tokens([first] + [7] * ledger_module._LONG_WALK)
-        entry = None
-        for at in range(0, len(tokens), 4):
-            entry = ledger.enter(A, entry, tokens[at : at + 4])
-            assert entry is not None
-            ledger.landed(entry)
-            ledger.admit(entry)
-        assert len(ledger.match(A, tokens, 1000).path) == ledger_module._LONG_WALK + 1
-    assert len(ledger._walks) == ledger_module._WALKS
+def check_segments(ledger: Ledger) -> None:
+    """Each block stands where its segment says, with its tokens and its slot, and what is resident stands in front."""
+    segments: dict[int, Segment] = {}
+    for entry in ledger.entries():
+        segment = entry.segment
+        assert segment is not None
+        segments[id(segment)] = segment
+        assert segment.blocks[entry.ordinal - segment.start] is entry
+    for segment in segments.values():
+        assert b"".join(entry.tokens for entry in segment.blocks) == segment.tokens
+        assert [entry.slot for entry in segment.blocks] == list(segment.slots)
+        assert all(later.parent is entry for entry, later in zip(segment.blocks, segment.blocks[1:], strict=False))
+        assert [entry.resident for entry in segment.blocks] == [
+            index < segment.resident for index in range(len(segment.blocks))
+        ]
+    assert sum(len(segment.blocks) for segment in segments.values()) == len(list(ledger.entries()))
+
+
+def test_a_chain_knows_its_blocks_also_when_they_are_removed() -> None:
+    ledger = Ledger(8, SIZE)
+    path = fill(ledger, A, [1, 2, 3, 4, 5, 6])
+    chain = Chain(path[-1])
+    ledger.lease(path[-1])
+    ledger.remove(path[1])
+    fill(ledger, A, [1, 2, 7, 7, 8, 8])
+    assert (list(chain), len(chain), chain[-1]) == (path, 3, path[-1])
+    ledger.release(path[-1])
 
 
 def test_pending_blocks_are_not_matched() -> None:
@@ -126,7 +159,7 @@ def test_least_recently_used_leaf_goes_first() -> None:
     ledger = Ledger(4, SIZE)
     fill(ledger, A, [1, 2, 3, 4])
     fill(ledger, A, [5, 6, 7, 8])
-    ledger.touch(ledger.match(A, pack_tokens([1, 2, 3, 4]), 2).path)
+    ledger.touch(ledger.match(A, pack_tokens([1, 2, 3, 4]), 2).tip)
     fill(ledger, A, [9, 9])
     assert [entry.tokens for entry in ledger.take_departed()] == [pack_tokens([7, 8])]
     fill(ledger, A, [8, 8])
@@ -146,10 +179,10 @@ def test_entering_never_evicts_the_parent_itself() -> None:
 def test_refused_entry_leaves_no_root_behind() -> None:
     ledger = Ledger(1, SIZE)
     (only,) = fill(ledger, A, [1, 2])
-    ledger.lease([only])
+    ledger.lease(only)
     assert ledger.enter(B, None, pack_tokens([1, 2])) is None
     assert B not in ledger._roots
-    ledger.release([only])
+    ledger.release(only)
 
 
 def test_removed_block_keeps_its_slot_while_leased_or_in_flight() -> None:
@@ -157,14 +190,14 @@ def test_removed_block_keeps_its_slot_while_leased_or_in_flight() -> None:
     (leased,) = fill(ledger, A, [1, 2])
     flying = ledger.enter(A, leased, pack_tokens([3, 4]))
     assert flying is not None
-    ledger.lease([leased])
+    ledger.lease(leased)
     ledger.remove(leased)
     assert leased.removed
     assert flying.removed
     assert ledger.stats().free == 0
     assert ledger.enter(A, None, pack_tokens([5, 6])) is None
     ledger.landed(flying)
-    ledger.release([leased])
+    ledger.release(leased)
     assert ledger.stats().free == 2
 
 
@@ -172,7 +205,64 @@ def test_release_without_a_lease_is_an_error() -> None:
     ledger = Ledger(2, SIZE)
     (entry,) = fill(ledger, A, [1, 2])
     with pytest.raises(ValueError, match="no lease"):
-        ledger.release([entry])
+        ledger.release(entry)
+
+
+def test_what_is_removed_cannot_be_leased() -> None:
+    ledger = Ledger(2, SIZE)
+    (entry,) = fill(ledger, A, [1, 2])
+    ledger.remove(entry)
+    with pytest.raises(ValueError, match="removed"):
+        ledger.lease(entry)
+
+
+def test_a_lease_covers_the_chain_before_it_also_when_it_is_removed_from_its_end() -> None:
+    """First the end goes, then the middle, then all: no slot is free before the lease ends, and none is kept after it."""
+    ledger = Ledger(4, SIZE)
+    first, second, third = fill(ledger, A, [1, 2, 3, 4, 5, 6])
+    ledger.lease(third)
+    ledger.lease(second)
+    for removed in (third, second, first):
+        ledger.remove(removed)
+        assert (ledger.stats().free, ledger.stats().leased) == (1, 3)
+    ledger.release(second)
+    assert (ledger.stats().free, ledger.stats().leased) == (1, 3)
+    ledger.release(third)
+    assert (ledger.stats().free, ledger.stats().leased) == (4, 0)
+    assert not ledger._roots
+
+
+def test_what_continued_a_block_leaves_it_as_young_as_it_was_itself() -> None:
+    """Only the end of a chain is marked as used."""
+    ledger = Ledger(4, SIZE)
+    fill(ledger, A, [1, 2, 3, 4])
+    fill(ledger, A, [5, 6])
+    ledger.touch(ledger.match(A, pack_tokens([1, 2, 3, 4]), 2).tip)
+    ledger.remove(ledger.match(A, pack_tokens([1, 2, 3, 4]), 2).path[1])
+    ledger.take_departed()
+    fill(ledger, A, [7, 7, 8, 8, 9, 9])
+    assert [entry.tokens for entry in ledger.take_departed()] == [pack_tokens([5, 6])]
+
+
+class Watched(Ledger):
+    """Also notes the use of each block of a chain, and not only of its last one."""
+
+    def __init__(self, slots: int, tokens_per_block: int) -> None:
+        super().__init__(slots, tokens_per_block)
+        self.used: dict[BlockEntry, int] = {}
+
+    def touch(self, tip: BlockEntry | None) -> None:
+        super().touch(tip)
+        for entry in tip.chain() if tip is not None else ():
+            self.used[entry] = self.tick
+
+    def enter(
+        self, digest: bytes, parent: BlockEntry | None, tokens: bytes, *, used_before: int | None = None
+    ) -> BlockEntry | None:
+        entry = super().enter(digest, parent, tokens, used_before=used_before)
+        if entry is not None:
+            self.used[entry] = self.tick
+        return entry
 
 
 def test_partial_blocks_are_refused() -> None:
@@ -188,7 +278,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(6, SIZE)
+        self.ledger = Watched(6, SIZE)
         self.leased: list[list[BlockEntry]] = []
         self.flying: list[BlockEntry] = []
         self.resident: set[BlockKey] = set()
@@ -211,13 +301,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(target=leases, digest=st.sampled_from([A, B]), tokens=prompts)
     def lease(self, digest: bytes, tokens: list[int]) -> list[BlockEntry]:
         path = self.ledger.match(digest, pack_tokens(tokens), 4).path
-        self.ledger.lease(path)
+        if path:
+            self.ledger.lease(path[-1])
         self.leased.append(path)
         return path
 
     @rule(path=consumes(leases))
     def release(self, path: list[BlockEntry]) -> None:
-        self.ledger.release(path)
+        if path:
+            self.ledger.release(path[-1])
         self.leased.remove(path)
 
     @rule(target=flights, digest=st.sampled_from([A, B]), token=st.integers(10, 15))
@@ -241,11 +333,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.admit(entry)
             self.resident.add(entry.key)
 
-    @rule(digest=st.sampled_from([A, B]), tokens=prompts)
-    def remove(self, digest: bytes, tokens: list[int]) -> None:
+    @rule(digest=st.sampled_from([A, B]), tokens=prompts, at=st.integers(0, 3))
+    def remove(self, digest: bytes, tokens: list[int], at: int) -> None:
         path = self.ledger.match(digest, pack_tokens(tokens), 4).path
         if path:
-            self.ledger.remove(path[-1])
+            self.ledger.remove(path[at % len(path)])
         self.settle()
 
     @invariant()
@@ -276,10 +368,29 @@ class LedgerMachine(RuleBasedStateMachine):
             raw = b"".join(link.tokens for link in chain)
             if entry.resident:
                 assert self.ledger.match(entry.digest, raw, len(chain)).path == chain
+        check_segments(self.ledger)
+
+    @invariant()
+    def what_may_be_evicted_is_as_old_as_its_last_use(self) -> None:
+        for entry in self.ledger.entries():
+            assert entry.children or entry.tick == self.ledger.used[entry]
+
+    @invariant()
+    def leases_are_counted_at_the_ends(self) -> None:
+        """Of each lease: at the last block of its chain and, as far up as all is removed, at each one and the one before."""
+        due: Counter[BlockEntry] = Counter()
+        for path in self.leased:
+            for entry in reversed(path):
+                due[entry] += 1
+                if not entry.removed:
+                    break
+        known = {*self.ledger.entries(), *due}
+        assert all(entry.leases == due[entry] for entry in known)
 
     def teardown(self) -> None:
         for path in self.leased:
-            self.ledger.release(path)
+            if path:
+                self.ledger.release(path[-1])
         for entry in self.flying:
             self.ledger.landed(entry)
         self.ledger.clear()

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dynamo_semkv.contracts.keys import root_key
 from dynamo_semkv.contracts.report import Outcome, Reason
-from worker_connector.ledger import BlockEntry
+from worker_connector.block import BlockEntry
 from worker_connector.plan import ENDED, LoadPlan, PlanError, PlanKey, PlanState
 from worker_connector.report import ending_of
 

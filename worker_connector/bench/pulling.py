@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from worker_connector.block import BlockEntry
 from worker_connector.channel import RankReady
 from worker_connector.fetch_client import TcpTransport
 from worker_connector.fetch_export import Held, SlabExport
 from worker_connector.fetch_server import FetchServer
 from worker_connector.fetch_tier import FetchTier, Pull
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.slab import HostSlab
 
 MIB = 1024 * 1024

@@ -14,9 +14,10 @@ from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered, G
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import MIB, Bench, RecordingSink, settings
 from tests.worker_connector.schedules.tape import Tape
+from worker_connector.block import BlockEntry
 from worker_connector.copy_stream import Blocks, CpuStream
 from worker_connector.leader import IDLE_SECONDS
-from worker_connector.ledger import BlockEntry, Ledger
+from worker_connector.ledger import Ledger
 from worker_connector.life import OFFER_PATIENCE, CacheLife
 from worker_connector.reference_engine import Behaviours, EngineConfig, SteppedEngine
 from worker_connector.reference_engine.scheduler import reuse_scope
@@ -171,7 +172,8 @@ class World:
         load: what is damaged then and not found is what the connector does not claim to catch."""
         slab, entry = self.bench.rank.slab, self.ledger.by_slot(slot)
         assert slab is not None
-        if entry is not None and not entry.leases and slab._sealed[slot]:
+        promised = any(entry in tip.chain() for tip in self.ledger._leased)
+        if entry is not None and not promised and slab._sealed[slot]:
             slab.rows[slot, byte % slab.bytes_per_block] ^= 16
             self.damaged.add(slot)
 
