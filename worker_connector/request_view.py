@@ -17,6 +17,7 @@ from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.report import Reason
 
 _WORD_MASK = 2**32 - 1
+_INT32 = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,22 @@ class RequestScope:
 def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Little-endian u32. ContractError for an id that does not fit: wrapping it would alias another token."""
     if isinstance(tokens, np.ndarray):
+        if (
+            tokens.dtype == _INT32
+        ):  # as engines have them: copied first, so that the search for negative ones reads the cache
+            raw = tokens.tobytes()
+            if raw and int(np.frombuffer(raw, _INT32).min()) < 0:
+                raise ContractError("tokens", f"{tokens.dtype}", "token ids in [0, 2^32)", secret=True)
+            return raw
         if tokens.dtype.kind not in "iu" or (len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) > _WORD_MASK)):
             raise ContractError("tokens", f"{tokens.dtype}", "token ids in [0, 2^32)", secret=True)
         return tokens.astype("<u4").tobytes()
     try:
-        words = array("I", tokens)
+        if isinstance(tokens, list):
+            words = array("I")
+            words.fromlist(tokens)  # two thirds of what the constructor takes
+        else:
+            words = array("I", tokens)
     except (OverflowError, TypeError) as error:
         raise ContractError("tokens", type(tokens).__name__, "token ids in [0, 2^32)", secret=True) from error
     if words.itemsize != 4:  # not on any platform that TensorRT-LLM runs on

@@ -47,6 +47,8 @@ def seals(blocks: npt.NDArray[np.uint8]) -> Words:
     rows = size // ROW_BYTES
     grid = blocks.view(np.uint64).reshape(count, rows, ROW_WORDS)
     even, odd = _weights(rows)
+    if count * rows <= STEP_ROWS:
+        return _weighted(grid.sum(axis=2, dtype=np.uint64), even) + _weighted(grid.sum(axis=1, dtype=np.uint64), odd)
     found: Words = np.zeros(count, dtype=np.uint64)
     if rows <= STEP_ROWS:
         together = STEP_ROWS // rows

@@ -144,6 +144,8 @@ class HostSlab:
         index = np.asarray(slots, dtype=np.int64)
         with self._lock:
             sealed = self._sealed[index]
+        if sealed.all():
+            return self._differing(index, budget)
         return sorted({*index[~sealed].tolist(), *self._differing(index[sealed], budget)})
 
     def damaged(self, slots: Sequence[int]) -> list[int]:
@@ -154,18 +156,20 @@ class HostSlab:
         return self._differing(index, None)
 
     def _differing(self, index: Slots, budget: Budget | None) -> list[int]:
-        if not len(index):
-            return []
         with self._lock:
             if budget is not None:
                 index = self._longest_unchecked(index, budget.of(self.row_bytes))
-            expected, writes = self._seals[index].copy(), self._writes[index].copy()
+            if not len(index):
+                return []
+            expected, writes = self._seals[index], self._writes[index]
         same = self._compute(index) == expected
         with self._lock:
+            self._stamp(index)  # what was written meanwhile is stamped again when it is sealed
+            if same.all():
+                return []
             untouched = self._sealed[index] & (self._writes[index] == writes)
-            self._stamp(index[untouched])
         wrong: list[int] = index[untouched & ~same].tolist()
-        return wrong
+        return sorted(wrong)
 
     def copy_sealed(self, slot: int, into: npt.NDArray[np.uint8]) -> bool:
         """Copies a slot, shape [1, row_bytes]; False if it has no seal, was written meanwhile, or does not hold what was sealed."""
@@ -192,13 +196,12 @@ class HostSlab:
             return int(np.count_nonzero(self._sealed))
 
     def _longest_unchecked(self, index: Slots, count: int) -> Slots:
+        """At most `count` of them: the one that was checked longest ago and those behind it, which most often lie side by side and were
+        checked together before. Each check reads the oldest one, so checks of the same slots go round all of them."""
         if count >= len(index):
             return index
-        if count == 0:
-            return index[:0]
-        # Of equally old ones the first, so that they are neighbours, which are read in one go.
-        ages = self._checked[index] * len(index) + np.arange(len(index))
-        return np.sort(index[np.argpartition(ages, count - 1)[:count]])
+        start = int(self._checked[index].argmin()) if count else 0
+        return np.sort(index[start : start + count])
 
     def _stamp(self, index: Slots) -> None:
         self._clock += 1
@@ -206,8 +209,10 @@ class HostSlab:
 
     def _compute(self, index: Slots) -> Words:
         """Seals of these slots as they are now. Runs of neighbouring slots are read without a copy, many scattered small ones with one."""
+        breaks = np.flatnonzero(index[1:] - index[:-1] != 1) + 1
+        if not len(breaks):
+            return seals(self._bytes[index[0] : index[0] + len(index)])
         found = np.empty(len(index), dtype=np.uint64)
-        breaks = np.flatnonzero(np.diff(index) != 1) + 1
         if self.row_bytes <= _GATHERED and len(breaks) > len(index) // 4:
             together = max(1, _MIB // self.row_bytes)
             for at in range(0, len(index), together):
