@@ -104,6 +104,39 @@ def test_budget_goes_round_all_blocks() -> None:
     assert Budget(100, 3 * slab.row_bytes).of(slab.row_bytes) == 3
 
 
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_check_reads_what_was_checked_longest_ago(data: st.DataObject) -> None:
+    """Whatever else was checked before, in between and in what order: after as many offers as a prompt has blocks, each was read."""
+    slab = filled(slots=24)
+    path = data.draw(st.permutations(range(24)))[: data.draw(st.integers(1, 24))]
+    budget = Budget(data.draw(st.integers(1, 6)), 10**9)
+    parts = st.lists(st.sampled_from(range(24)), min_size=1, max_size=12, unique=True)
+    for part in data.draw(st.lists(parts, max_size=6)):
+        slab.verify(part)
+    bad = data.draw(st.sampled_from(path))
+    slab.rows[bad, 7] ^= 1
+    other = [slot for slot in range(24) if slot != bad]
+    for _ in path:
+        oldest = min(path, key=lambda slot: slab._checked[slot])
+        before = int(slab._clock)
+        if slab.verify(path, budget) == [bad]:
+            break
+        assert slab._checked[oldest] == before + 1
+        slab.verify(data.draw(st.permutations(other))[:5], budget)
+    else:
+        raise AssertionError(f"slot {bad} of {path} was never read")
+
+
+def test_a_round_takes_no_more_checks_than_it_must() -> None:
+    slab = filled(slots=10)
+    for _ in range(3):
+        started = slab._clock
+        for _ in range(4):
+            assert slab.verify(range(10), Budget(3, 10**9)) == []
+        assert min(slab._checked) > started
+
+
 def test_slot_that_is_written_while_it_is_sealed_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     slab = filled()
     compute = slab._compute
