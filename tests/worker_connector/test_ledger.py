@@ -76,11 +76,19 @@ def test_a_match_of_many_blocks_is_the_one_of_each(data: st.DataObject) -> None:
     head = list(range(2 * 100))
     prompts = [head[:n] + [1000 + n] * m for n, m in ((200, 0), (200, 60), (150, 80), (131, 90), (2, 200), (30, 3))]
     paths: list[BlockEntry] = []
+    pending: list[BlockEntry] = []
     for _ in range(14):
         tokens = data.draw(st.sampled_from(prompts))
-        what = data.draw(st.sampled_from(["fill", "fill", "remove", "match"]))
-        if what == "fill":
+        what = data.draw(st.sampled_from(["fill", "fill", "save", "admit", "remove", "match"]))
+        if what == "fill" and not pending:
             paths += fill(ledger, A, tokens)
+        elif what == "save":
+            pending += save(ledger, tokens, data.draw(st.integers(1, 70)))
+        elif what == "admit":
+            for entry in pending[: data.draw(st.integers(1, 70))]:
+                pending.remove(entry)
+                if not entry.removed:
+                    ledger.admit(entry)
         elif what == "remove" and paths:
             ledger.remove(data.draw(st.sampled_from(paths)))
         limit = data.draw(st.sampled_from([0, 1, 70, 100, 1000]))
@@ -91,6 +99,23 @@ def test_a_match_of_many_blocks_is_the_one_of_each(data: st.DataObject) -> None:
             first = data.draw(st.integers(0, len(path) - 1))
             assert list(Chain(path[-1]).slots(first)) == [entry.slot for entry in path[first:]]
         check_segments(ledger)
+
+
+def save(ledger: Ledger, tokens: list[int], blocks: int) -> list[BlockEntry]:
+    """Enters as many blocks as that behind what is there of the tokens; they land, and wait to be admitted."""
+    raw, entered, at = pack_tokens(tokens), list[BlockEntry](), 0
+    parent: BlockEntry | None = None
+    while at < len(raw) - 4 * SIZE and len(entered) < blocks:
+        block, at = raw[at : at + 4 * SIZE], at + 4 * SIZE
+        entry = ledger.child(A, parent, block)
+        if entry is None:
+            entry = ledger.enter(A, parent, block)
+            if entry is None:
+                break
+            ledger.landed(entry)
+            entered.append(entry)
+        parent = entry
+    return entered
 
 
 def check_segments(ledger: Ledger) -> None:
@@ -374,6 +399,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def what_may_be_evicted_is_as_old_as_its_last_use(self) -> None:
         for entry in self.ledger.entries():
             assert entry.children or entry.tick == self.ledger.used[entry]
+
+    @invariant()
+    def what_may_be_evicted_is_in_the_queue(self) -> None:
+        queued = {id(entry) for _, _, entry in self.ledger._queue}
+        for entry in self.ledger.entries():
+            assert not self.ledger._evictable(entry) or id(entry) in queued
 
     @invariant()
     def leases_are_counted_at_the_ends(self) -> None:
