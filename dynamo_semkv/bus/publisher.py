@@ -177,7 +177,10 @@ class BusPublisher:
             return False
         self._buffered += 1
         self._buffered_bytes += size
-        self._kept.setdefault(subject, deque()).append(message)
+        queue = self._kept.get(subject)
+        if queue is None:
+            queue = self._kept[subject] = deque()
+        queue.append(message)
         return True
 
     def _pass_on(self, subject: str, message: Message) -> bool:
