@@ -151,17 +151,23 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
 
 
 def assemble_leader_with(
-    llm_args: Any, settings: Settings, sink: ReportSink, *, clock: Callable[[], float] = time.monotonic
+    llm_args: Any,
+    settings: Settings,
+    sink: ReportSink,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    background: Background | None = None,
 ) -> LeaderParts:
-    """Without threads and bus: everything runs in the caller's thread, and `sink` gets what would be published."""
-    queue = InlineQueue()
+    """Without a bus: `sink` gets what would be published. `background`: what takes the jobs, and is started by the caller; None: they
+    run in the caller's thread, where they are handed over."""
+    queue: JobQueue = background or InlineQueue()
     outlet = Outlet(sink, queue, settings.connector, clock)
     leader, endpoint = _leader(settings, llm_args, outlet, clock)
     return LeaderParts(
         leader,
         outlet,
         queue,
-        None,
+        background,
         endpoint=endpoint,
         fetch=_fetch_desk(settings, llm_args, leader, outlet, manual=True),
         door=_disk_door(settings, llm_args, leader),

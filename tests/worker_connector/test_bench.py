@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -75,9 +77,31 @@ def test_what_is_cold_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_throughput_is_of_an_engine_that_really_saves() -> None:
     prefill, decode = throughput.measure("tiny", rounds=1, prompt_tokens=64, generated=40, batch=2)
     assert (prefill.phase, decode.phase) == ("prefill", "decode")
-    assert prefill.saved_blocks == 2 * 2 * 2  # two blocks of each of two prompts, in two rounds
+    assert prefill.saved_blocks == 2 * 2 * 2  # two blocks of each of two prompts, in two slices
     assert decode.saved_blocks > 0
-    assert all(min(t.tokens_per_second, t.ratio, t.cpu_ratio) > 0 for t in (prefill, decode))
+    assert all(min(t.tokens_per_second, t.ratio, t.cpu_ratio, t.engine_ratio) > 0 for t in (prefill, decode))
+
+
+@pytest.mark.parametrize(("number", "order"), [(0, "baab"), (1, "abba")])
+def test_both_engines_have_the_same_share_of_a_round(monkeypatch: pytest.MonkeyPatch, number: int, order: str) -> None:
+    """A machine that grows slower from slice to slice makes neither of them look slow."""
+    seen: list[str] = []
+
+    def run(self: Any, engine: str, phase: str) -> throughput._Took:
+        seen.append(engine)
+        return throughput._Took(*(len(seen) * factor for factor in (1.0, 2.0, 3.0)))
+
+    monkeypatch.setattr(throughput._Work, "run", run)
+    work: Any = throughput._Work(64, 40, 2)
+    assert work.round("a", "b", "decode", number) == ((5.0, 10.0, 15.0), (5.0, 10.0, 15.0))
+    assert "".join(seen) == order
+
+
+def test_the_garbage_collector_is_put_back() -> None:
+    before = gc.get_threshold()
+    with throughput._engine_gc():
+        assert gc.get_threshold()[0] == throughput.GC_THRESHOLD
+    assert gc.get_threshold() == before
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)])

@@ -105,7 +105,16 @@ def _text(part: str, rows: Sequence[Any]) -> str:
             (r.block_bytes // 1024, f"{r.mib_per_s:.0f}", f"{r.mib_per_cpu_s:.0f}", f"{r.ratio:.2f}") for r in rows
         ]
     else:
-        head = ("model", "phase", "pass ms", "tokens/s without", "with / without", "by CPU time", "blocks saved")
+        head = (
+            "model",
+            "phase",
+            "pass ms",
+            "tokens/s without",
+            "with / without",
+            "by CPU time",
+            "engine's thread",
+            "blocks saved",
+        )
         cells = [
             (
                 r.model,
@@ -114,6 +123,7 @@ def _text(part: str, rows: Sequence[Any]) -> str:
                 f"{r.tokens_per_second:.0f}",
                 f"{r.ratio:.3f}",
                 f"{r.cpu_ratio:.3f}",
+                f"{r.engine_ratio:.3f}",
                 r.saved_blocks,
             )
             for r in rows

@@ -1,20 +1,28 @@
 """Prefill and decode throughput of the reference engine with the connector attached and saving, over those without it.
 
-Two engines, one with the connector, take turns at the same work, in an order that changes; the ratio is the median of the rounds'. Every
-prompt is new, so nothing is reused and everything is saved. The connector's cost of a pass does not depend on the model, so two are
-measured: `tiny`, whose passes are shorter than any real one's, and one whose decode passes last about as long as those of an 8B model on
-a GPU. By CPU time: the same from the processor time of the whole process, seals
-and scrub included, which a busy machine does not lengthen.
+Two engines, one with the connector, take turns at the same work: in a round each has two slices, A B B A or B A A B, so that what the
+machine does meanwhile falls on both; the ratio is the median of the rounds'. Every prompt is new, so nothing is reused and everything is
+saved. The connector's cost of a pass does not depend on the model, so two are measured: `tiny`, whose passes are shorter than any real
+one's, and one whose decode passes last about as long as those of an 8B model on a GPU.
+
+Beside wall time, two ratios that a busy machine lengthens less: the processor time of the whole process, seals, scrub, reports and
+donors included, and that of the engine's thread alone, which is what a pass gets longer by where there are other cores for the rest.
+
+Python's garbage collector is set as TensorRT-LLM sets it while its executor runs, for both.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
+from worker_connector.background import Background
 from worker_connector.bench.rig import DiscardingSink, bench_settings
 from worker_connector.rank import Rank
 from worker_connector.reference_engine import TINY, ConnectorSpec, Engine, EngineConfig, LlamaConfig, ModelSource
@@ -23,6 +31,8 @@ from worker_connector.worker import SemkvConnectorWorker
 
 CHUNK = 512
 SLAB_BYTES = 256 * 1024 * 1024
+GC_THRESHOLD = 20_000
+"""Objects of the first generation: TensorRT-LLM's default (`TorchLlmArgs.garbage_collection_gen0_threshold`)."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +46,26 @@ class Throughput:
     """Without the connector."""
     ratio: float
     cpu_ratio: float
+    """By processor time of the process."""
+    engine_ratio: float
+    """By processor time of the engine's thread."""
     saved_blocks: int
 
 
 def saving_connector() -> tuple[ConnectorSpec, list[Rank]]:
-    """As TensorRT-LLM gets it, but for the bus: seals and scrub on the rank's thread."""
+    """As TensorRT-LLM gets it, but for the bus: seals and scrub on the rank's thread, reports and donors on the background's."""
     settings = bench_settings(SLAB_BYTES)
     ranks: list[Rank] = []
 
     class Scheduler(SemkvConnectorScheduler):
         def _assemble(self, llm_args: Any) -> LeaderParts:
-            return assemble_leader_with(llm_args, settings, DiscardingSink())
+            config = settings.connector
+            background = Background(
+                "connector-bench", config.report_buffer, config.announce_interval_seconds, lambda: None
+            )
+            parts = assemble_leader_with(llm_args, settings, DiscardingSink(), background=background)
+            background.start()
+            return parts
 
     class Worker(SemkvConnectorWorker):
         def _assemble(self, llm_args: Any) -> Rank:
@@ -71,10 +90,14 @@ MODELS = {
 }
 
 
+ROUNDS = {"tiny": 21, "6 layers": 7}
+"""A slice of `tiny` is over soon, so there can be many."""
+
+
 def measure(
-    model: str, *, rounds: int = 7, prompt_tokens: int = 512, generated: int = 64, batch: int = 4
+    model: str, *, rounds: int | None = None, prompt_tokens: int = 512, generated: int = 64, batch: int = 4
 ) -> list[Throughput]:
-    """`model`: of `MODELS`."""
+    """`model`: of `MODELS`. `rounds`: of four slices each; None: as many as the model has in `ROUNDS`."""
     config = EngineConfig(
         model=ModelSource(config=MODELS[model]),
         num_blocks=512,
@@ -83,32 +106,50 @@ def measure(
         max_batch_size=batch,
     )
     spec, ranks = saving_connector()
-    with Engine(config) as plain, Engine(config, connector=spec) as connected:
+    with Engine(config) as plain, Engine(config, connector=spec) as connected, _engine_gc():
         work = _Work(prompt_tokens, generated, batch)
         found = []
         for phase in ("prefill", "decode"):
-            walls, cpus, alone = [], [], []
+            for engine in (plain, connected):
+                work.run(engine, phase)  # warms up
             saved = ranks[0].counts["saved_blocks"]
-            for number in range(rounds + 1):
-                pair = [plain, connected] if number % 2 else [connected, plain]
-                took = {id(engine): work.run(engine, phase) for engine in pair}
-                if number:  # the first one warms up
-                    (wall, cpu), (wall_with, cpu_with) = took[id(plain)], took[id(connected)]
-                    walls.append(wall / wall_with)
-                    cpus.append(cpu / cpu_with)
-                    alone.append(wall)
+            pairs = [work.round(plain, connected, phase, number) for number in range(rounds or ROUNDS[model])]
+            alone = statistics.median(without.wall for without, _ in pairs) / 2
             found.append(
                 Throughput(
                     model=model,
                     phase=phase,
-                    pass_seconds=statistics.median(alone) / work.passes(phase),
-                    tokens_per_second=work.tokens(phase) / statistics.median(alone),
-                    ratio=statistics.median(walls),
-                    cpu_ratio=statistics.median(cpus),
+                    pass_seconds=alone / work.passes(phase),
+                    tokens_per_second=work.tokens(phase) / alone,
+                    ratio=statistics.median(a.wall / b.wall for a, b in pairs),
+                    cpu_ratio=statistics.median(a.process / b.process for a, b in pairs),
+                    engine_ratio=statistics.median(a.engine / b.engine for a, b in pairs),
                     saved_blocks=ranks[0].counts["saved_blocks"] - saved,
                 )
             )
         return found
+
+
+@contextmanager
+def _engine_gc() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class _Took(NamedTuple):
+    """Seconds: by the clock, and of processor time of the process and of the engine's thread."""
+
+    wall: float
+    process: float
+    engine: float
+
+    def plus(self, other: _Took) -> _Took:
+        return _Took(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class _Work:
@@ -124,15 +165,27 @@ class _Work:
     def passes(self, phase: str) -> int:
         return -(-self.tokens(phase) // CHUNK) if phase == "prefill" else self._generated
 
-    def run(self, engine: Engine, phase: str) -> tuple[float, float]:
-        """(seconds, processor seconds) of a batch of new prompts."""
+    def round(self, a: Engine, b: Engine, phase: str, number: int) -> tuple[_Took, _Took]:
+        """Two slices of each, in an order that what changes steadily meanwhile adds equally to."""
+        outer, inner = (a, b) if number % 2 else (b, a)
+        first = self.run(outer, phase)
+        middle = self.run(inner, phase).plus(self.run(inner, phase))
+        both = first.plus(self.run(outer, phase))
+        return (both, middle) if outer is a else (middle, both)
+
+    def run(self, engine: Engine, phase: str) -> _Took:
+        """A slice: a batch of new prompts, from the first to the last token of all."""
         length, generated = (self._prompt_tokens, 1) if phase == "prefill" else (16, self._generated)
         prompts = [self._prompt(length) for _ in range(self._batch)]
-        started, cpu = time.perf_counter(), time.process_time()
+        before = self._now(engine)
         handles = [engine.submit(prompt, max_new_tokens=generated) for prompt in prompts]
         for handle in handles:
             handle.result(120)
-        return time.perf_counter() - started, time.process_time() - cpu
+        return _Took(*(now - then for now, then in zip(self._now(engine), before, strict=True)))
+
+    @staticmethod
+    def _now(engine: Engine) -> _Took:
+        return _Took(time.perf_counter(), time.process_time(), engine.processor_seconds(0))
 
     def _prompt(self, length: int) -> list[int]:
         self._made += 1

@@ -184,6 +184,10 @@ class Engine:
     def stats(self, rank: int) -> RankStats:
         return self._rank(rank).stats()
 
+    def processor_seconds(self, rank: int) -> float:
+        """Processor time that the thread of that rank's executor has taken."""
+        return self._rank(rank).processor_seconds()
+
     def cached_tokens(self, rank: int, tokens: Sequence[int], cache_salt: str | None = None) -> int:
         """An estimate of what a request without adapter and media would find of its prompt in that rank's own cache. Any thread."""
         return self._rank(rank).cached_tokens(tokens, ReuseScope(cache_salt))

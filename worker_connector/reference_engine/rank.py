@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,6 +109,13 @@ class Rank:
 
     def stats(self) -> RankStats:
         return self._stats
+
+    def processor_seconds(self) -> float:
+        """Of its thread, which must run; of the whole process on systems that do not tell (macOS)."""
+        clock_of = getattr(time, "pthread_getcpuclockid", None)
+        if clock_of is None:
+            return time.process_time()
+        return time.clock_gettime(clock_of(self._thread.ident))
 
     def cached_tokens(self, tokens: Sequence[int], scope: ReuseScope) -> int:
         return self._executor.blocks.cached_tokens(tokens, scope)
