@@ -283,16 +283,12 @@ class Rank:
                 "the engine ran a layer without calling wait_for_layer_load; set connector.trust_layer_hooks: false"
             )
         self._link.post(ForwardDone(self._number, metadata.iteration))
-        for order in metadata.saves:
-            if order.request_id in self._without_pages:
-                self._link.post(SaveDone(self._number, order.save_id, False))
-                continue
-            try:
-                self._save(order, engine_stream)
-            except Exception:  # noqa: BLE001 - see above; the blocks are answered as not saved
-                self.counts["save_errors"] += 1
-                _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
-                self._link.post(SaveDone(self._number, order.save_id, False))
+        saves = metadata.saves
+        if saves and self._without_pages:
+            gone, saves = saves, tuple(order for order in saves if order.request_id not in self._without_pages)
+            self._not_saved([order for order in gone if order not in saves])
+        if saves:
+            self._save(saves, engine_stream)
 
     def at_rest(self) -> bool:
         """No forward pass is due, no load is on its way, and the engine waits for none: `iteration_over` and `finished_loads` have nothing
@@ -435,13 +431,19 @@ class Rank:
 
     def _drop_saves(self, metadata: ConnectorMetadata) -> None:
         self._forwarded = metadata.iteration
-        for order in metadata.saves:
+        self._not_saved(metadata.saves)
+
+    def _not_saved(self, orders: Sequence[SaveOrder]) -> None:
+        for order in orders:
             self._link.post(SaveDone(self._number, order.save_id, False))
 
-    def _save(self, order: SaveOrder, engine_stream: Any) -> None:
+    def _save(self, orders: Sequence[SaveOrder], engine_stream: Any) -> None:
         if self._saves is None or self._keeper is None:
-            raise RuntimeError("there is no slab on this rank")
-        self._saves.save(order, self._save_stream, engine_stream, self._keeper)
+            _log.error("semkv connector: rank %d has no slab, and is to save into it", self._number)
+            self.counts["save_errors"] += len(orders)
+            self._not_saved(orders)
+            return
+        self._saves.save(orders, self._save_stream, engine_stream, self._keeper)
 
     def _on_damaged(self, slots: Sequence[int], loaded: bool) -> None:
         self._link.post(SlotsDamaged(self._number, tuple(slots), loaded))

@@ -1,12 +1,14 @@
 """RankSaves: one rank's saves, from pages to slab rows behind a forward pass, and the answers to them once the rows are sealed.
 
-The copies are enqueued on the engine's thread; waiting for them, the checksums and the answers are the keeper's.
+The copies are enqueued on the engine's thread; waiting for them, the checksums and the answers are the keeper's. All orders of one forward
+pass are one copy and one job: between two passes each further step costs what reading its code into cold caches does.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker_connector.channel import SaveDone
@@ -16,6 +18,8 @@ from worker_connector.keeper import SlabKeeper
 from worker_connector.metadata import SaveOrder
 from worker_connector.slab import HostSlab
 from worker_connector.transfer import check_moves, copy_to_slab
+
+_log = logging.getLogger(__name__)
 
 
 class RankSaves:
@@ -29,30 +33,49 @@ class RankSaves:
         post: Callable[[SaveDone], None],
         counts: Counter[str],
     ) -> None:
-        """`counts`: `saved_blocks`."""
+        """`counts`: `saved_blocks`, `save_errors`."""
         self._number = number
         self._geometry = geometry
         self._slab = slab
         self._post = post
         self._counts = counts
 
-    def save(self, order: SaveOrder, stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
-        """Enqueues the copies of one order on `stream`. What it raises is not answered."""
-        slab = self._slab
-        check_moves(self._geometry, slab, order.moves)
-        slots = [move.slot for move in order.moves]
-        slab.break_seals(slots)
-        stream.after(engine_stream)
-        copy_to_slab(stream, self._geometry, slab, order.moves)
-        self._counts["saved_blocks"] += len(order.moves)
-        ticket = stream.ticket()
-        keeper.submit(lambda: self._seal(ticket, order.save_id, slots))
-
-    def _seal(self, ticket: Ticket, save_id: int, slots: list[int]) -> None:
-        ok = False
+    def save(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
+        """Enqueues the copies of one forward pass on `stream`. What cannot be enqueued is answered as not saved; never raises."""
         try:
-            ticket.wait()
-            self._slab.seal(slots)
-            ok = True
-        finally:
-            self._post(SaveDone(self._number, save_id, ok))
+            self._enqueue(orders, stream, engine_stream, keeper)
+        except Exception:  # noqa: BLE001 - behind a forward pass an exception fails every running request; these lose blocks
+            if len(orders) > 1:  # the fault may be of one of them
+                for order in orders:
+                    self.save([order], stream, engine_stream, keeper)
+                return
+            self._counts["save_errors"] += 1
+            for order in orders:
+                _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
+                self._post(SaveDone(self._number, order.save_id, False))
+
+    def _enqueue(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
+        slab = self._slab
+        moves = orders[0].moves if len(orders) == 1 else [move for order in orders for move in order.moves]
+        check_moves(self._geometry, slab, moves)
+        slab.break_seals([move.slot for move in moves])
+        stream.after(engine_stream)
+        copy_to_slab(stream, self._geometry, slab, moves)
+        self._counts["saved_blocks"] += len(moves)
+        ticket = stream.ticket()
+        keeper.submit(lambda: self._seal(ticket, orders))
+
+    def _seal(self, ticket: Ticket, orders: Sequence[SaveOrder]) -> None:
+        """Raises the last fault, once all orders are answered."""
+        fault: Exception | None = None
+        for order in orders:
+            ok = False
+            try:
+                ticket.wait()
+                self._slab.seal([move.slot for move in order.moves])
+                ok = True
+            except Exception as error:  # noqa: BLE001 - the others are answered first; the keeper counts and logs it
+                fault = error
+            self._post(SaveDone(self._number, order.save_id, ok))
+        if fault is not None:
+            raise fault

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from worker_connector.pinned import host_rows, pinned_rows
 from worker_connector.refusal import Refused
@@ -103,6 +104,7 @@ class HostSlab:
         self.rows = pinned_rows(slots, width) if pinned else host_rows(slots, width)
         """uint8, shape [slots, bytes_per_block rounded up to whole seal rows]. The rest of a row is never written."""
         self._bytes = self.rows.numpy()
+        self._columns: dict[tuple[int, int], torch.Tensor] = {}
         self._lock = threading.Lock()
         self._seals = np.zeros(slots, dtype=np.uint64)
         self._sealed = np.zeros(slots, dtype=bool)
@@ -113,6 +115,13 @@ class HostSlab:
     @property
     def row_bytes(self) -> int:
         return int(self._bytes.shape[1])
+
+    def columns(self, offset: int, size: int) -> torch.Tensor:
+        """Bytes [offset, offset + size) of every row, shape [slots, size]; made once."""
+        view = self._columns.get((offset, size))
+        if view is None:
+            view = self._columns[offset, size] = self.rows[:, offset : offset + size]
+        return view
 
     def break_seals(self, slots: Sequence[int]) -> None:
         """Must be called before the first byte of a new block is written to these slots."""

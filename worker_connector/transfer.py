@@ -47,25 +47,30 @@ def copy_stream_for(device: torch.device) -> CopyStream:
 def check_moves(geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:
     """LoadFailed, naming the number, for a slot or page outside the slab or the pool: a wrong number must never become a copy."""
     limits = geometry.num_pages
-    if not moves:
-        return
-    if any(len(pages) != len(limits) for _, pages in moves):
-        raise LoadFailed(f"a move does not have {len(limits)} page slots, one for each layer group")
     if len(moves) <= FEW:
         _check_one_by_one(moves, slab.slots, limits)
         return
+    if any(len(pages) != len(limits) for _, pages in moves):
+        raise _wrong_groups(limits)
     _check_range("host slot", _slots(moves), 0, slab.slots)
     for index, limit in enumerate(limits):
         _check_range("page slot", _pages(moves, index), NO_PAGE, limit)
 
 
 def _check_one_by_one(moves: Sequence[Move], slots: int, limits: Sequence[int]) -> None:
+    groups = len(limits)
     for slot, pages in moves:
+        if len(pages) != groups:
+            raise _wrong_groups(limits)
         if not 0 <= slot < slots:
             raise LoadFailed(f"host slot {slot} is outside [0, {slots})")
         for page, limit in zip(pages, limits, strict=True):
             if not NO_PAGE <= page < limit:
                 raise LoadFailed(f"page slot {page} is outside [{NO_PAGE}, {limit})")
+
+
+def _wrong_groups(limits: Sequence[int]) -> LoadFailed:
+    return LoadFailed(f"a move does not have {len(limits)} page slots, one for each layer group")
 
 
 def _check_range(what: str, numbers: Numbers, low: int, limit: int) -> None:
@@ -131,7 +136,7 @@ def save_planes(stream: CopyStream, planes: Sequence[Plane], slab: HostSlab, mov
 
 
 def _columns(plane: Plane, slab: HostSlab) -> torch.Tensor:
-    return slab.rows[:, plane.offset : plane.offset + plane.size]
+    return slab.columns(plane.offset, plane.size)
 
 
 def _pieces(planes: Sequence[Plane], moves: Sequence[Move]) -> Iterator[dict[int, Blocks]]:
@@ -147,8 +152,13 @@ def _pieces(planes: Sequence[Plane], moves: Sequence[Move]) -> Iterator[dict[int
 
 
 def _few(moves: Sequence[Move], group: int) -> Blocks:
-    there = [(slot, pages[group]) for slot, pages in moves if pages[group] != NO_PAGE]
-    return Blocks([slot for slot, _ in there], [page for _, page in there])
+    slots, numbers = [], []
+    for slot, pages in moves:
+        page = pages[group]
+        if page != NO_PAGE:
+            slots.append(slot)
+            numbers.append(page)
+    return Blocks(slots, numbers)
 
 
 def _blocks(slots: Numbers, pages: Numbers) -> Blocks:

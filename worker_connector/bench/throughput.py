@@ -90,7 +90,7 @@ MODELS = {
 }
 
 
-ROUNDS = {"tiny": 21, "6 layers": 7}
+ROUNDS = {"tiny": 15, "6 layers": 5}
 """A slice of `tiny` is over soon, so there can be many."""
 
 
