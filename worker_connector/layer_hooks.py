@@ -27,7 +27,8 @@ class LayerHooks:
         self._layers = layers
         self._trusted = trusted and bool(layers)
         self._proven = False
-        self._tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, Ticket] = {}
+        """By layer: copies that were handed over and that no pass has waited for yet."""
         self._came: list[int] | None = None
         self.watching = False
         """The pass has loads: whether its hooks come matters."""
@@ -36,11 +37,6 @@ class LayerHooks:
     def reliable(self) -> bool:
         return self._trusted and self._proven
 
-    @property
-    def open(self) -> bool:
-        """Copies were handed over that no pass has waited for yet."""
-        return bool(self._tickets)
-
     def pass_begins(self) -> None:
         """A new pass; whether with loads, `loads_begin` says."""
         self._came = None
@@ -48,7 +44,7 @@ class LayerHooks:
 
     def loads_begin(self, tickets: Mapping[int, Ticket] | None) -> None:
         """The pass has loads. `tickets`: by layer, for copies that only the hooks wait for; None: they were waited for already."""
-        self._tickets = dict(tickets or {})
+        self.tickets = dict(tickets or {})
         self._came = []
         self.watching = True
 
@@ -57,14 +53,14 @@ class LayerHooks:
         if self._came is None or recording:
             return
         self._came.append(layer)
-        ticket = self._tickets.pop(layer, None)
+        ticket = self.tickets.pop(layer, None)
         if ticket is not None:
             ticket.hold(engine_stream)
 
     def waited_elsewhere(self) -> None:
         """The engine's stream was made to wait for everything: the pass that should have did not come, or its loads were asked for
         twice."""
-        self._tickets.clear()
+        self.tickets.clear()
 
     def pass_done(self) -> bool:
         """After a forward pass. False: it has read pages of some layer before they were loaded."""
@@ -72,7 +68,7 @@ class LayerHooks:
             return True
         came, self._came = self._came, None
         self.watching = False
-        missed, self._tickets = bool(self._tickets), {}
+        missed, self.tickets = bool(self.tickets), {}
         complete = tuple(came) == self._layers
         self._proven = complete if self._trusted else False
         if missed:

@@ -169,9 +169,13 @@ class Ledger:
             self._collisions += 1
             self._drop_empty_root(parent)
             return None
-        parent.leases += 1  # or the search for a slot could take the parent itself, or drop it as an empty root
-        slot = self._take_slot(used_before)
-        parent.leases -= 1
+        slot: int | None
+        if self._free:
+            slot = self._free.pop()
+        else:
+            parent.leases += 1  # or the search for a slot could take the parent itself, or drop it as an empty root
+            slot = self._take_slot(used_before)
+            parent.leases -= 1
         if slot is None:
             self._refused += 1
             self._requeue(parent)
@@ -207,7 +211,8 @@ class Ledger:
         entry.resident = True
         entry.segment.resident += 1
         self._resident += 1
-        self._requeue(entry)
+        if not entry.children:
+            self._requeue(entry)
 
     # leaving
 

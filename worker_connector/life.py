@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
@@ -198,14 +198,21 @@ class CacheLife:
         """None: nothing is ordered. `all_ranks`: what is saved now can become resident. `forwarded`: the last iteration without orders
         whose forward pass is known to have run."""
         before = self.iteration
-        if not self._ran(before, forwarded):
+        if before != forwarded and not self._ran(before, forwarded):
             # Under overlap scheduling positions do not show it: they lag one token behind.
             self.running.batch_dropped(before, self.pool.tokens_per_block)
             self.attempts.batch_dropped(before)
         self.iteration = iteration
         orders = self._reader.read(output, iteration, self.content, saving=all_ranks)
-        if orders is None and iteration % SWEEP_EVERY and not self._to_keep():
-            return None
+        saves, ledger = self.saves, self.ledger
+        if (
+            orders is None
+            and iteration % SWEEP_EVERY
+            and not self.attempts.copied_open
+            and not (saves is not None and saves.admitted)
+            and not (ledger is not None and ledger.departed)
+        ):
+            return None  # nothing is in the books that an iteration without orders could change
         try:
             self._keep_house(iteration)
         except Exception:  # noqa: BLE001 - the orders are made: lost here, the engine would run on pages that nobody wrote
@@ -216,15 +223,6 @@ class CacheLife:
     def _ran(self, iteration: int, forwarded: int) -> bool:
         """False: there was no forward pass of that iteration, or it would be heard of by now."""
         return self._patience > 1 or iteration == forwarded or iteration in self._forwards
-
-    def _to_keep(self) -> bool:
-        """Is there anything in the books that an iteration without orders could change?"""
-        saves, ledger = self.saves, self.ledger
-        return bool(
-            self.attempts.copied_open
-            or (saves is not None and saves.admitted)
-            or (ledger is not None and ledger.departed)
-        )
 
     def _keep_house(self, iteration: int) -> None:
         for attempt in self.attempts.awaiting_forward():
@@ -316,7 +314,7 @@ class CacheLife:
                 ending,
                 attempt.hints,
                 self._generation(),
-                replace(attempt.moments),  # a copy may still land
+                attempt.moments.as_now(),  # a copy may still land
             )
         )
 

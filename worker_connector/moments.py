@@ -19,6 +19,10 @@ class Moments:
     copied: int = 0
     closed: int = 0
 
+    def as_now(self) -> Moments:
+        """A copy."""
+        return Moments(self.asked, self.answered, self.sent, self.copied, self.closed)
+
 
 _SORTED_AT = 1024
 

@@ -7,7 +7,7 @@ dict keyed by it (KV Cache Connector doc, "Running under VSWA"). Entry i of a gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 NO_PAGE = -1
 
@@ -56,11 +56,11 @@ class PageTable:
             del slots[first:]
         self._closed = True
 
-    def fresh(self, before: int) -> Iterator[tuple[int, int]]:
+    def fresh(self, before: int) -> list[tuple[int, int]]:
         """(index of the layer group, page slot) of every page of the blocks from ordinal `before` on."""
-        if not self.broken:
-            for index, slots in enumerate(self._slots):
-                yield from ((index, slot) for slot in slots[before:] if slot != NO_PAGE)
+        if self.broken:
+            return []
+        return [(index, slot) for index, slots in enumerate(self._slots) for slot in slots[before:] if slot != NO_PAGE]
 
     def lose(self, index: int, slot: int) -> bool:
         """The page is another request's now: its block has none here. False: it was none of these."""
@@ -99,8 +99,10 @@ def names_pages(flat: Sequence[int], grouped: Sequence[Sequence[int]] | Mapping[
 
 def _by_group(grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> dict[int, list[int]]:
     """Group id -> slots; empty when no group says anything."""
-    if not grouped or (isinstance(grouped, list) and not any(grouped)):
+    if not grouped:
         return {}
+    if isinstance(grouped, list):  # first: to ask whether something is a Mapping runs the ABC's own code
+        return {group: list(slots) for group, slots in enumerate(grouped)} if any(grouped) else {}
     pairs = grouped.items() if isinstance(grouped, Mapping) else enumerate(grouped)
     found = {int(group): list(slots) for group, slots in pairs}
     return found if any(found.values()) else {}

@@ -200,10 +200,11 @@ class Rank:
     def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
         self._save_stream.before(engine_stream)  # saves of earlier passes read pages that this pass may own now
-        if self.hooks.open:
+        hooks = self.hooks
+        if hooks.tickets:
             self._stream.before(engine_stream)
-            self.hooks.waited_elsewhere()
-        if metadata is not None and metadata.idle and metadata.iteration != self._loaded and self._idle():
+            hooks.waited_elsewhere()
+        if metadata is not None and metadata.idle and metadata.iteration != self._loaded and self.at_rest():
             self._loaded = metadata.iteration
             self._awaiting_forward = metadata
             return
@@ -259,7 +260,7 @@ class Rank:
 
     def before_layer(self, layer: int, engine_stream: Any) -> None:
         """The engine is about to enqueue this layer. It may never say so: see layer_hooks.py."""
-        self.hooks.before_layer(layer, engine_stream, recording=self.hooks.open and self._stream.recording())
+        self.hooks.before_layer(layer, engine_stream, recording=bool(self.hooks.tickets) and self._stream.recording())
 
     def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's saves behind its forward pass. An exception here fails every running request, so there is none, but
@@ -283,18 +284,20 @@ class Rank:
                 "the engine ran a layer without calling wait_for_layer_load; set connector.trust_layer_hooks: false"
             )
         self._link.post(ForwardDone(self._number, metadata.iteration))
-        saves = metadata.saves
-        if saves and self._without_pages:
-            gone, saves = saves, tuple(order for order in saves if order.request_id not in self._without_pages)
-            self._not_saved([order for order in gone if order not in saves])
+        saves, without = metadata.saves, self._without_pages
+        if without:
+            self._not_saved([order for order in saves if order.request_id in without])
+            saves = tuple(order for order in saves if order.request_id not in without)
         if saves:
             self._save(saves, engine_stream)
 
     def at_rest(self) -> bool:
-        """No forward pass is due, no load is on its way, and the engine waits for none: `iteration_over` and `finished_loads` have nothing
-        to do."""
+        """Nothing is left over of earlier iterations: no forward pass is due, no load is on its way, and the engine waits for none.
+        `iteration_over` and `finished_loads` have nothing to do."""
+        if self._awaiting_forward is not None or self._landing or self._untaken or self._without_pages:
+            return False
         loads = self._loads
-        return self._awaiting_forward is None and not self._landing and loads is not None and not loads.busy
+        return loads is not None and not (loads.busy or self.hooks.watching or self.hooks.tickets)
 
     def finished_loads(self, parked: Collection[int]) -> list[int]:
         """`get_finished`, in every iteration: requests whose parked loads have ended, each once. `parked`: ids that it names for the first
@@ -363,11 +366,6 @@ class Rank:
         }
 
     # inside
-
-    def _idle(self) -> bool:
-        """Nothing of earlier iterations is left over for an iteration without orders."""
-        hooks = self.hooks
-        return self.at_rest() and not (self._untaken or self._without_pages or hooks.watching or hooks.open)
 
     def _start_parked(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Before anything else of an iteration: what is stopped may not write into pages that its forward pass uses."""

@@ -43,18 +43,19 @@ class RankSaves:
     def save(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
         """Enqueues the copies of one forward pass on `stream`. What cannot be enqueued is answered as not saved; never raises."""
         try:
-            self._enqueue(orders, stream, engine_stream, keeper)
+            ticket = self._copy(orders, stream, engine_stream)
         except Exception:  # noqa: BLE001 - behind a forward pass an exception fails every running request; these lose blocks
             if len(orders) > 1:  # the fault may be of one of them
                 for order in orders:
                     self.save([order], stream, engine_stream, keeper)
                 return
             self._counts["save_errors"] += 1
-            for order in orders:
-                _log.exception("semkv connector: %d blocks could not be saved", len(order.moves))
-                self._post(SaveDone(self._number, order.save_id, False))
+            _log.exception("semkv connector: %d blocks could not be saved", len(orders[0].moves))
+            self._post(SaveDone(self._number, orders[0].save_id, False))
+            return
+        keeper.submit(lambda: self._seal(ticket, orders))
 
-    def _enqueue(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
+    def _copy(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any) -> Ticket:
         slab = self._slab
         moves = orders[0].moves if len(orders) == 1 else [move for order in orders for move in order.moves]
         check_moves(self._geometry, slab, moves)
@@ -62,8 +63,7 @@ class RankSaves:
         stream.after(engine_stream)
         copy_to_slab(stream, self._geometry, slab, moves)
         self._counts["saved_blocks"] += len(moves)
-        ticket = stream.ticket()
-        keeper.submit(lambda: self._seal(ticket, orders))
+        return stream.ticket()
 
     def _seal(self, ticket: Ticket, orders: Sequence[SaveOrder]) -> None:
         """Raises the last fault, once all orders are answered."""

@@ -61,11 +61,13 @@ class RunningRequests:
     def given(self, request_id: int, pages: Iterable[tuple[int, int]]) -> int:
         """The request was given these pages, which it shares with nobody: whoever was reported to have one before and still runs has it no
         more, and nothing of it may be saved from there. Returns how many were somebody's."""
-        taken = 0
-        for page in pages:
-            before = self._given.get(page, request_id)
-            self._given[page] = request_id
-            if before != request_id and (other := self.tracked.get(before)) is not None:
+        pages, given, taken = tuple(pages), self._given, 0
+        owners = list(map(given.get, pages))
+        given.update(dict.fromkeys(pages, request_id))
+        if set(owners) <= {None, request_id}:
+            return 0
+        for page, before in zip(pages, owners, strict=True):
+            if before is not None and before != request_id and (other := self.tracked.get(before)) is not None:
                 taken += other.pages.lose(*page)
         return taken
 

@@ -74,7 +74,8 @@ class SavePlanner:
                 break
             at = (ordinal - before) * step
             tokens = raw[at : at + step]
-            entry = ledger.child(digest, parent, tokens)
+            # What was entered just now has no child.
+            entry = None if fresh and parent is fresh[-1].entry else ledger.child(digest, parent, tokens)
             if entry is not None:
                 if not entry.resident:
                     break  # another request is saving it: looked at again with the next report

@@ -52,7 +52,8 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
 
     def start_load_kv(self, stream: Any) -> None:
         """Raises LoadFailed, and only that: see `rank.py`."""
-        self._rank.start_load(self._bound(), stream)
+        metadata = self.get_connector_meta()
+        self._rank.start_load(metadata if isinstance(metadata, ConnectorMetadata) else None, stream)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         rank = self._rank
@@ -63,7 +64,8 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         return None
 
     def wait_for_save(self, stream: Any) -> None:
-        self._rank.forward_done(self._bound(), stream)
+        metadata = self.get_connector_meta()
+        self._rank.forward_done(metadata if isinstance(metadata, ConnectorMetadata) else None, stream)
 
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
@@ -91,7 +93,3 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
     def shutdown(self) -> None:
         """Optional hook of the engine. Idempotent."""
         self._rank.shut()
-
-    def _bound(self) -> ConnectorMetadata | None:
-        metadata = self.get_connector_meta()
-        return metadata if isinstance(metadata, ConnectorMetadata) else None

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered
 from dynamo_semkv.contracts.report import Outcome, Reason
-from tests.worker_connector.scripted import make
+from tests.worker_connector.scripted import Request, ScriptedEngine, make
 from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
+from worker_connector.metadata import SaveOrder
+from worker_connector.rank import Rank
+from worker_connector.slab import HostSlab
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -53,6 +58,54 @@ def test_unhonoured_tail_is_saved_when_computed_if_it_left_meanwhile() -> None:
     assert engine.leader.snapshot()["ledger"]["resident"] == 6
     assert first.request_id != third.request_id
     engine.check_balance()
+
+
+def _two_in_one_pass(engine: ScriptedEngine) -> list[Request]:
+    """Their orders are one copy."""
+    both = [engine.request([first] * 9) for first in (1, 2)]
+    for request in both:
+        engine.ask(request)
+        engine.allocate(request, 0, 0, 9)
+    metadata = engine.iterate(*((request, 9) for request in both))
+    assert len(metadata.saves) == 2
+    return both
+
+
+def test_a_fault_of_one_order_costs_the_blocks_of_that_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+    real = Rank._save
+
+    def save(self: Rank, orders: Sequence[SaveOrder], engine_stream: Any) -> None:
+        beyond = tuple(move._replace(slot=10**6) for move in orders[0].moves)
+        real(self, [replace(orders[0], moves=beyond), *orders[1:]], engine_stream)
+
+    monkeypatch.setattr(Rank, "_save", save)
+    broken, whole = _two_in_one_pass(engine)
+    monkeypatch.undo()
+    for request in (broken, whole):
+        request.tokens.append(7)
+        engine.finish(request)
+    assert engine.rank.counts["save_errors"] == 1
+    numbers = engine.leader.snapshot()
+    assert (numbers["saves"]["failed"], numbers["ledger"]["resident"]) == (2, 2)
+    assert [engine.prefill(engine.request([first] * 9)) for first in (1, 2)] == [0, 8]
+
+
+def test_a_fault_in_one_seal_leaves_no_order_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+    real, calls = HostSlab.seal, []
+
+    def seal(self: HostSlab, slots: Sequence[int]) -> None:
+        calls.append(slots)
+        if len(calls) == 1:
+            raise RuntimeError("no memory for the sums")
+        real(self, slots)
+
+    monkeypatch.setattr(HostSlab, "seal", seal)
+    _two_in_one_pass(engine)
+    numbers = engine.leader.snapshot()
+    assert (numbers["open_saves"], numbers["saves"]["failed"], len(calls)) == (0, 2, 2)
+    assert engine.rank.snapshot()["sealing_failed"] == 1
 
 
 def test_local_blocks_that_left_the_slab_are_saved_again() -> None:
