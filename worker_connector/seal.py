@@ -48,7 +48,7 @@ def seals(blocks: npt.NDArray[np.uint8]) -> Words:
     grid = blocks.view(np.uint64).reshape(count, rows, ROW_WORDS)
     even, odd = _weights(rows)
     if count * rows <= STEP_ROWS:
-        return _weighted(grid.sum(axis=2, dtype=np.uint64), even) + _weighted(grid.sum(axis=1, dtype=np.uint64), odd)
+        return _weighted(np.add.reduce(grid, axis=2), even) + _weighted(np.add.reduce(grid, axis=1), odd)
     found: Words = np.zeros(count, dtype=np.uint64)
     if rows <= STEP_ROWS:
         together = STEP_ROWS // rows
@@ -68,5 +68,5 @@ def seals(blocks: npt.NDArray[np.uint8]) -> Words:
 
 
 def _weighted(sums: Words, weights: Words) -> Words:
-    total: Words = (sums * weights).sum(axis=1, dtype=np.uint64)
+    total: Words = np.add.reduce(sums * weights, axis=1)
     return total

@@ -107,9 +107,9 @@ class HostSlab:
         self._columns: dict[tuple[int, int], torch.Tensor] = {}
         self._lock = threading.Lock()
         self._seals = np.zeros(slots, dtype=np.uint64)
-        self._sealed = np.zeros(slots, dtype=bool)
         self._writes = np.zeros(slots, dtype=np.int64)
         self._checked = np.zeros(slots, dtype=np.int64)
+        """By `_clock`; 0: it has no seal."""
         self._clock = 0
 
     @property
@@ -126,9 +126,9 @@ class HostSlab:
     def break_seals(self, slots: Sequence[int]) -> None:
         """Must be called before the first byte of a new block is written to these slots."""
         with self._lock:
-            sealed, writes = self._sealed, self._writes
+            checked, writes = self._checked, self._writes
             for slot in slots:  # each one is there once; an index array would cost more for the few that a pass saves
-                sealed[slot] = False
+                checked[slot] = 0
                 writes[slot] += 1
 
     def seal(self, slots: Sequence[int]) -> None:
@@ -142,7 +142,6 @@ class HostSlab:
         with self._lock:
             index, found = index[still := self._writes[index] == writes], found[still]
             self._seals[index] = found
-            self._sealed[index] = True
             self._stamp(index)
 
     def verify(self, slots: Sequence[int], budget: Budget | None = None) -> list[int]:
@@ -151,66 +150,68 @@ class HostSlab:
         With a budget, only as much of what was checked longest ago is read again; a missing seal is found in any case.
         """
         index = np.asarray(slots, dtype=np.int64)
+        if not len(index):
+            return []
+        broken: list[int] = []
         with self._lock:
-            sealed = self._sealed[index]
-        if sealed.all():
-            return self._differing(index, budget)
-        return sorted({*index[~sealed].tolist(), *self._differing(index[sealed], budget)})
+            checked = self._checked.take(index)
+            oldest = int(checked.argmin())
+            if not checked[oldest]:
+                broken = index[checked == 0].tolist()
+                index, checked = index[checked > 0], checked[checked > 0]
+                oldest = int(checked.argmin()) if len(index) else 0
+            count = len(index) if budget is None else budget.of(self.row_bytes)
+            if count < len(index):
+                # And those behind it, which most often lie side by side and were checked together before. Each check reads the oldest one,
+                # so checks of the same slots go round all of them.
+                index = np.sort(index[oldest : oldest + count])
+            expected, writes = self._seals[index], self._writes[index]
+        wrong = self._differing(index, expected, writes)
+        return sorted({*broken, *wrong}) if broken or wrong else []
 
     def damaged(self, slots: Sequence[int]) -> list[int]:
         """Sealed slots whose bytes are not what was sealed; slots without a seal are being written and say nothing."""
         index = np.asarray(slots, dtype=np.int64)
         with self._lock:
-            index = index[self._sealed[index]]
-        return self._differing(index, None)
-
-    def _differing(self, index: Slots, budget: Budget | None) -> list[int]:
-        with self._lock:
-            if budget is not None:
-                index = self._longest_unchecked(index, budget.of(self.row_bytes))
-            if not len(index):
-                return []
+            index = index[self._checked[index] > 0]
             expected, writes = self._seals[index], self._writes[index]
+        return self._differing(index, expected, writes)
+
+    def _differing(self, index: Slots, expected: Words, writes: Slots) -> list[int]:
+        """`expected`, `writes`: of these slots, read in one moment in which all of them were sealed."""
+        if not len(index):
+            return []
         same = self._compute(index) == expected
         with self._lock:
-            self._stamp(index)  # what was written meanwhile is stamped again when it is sealed
-            if same.all():
-                return []
-            untouched = self._sealed[index] & (self._writes[index] == writes)
-        wrong: list[int] = index[untouched & ~same].tolist()
-        return sorted(wrong)
+            untouched = self._writes[index] == writes
+            self._stamp(
+                index if untouched.all() else index[untouched]
+            )  # a stamp is a seal: not on what is being written
+        return [] if same.all() else sorted(index[untouched & ~same].tolist())
 
     def copy_sealed(self, slot: int, into: npt.NDArray[np.uint8]) -> bool:
         """Copies a slot, shape [1, row_bytes]; False if it has no seal, was written meanwhile, or does not hold what was sealed."""
         with self._lock:
-            sealed, writes, expected = bool(self._sealed[slot]), int(self._writes[slot]), self._seals[slot]
+            sealed, writes, expected = bool(self._checked[slot]), int(self._writes[slot]), self._seals[slot]
         if not sealed:
             return False
         into[0] = self._bytes[slot]
         if seals(into)[0] != expected:
             return False
         with self._lock:
-            return bool(self._sealed[slot]) and int(self._writes[slot]) == writes
+            return bool(self._checked[slot]) and int(self._writes[slot]) == writes
 
     def sealed_slots(self) -> list[int]:
         """All sealed slots, longest unchecked first: the scrubber's round."""
         with self._lock:
-            index = np.flatnonzero(self._sealed)
+            index = np.flatnonzero(self._checked)
             return list(index[np.argsort(self._checked[index], kind="stable")].tolist())
 
     @property
     def sealed(self) -> int:
         """How many slots have a seal."""
         with self._lock:
-            return int(np.count_nonzero(self._sealed))
-
-    def _longest_unchecked(self, index: Slots, count: int) -> Slots:
-        """At most `count` of them: the one that was checked longest ago and those behind it, which most often lie side by side and were
-        checked together before. Each check reads the oldest one, so checks of the same slots go round all of them."""
-        if count >= len(index):
-            return index
-        start = int(self._checked[index].argmin()) if count else 0
-        return np.sort(index[start : start + count])
+            return int(np.count_nonzero(self._checked))
 
     def _stamp(self, index: Slots) -> None:
         self._clock += 1
@@ -218,9 +219,10 @@ class HostSlab:
 
     def _compute(self, index: Slots) -> Words:
         """Seals of these slots as they are now. Runs of neighbouring slots are read without a copy, many scattered small ones with one."""
-        breaks = np.flatnonzero(index[1:] - index[:-1] != 1) + 1
-        if not len(breaks):
-            return seals(self._bytes[index[0] : index[0] + len(index)])
+        count, first, last = len(index), int(index[0]), int(index[-1])
+        if last - first == count - 1 and index.tolist() == list(range(first, first + count)):
+            return seals(self._bytes[first : first + count])
+        breaks = np.flatnonzero(np.diff(index) != 1) + 1
         found = np.empty(len(index), dtype=np.uint64)
         if self.row_bytes <= _GATHERED and len(breaks) > len(index) // 4:
             together = max(1, _MIB // self.row_bytes)

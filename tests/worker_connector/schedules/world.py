@@ -173,7 +173,7 @@ class World:
         slab, entry = self.bench.rank.slab, self.ledger.by_slot(slot)
         assert slab is not None
         promised = any(entry in tip.chain() for tip in self.ledger._leased)
-        if entry is not None and not promised and slab._sealed[slot]:
+        if entry is not None and not promised and slab._checked[slot]:
             slab.rows[slot, byte % slab.bytes_per_block] ^= 16
             self.damaged.add(slot)
 
