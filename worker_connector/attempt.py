@@ -14,7 +14,7 @@ from worker_connector.report import Ending
 from worker_connector.verdict import Decline, Question
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Attempt:
     key: PlanKey
     tokens: bytes

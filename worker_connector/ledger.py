@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
+from typing import NamedTuple
 
 from dynamo_semkv.contracts.keys import BlockKey, child_key, root_key
 from worker_connector.block import NO_SLOT, BlockEntry, Segment
@@ -35,8 +36,7 @@ class MatchEnd(str, Enum):
     """The next block's key is taken by other tokens: a collision, or a forged entry."""
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     tip: BlockEntry | None
     """The last block that matched."""
     end: MatchEnd

@@ -7,8 +7,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,7 @@ _WORD_MASK = 2**32 - 1
 _INT32 = np.dtype("<i4")
 
 
-@dataclass(frozen=True)
-class RequestScope:
+class RequestScope(NamedTuple):
     """What of a request enters its namespace. None means unknown, "" and () mean absent (contracts/namespace.py)."""
 
     salt: str | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dynamo_semkv.contracts.hints import DonorHint
 from dynamo_semkv.contracts.load_plan import ExpectedMode
@@ -16,8 +17,7 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from worker_connector.ledger import MatchEnd
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """One request as the leader sees it when the engine asks. Counts in tokens unless they say blocks."""
 
     prompt_tokens: int
@@ -40,14 +40,12 @@ class Question:
         return self.local_tokens // self.tokens_per_block
 
 
-@dataclass(frozen=True)
-class Accept:
+class Accept(NamedTuple):
     blocks: int
     """Blocks of the prompt, counted from its start, that are local or offered; more than `local_blocks`."""
 
 
-@dataclass(frozen=True)
-class Decline:
+class Decline(NamedTuple):
     outcome: Outcome
     reason: Reason
     differing_field: str | None = None
