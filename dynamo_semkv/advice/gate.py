@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.config.schema import PlacementConfig, PlacementMode
@@ -18,7 +19,7 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 _CANARY_STEPS = 10_000
 
 
-class Candidate(NamedTuple):
+class Candidate(msgspec.Struct, frozen=True):
     """One replica that may be chosen. `total` and `evidence` are in expected tokens of prefill saved."""
 
     replica: ReplicaKey
@@ -64,15 +65,18 @@ def decide(
 
     `otherwise`: the reason when nobody has evidence (it was not looked for, came too late, or there is none).
     """
-    evidence_tokens = max((c.tokens for c in candidates if c.match is not None), default=0)
-    strongest = max(
-        (c for c in candidates if c.match is not None and c.tokens > 0),
-        key=lambda c: (c.tokens, c.evidence),
-        default=None,
-    )
+    strongest: Candidate | None = None
+    chosen: Candidate | None = None
+    for c in candidates:
+        if chosen is None and c.replica == best:
+            chosen = c
+        if c.match is None or c.tokens < 1:
+            continue
+        if strongest is None or (c.tokens, c.evidence) > (strongest.tokens, strongest.evidence):
+            strongest = c
     if strongest is None:
         return Decision(mode, otherwise)
-    chosen = next((c for c in candidates if c.replica == best), None)
+    evidence_tokens = strongest.tokens
     reason = _reason(chosen, [c for c in candidates if c is not chosen], config)
     if reason is not DecisionReason.PLACED or chosen is None:
         return Decision(mode, reason, match=strongest.match, evidence_tokens=evidence_tokens)
@@ -101,10 +105,10 @@ def _reason(chosen: Candidate | None, rivals: Sequence[Candidate], config: Place
         return DecisionReason.DONOR_UNREACHABLE
     if chosen.match is None or chosen.tokens < 1 or not chosen.evidence > 0.0:
         return DecisionReason.DYNAMO_EXACT
-    if rivals and chosen.without_evidence - max(c.total for c in rivals) >= max(config.margin_tokens, 1):
+    if rivals and chosen.without_evidence - max([c.total for c in rivals]) >= max(config.margin_tokens, 1):
         return DecisionReason.DYNAMO_EXACT
     if chosen.evidence < config.min_tokens:
         return DecisionReason.BELOW_MINIMUM
-    if rivals and chosen.total - max(c.without_evidence for c in rivals) < config.margin_tokens:
+    if rivals and chosen.total - max([c.total - c.evidence for c in rivals]) < config.margin_tokens:
         return DecisionReason.BELOW_MARGIN
     return DecisionReason.PLACED

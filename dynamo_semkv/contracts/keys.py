@@ -59,6 +59,14 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
     return array.astype(np.uint32)
 
 
+def packed(tokens: TokenArray) -> bytes:
+    """The ids as little-endian u32. An array that stands on such bytes gives them back, so they are made once a prompt."""
+    base: object = tokens.base
+    if type(base) is bytes and len(base) == 4 * len(tokens) and tokens.strides == (4,) and tokens.dtype.str == "<u4":
+        return base
+    return tokens.astype("<u4", copy=False).tobytes()
+
+
 class BlockChain(Sequence[BlockKey]):
     """`block_keys`, made when they are asked for: a lookup asks for the first, and for more only where a donor begins like it. Threads may
     share it."""
@@ -68,7 +76,7 @@ class BlockChain(Sequence[BlockKey]):
             raise ContractError("tokens_per_block", tokens_per_block, "at least 1")
         self._step = 4 * tokens_per_block
         self._count = len(tokens) // tokens_per_block
-        self._raw = tokens.astype("<u4", copy=False).tobytes()
+        self._raw = packed(tokens)
         self._root = root_key(namespace_digest)
         self._keys: list[BlockKey] = []
         self._lock = threading.Lock()
@@ -146,5 +154,5 @@ def prompt_key(namespace_digest: bytes, tokens: Sequence[int] | TokenArray) -> P
     h = hashlib.blake2b(digest_size=KEY_BYTES, person=b"semkv-prompt")
     h.update(namespace_digest)
     h.update(len(array).to_bytes(8, "little"))
-    h.update(array.astype("<u4", copy=False).tobytes())
+    h.update(packed(array))
     return PromptKey(h.digest())

@@ -66,14 +66,15 @@ def request_facts(request: Request) -> RequestFacts:
     routing = _mapping(request, "routing")
     extra_args = _mapping(request, "extra_args")
     nvext = {**_mapping(request, "nvext"), **_mapping(extra_args, "nvext")}
-    constraints = _constraints(routing, nvext, request)
+    said = [where for where in (routing, nvext, request) if where]
+    constraints = _constraints(said)
     return RequestFacts(
         model=str(request.get("model") or ""),
         token_ids=token_list(request.get("token_ids")),
         salt=_salt(routing, nvext),
         lora_name=_text("routing.lora_name", routing.get("lora_name")) or None,
         multimodal=_multimodal(request, extra_args),
-        client_pinned=constraints is None or _client_pinned(request, routing, nvext),
+        client_pinned=constraints is None or _client_pinned(request, said),
         constraints=constraints or UNCONSTRAINED,
     )
 
@@ -81,11 +82,13 @@ def request_facts(request: Request) -> RequestFacts:
 def constraints_of(request: Request) -> Constraints | None:
     """Of a request whose other facts do not matter. None: see `_constraints`."""
     nvext = {**_mapping(request, "nvext"), **_mapping(_mapping(request, "extra_args"), "nvext")}
-    return _constraints(_mapping(request, "routing"), nvext, request)
+    return _constraints([_mapping(request, "routing"), nvext, request])
 
 
 def token_list(token_ids: object) -> list[int]:
     """A list as it is; packed little-endian i32 unpacked."""
+    if type(token_ids) is list:
+        return token_ids
     if isinstance(token_ids, (bytes, bytearray, memoryview)):
         raw = bytes(token_ids)
         if len(raw) % 4:
@@ -99,9 +102,13 @@ def token_list(token_ids: object) -> list[int]:
     raise ContractError("token_ids", type(token_ids).__name__, "a list of integers or packed little-endian i32")
 
 
+_NOTHING: Mapping[str, Any] = {}
+
+
 def _mapping(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = container.get(name)
-    return value if isinstance(value, Mapping) else {}
+    # What Dynamo hands over is a dict or nothing; to ask an abstract class takes ten times as long.
+    return value if type(value) is dict or isinstance(value, Mapping) else _NOTHING
 
 
 def _text(field: str, value: object) -> str | None:
@@ -114,14 +121,18 @@ def _salt(routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> str | None:
     """`routing.cache_salt` is what Dynamo routes by; dynamo.trtllm falls back to nvext's. Where both are there and differ, router and
     engine would see two tenants."""
     routed = _text("routing.cache_salt", routing.get("cache_salt"))
-    given = _text("nvext.cache_salt", nvext.get("cache_salt"))
+    given = _text("nvext.cache_salt", nvext.get("cache_salt")) if nvext else None
     if routed is not None and given is not None and routed != given:
         raise ContractError("cache_salt", "two values", "the same in routing and nvext", secret=True)
     return routed if routed is not None else given
 
 
 def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, ...] | None:
-    if not any(_present(request.get(name)) for name in MEDIA_FIELDS):
+    for name in MEDIA_FIELDS:
+        value = request.get(name)
+        if value is not None and _present(value):
+            break
+    else:
         return ()
     hashes = extra_args.get("mm_hashes")
     if not isinstance(hashes, (list, tuple)) or not hashes or not all(isinstance(h, str) and h for h in hashes):
@@ -130,21 +141,19 @@ def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, .
     return tuple(hashes) if items in (0, len(hashes)) else None
 
 
-def _constraints(
-    routing: Mapping[str, Any], nvext: Mapping[str, Any], request: Mapping[str, Any]
-) -> Constraints | None:
+def _constraints(said: Sequence[Mapping[str, Any]]) -> Constraints | None:
     """None: the request says more than which workers may not serve it (preferred taints are weights in Dynamo's own choice, which a pin
     would override), or says it in words that are not understood."""
     workers: frozenset[int] | None = None
     taints: set[str] = set()
-    for where in (routing, nvext, request):
+    for where in said:
         allowed = where.get("allowed_worker_ids")
         if allowed is not None:
             if not isinstance(allowed, (list, tuple, set, frozenset)) or not all(type(it) is int for it in allowed):
                 return None
             workers = frozenset(allowed) if workers is None else workers & frozenset(allowed)
         asked = where.get("routing_constraints")
-        if not _present(asked):
+        if asked is None or not _present(asked):
             continue
         if not isinstance(asked, Mapping) or any(
             _present(value) for name, value in asked.items() if name != "required_taints"
@@ -157,20 +166,20 @@ def _constraints(
     return Constraints(workers, frozenset(taints)) if workers is not None or taints else UNCONSTRAINED
 
 
-def _client_pinned(request: Request, routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> bool:
-    for where in (routing, nvext, request):
+def _client_pinned(request: Request, said: Sequence[Mapping[str, Any]]) -> bool:
+    for where in said:
         for name in PIN_FIELDS:
             if name in where and _present(where[name]):
                 return True
     for name in FLOW_FIELDS:
         if name in request and _present(request[name]):
             return True
-    if _present(_mapping(request, "agent_context").get("session_id")):
+    if "agent_context" in request and _present(_mapping(request, "agent_context").get("session_id")):
         return True
     annotations = request.get("annotations")
-    return isinstance(annotations, (list, tuple)) and any(
-        isinstance(item, str) and item.startswith(QUERY_ANNOTATION) for item in annotations
-    )
+    if not annotations or not isinstance(annotations, (list, tuple)):
+        return False
+    return any(isinstance(item, str) and item.startswith(QUERY_ANNOTATION) for item in annotations)
 
 
 def _present(value: object) -> bool:

@@ -19,11 +19,9 @@ DECODE_KEYS = ("decode_worker_id", "dp_rank")
 
 
 def _clear(mapping: Any) -> tuple[Any, int]:
-    if not isinstance(mapping, Mapping):
+    if not (type(mapping) is dict or isinstance(mapping, Mapping)) or HINT_KEYS.isdisjoint(mapping):
         return mapping, 0
     found = [key for key in mapping if key in HINT_KEYS]
-    if not found:
-        return mapping, 0
     return {key: value for key, value in mapping.items() if key not in HINT_KEYS}, len(found)
 
 
@@ -36,9 +34,10 @@ def strip_client_hints(request: Mapping[str, Any]) -> tuple[dict[str, Any], int]
     cleared, count = _clear(request)
     result = dict(cleared)
     for name in ("extra_args", "nvext"):
-        if not isinstance(result.get(name), Mapping):
+        given = result.get(name)
+        if given is None or not isinstance(given, (dict, Mapping)):
             continue
-        part, found = _clear(result[name])
+        part, found = _clear(given)
         count += found
         if name == "extra_args" and isinstance(part.get("nvext"), Mapping):
             nvext, found = _clear(part["nvext"])

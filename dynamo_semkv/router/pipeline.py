@@ -13,26 +13,27 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
+import numpy as np
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.advice.gate import Candidate, decide, no_advice
 from dynamo_semkv.config.schema import Config, PlacementMode
 from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
-from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica
-from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, prompt_key
+from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
+from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, packed, prompt_key
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.router.facts import UNCONSTRAINED, Constraints, RequestFacts
-from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
+from dynamo_semkv.router.replicas import ModelView, Place, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
 from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
 from dynamo_semkv.scoring.candidate import ReplicaView
-from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet, choose
-from dynamo_semkv.scoring.credit import Credit, mode_of
+from dynamo_semkv.scoring.choose import ScoreSheet, choose
+from dynamo_semkv.scoring.credit import Credit
 from dynamo_semkv.scoring.extra import GuardedScorer
 
 DYNAMO_PROVIDER = "dynamo"
@@ -115,9 +116,8 @@ def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
     other request's: there is no evidence for such a request and the engine materializes nothing for it."""
     tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
     namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
-    tokens = as_tokens(facts.token_ids)
-    # They are sent to Dynamo as the request's.
-    tokens.flags.writeable = False
+    # On bytes, which are what is hashed and what Dynamo is sent, and which nobody can write.
+    tokens = np.frombuffer(packed(as_tokens(facts.token_ids)), dtype="<u4")
     return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
 
 
@@ -134,8 +134,9 @@ def _narrowed(
 
 def covers(exact: Exact, prompt: Prompt, share: float) -> bool:
     """Whether the best device overlap leaves less of the prompt than a donor would be worth."""
-    best = max((rank.device for rank in exact.overlap.ranks.values()), default=0)
-    return prompt.length > 0 and best * exact.overlap.block_size >= share * prompt.length
+    ranks, length = exact.overlap.ranks, len(prompt.tokens)
+    best = max([rank.device for rank in ranks.values()]) if ranks else 0
+    return length > 0 and best * exact.overlap.block_size >= share * length
 
 
 def queues(live: Iterable[ReplicaKey], exact: Exact) -> dict[ReplicaKey, int | None]:
@@ -180,37 +181,39 @@ def views(
     """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one that the request may go to
     counts as overloaded: no donor is worth that wait. `queued`: of all live ones; None: `queues`."""
     size = exact.overlap.block_size
-    live = directory.live()
+    live, places = directory.live(), directory.places()
     queued = queues(live, exact) if queued is None else queued
-    idlest = min(
-        (
-            tokens
-            for replica, tokens in queued.items()
-            if tokens is not None and may_go(replica, live[replica], directory, constraints)
-        ),
-        default=0,
-    )
-    length, ranks, loads = prompt.length, exact.overlap.ranks, exact.loads
     anywhere = constraints is UNCONSTRAINED
+    known = [
+        tokens
+        for replica, tokens in queued.items()
+        if tokens is not None
+        and (places[replica].fits if anywhere else may_go(replica, live[replica], directory, constraints))
+    ]
+    idlest = min(known) if known else 0
+    length, ranks, loads = len(prompt.tokens), exact.overlap.ranks, exact.loads
     found = []
     for replica in live if wanted is None else wanted:
-        card, waiting = live[replica], queued[replica]
-        overlap, load = ranks.get(replica, _NOTHING), loads.get(replica)
-        said = directory.announcement_of(replica)
-        device = overlap.device * size
+        place, waiting = places[replica], queued[replica]
+        card, load, overlap = place.card, loads.get(replica), ranks.get(replica)
+        device = host = disk = 0
+        if overlap is not None:
+            device = overlap.device * size
+            host = max(0, min(overlap.host_pinned_extension * size, length - device))
+            device, disk = min(device, length), overlap.disk_extension * size
         found.append(
             ReplicaView(
                 replica=replica,
-                stable=directory.stable_of(replica),
-                device_tokens=min(device, length),
-                host_tokens=max(0, min(overlap.host_pinned_extension * size, length - device)),
-                disk_tokens=overlap.disk_extension * size,
+                stable=place.stable,
+                device_tokens=device,
+                host_tokens=host,
+                disk_tokens=disk,
                 queued_prefill_tokens=waiting,
                 active_decode_blocks=load.decode_blocks if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
                 overloaded=(waiting or 0) - idlest > max_load_gap,
-                mode=mode_of(said.materialization if said is not None else None),
-                wrong_role=not directory.fits(card),
+                mode=place.mode,
+                wrong_role=not place.fits,
                 not_allowed=not (anywhere or constraints.allow(replica.worker_id)),
                 lacks_taint=not (anywhere or constraints.required_taints <= card.taints),
             )
@@ -288,7 +291,7 @@ def weigh(
     constraints: Constraints = UNCONSTRAINED,
 ) -> Advice:
     """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts. Without evidence there is no sheet."""
-    matches = [*lookup.matches, *host_evidence(directory, view, exact, prompt)]
+    matches = [*lookup.matches, *(host_evidence(directory, view, exact, prompt) if exact.overlap.ranks else ())]
     live = directory.live()
     queued = queues(live, exact)
     if not matches and not scorers:
@@ -307,7 +310,11 @@ def weigh(
         wanted = worth_a_row(live, exact, queued, {replica for _, replica in pairs}, turn, barred)
     rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints, queued, wanted)
     sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers)
-    candidates = [candidate(row) for row in sheet.rows if row.filtered_by is None]
+    candidates = [
+        Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens, row.proven_tokens)
+        for row in sheet.rows
+        if row.filtered_by is None
+    ]
     best = sheet.best.replica if sheet.best is not None else None
     told = [row for row in sheet.rows if row.match is not None and row.claimed_tokens > 0]
     if (matches and not pairs) or (told and all(row.filtered_by is not None for row in told)):
@@ -334,17 +341,14 @@ def _advice(
     unresolved: int = 0,
     sheet: ScoreSheet | None = None,
 ) -> Advice:
-    shown = decision.placed or decision.shadow_choice
-    overlap = exact.of(shown) if shown is not None else _best_device(exact)
-    size = exact.overlap.block_size
-    device = min(overlap.device * size, prompt.length)
-    host = min(overlap.host_pinned_extension * size, prompt.length - device)
+    device = host = 0
+    if exact.overlap.ranks:
+        shown = decision.placed or decision.shadow_choice
+        overlap = exact.of(shown) if shown is not None else _best_device(exact)
+        size, length = exact.overlap.block_size, len(prompt.tokens)
+        device = min(overlap.device * size, length)
+        host = min(overlap.host_pinned_extension * size, length - device)
     return Advice(decision, prompt, lookup, device, host, unresolved, sheet, queued)
-
-
-def candidate(row: ScoreRow) -> Candidate:
-    """A row of the sheet as the gate sees it."""
-    return Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens, row.proven_tokens)
 
 
 def _best_device(exact: Exact) -> RankOverlap:
@@ -353,15 +357,17 @@ def _best_device(exact: Exact) -> RankOverlap:
     )
 
 
+_BY_STATUS = {
+    SKIPPED: DecisionReason.LOOKUP_SKIPPED,
+    "timeout": DecisionReason.LOOKUP_TIMEOUT,
+    "error": DecisionReason.LOOKUP_ERROR,
+}
+
+
 def _without_evidence(lookup: Lookup) -> DecisionReason:
     if not lookup.asked:
         return DecisionReason.EXACT_COVERS
-    by_status = {
-        SKIPPED: DecisionReason.LOOKUP_SKIPPED,
-        "timeout": DecisionReason.LOOKUP_TIMEOUT,
-        "error": DecisionReason.LOOKUP_ERROR,
-    }
-    return by_status.get(lookup.status, DecisionReason.NO_EVIDENCE)
+    return _BY_STATUS.get(lookup.status, DecisionReason.NO_EVIDENCE)
 
 
 def opened_event(
@@ -379,6 +385,7 @@ def opened_event(
 ) -> RouteOpened:
     decision, match = advice.decision, advice.decision.match
     placed, sheet = decision.placed, advice.sheet
+    places = directory.places()
     dynamo = dynamo_choice(sheet) if sheet is not None else None
     said = directory.announcement_of(placed) if placed is not None else None
     stable = directory.stable_of(placed) if placed is not None else None
@@ -388,10 +395,10 @@ def opened_event(
         router=router,
         attempt=attempt,
         model=model,
-        mode=decision.mode.value,
+        mode=decision.mode._value_,
         opened_at=opened_at,
         prompt_key=advice.prompt.key,
-        input_tokens=advice.prompt.length,
+        input_tokens=len(advice.prompt.tokens),
         exact_device_tokens=advice.exact_device_tokens,
         exact_host_tokens=advice.exact_host_tokens,
         evidence_tokens=decision.evidence_tokens,
@@ -400,7 +407,7 @@ def opened_event(
         proven_tokens=decision.proven_tokens,
         lookup=advice.lookup.status,
         lookup_seconds=advice.lookup.seconds,
-        decision_reason=decision.reason.value,
+        decision_reason=decision.reason._value_,
         stable_routing_id=stable.stable_routing_id if stable is not None else None,
         dp_rank=placed.dp_rank if placed is not None else None,
         worker_id=str(placed.worker_id) if placed is not None else None,
@@ -412,9 +419,9 @@ def opened_event(
         provider=match.provider if match is not None else None,
         materialization=said.materialization if said is not None else None,
         expected_tokens=_expected(advice),
-        shadow_choice=_shown(decision.shadow_choice, directory),
-        dynamo_choice=_name(dynamo.replica, directory) if dynamo is not None else None,
-        sheet=sheet_lines(sheet, dynamo, lambda replica: _name(replica, directory)) if sheet is not None else (),
+        shadow_choice=_name(decision.shadow_choice, places) if decision.shadow_choice is not None else None,
+        dynamo_choice=_name(dynamo.replica, places) if dynamo is not None else None,
+        sheet=sheet_lines(sheet, dynamo, partial(_name, places=places)) if sheet is not None else (),
         sheet_rows=len(sheet.rows) if sheet is not None else 0,
         config_hash=config_hash,
         traceparent=traceparent,
@@ -425,14 +432,13 @@ def _expected(advice: Advice) -> int | None:
     chosen = advice.decision.placed or advice.decision.shadow_choice
     if chosen is None or advice.sheet is None:
         return None
-    return next((round(row.evidence) for row in advice.sheet.rows if row.replica == chosen), None)
+    for row in advice.sheet.rows:
+        if row.replica == chosen:
+            return round(row.evidence)
+    return None
 
 
-def _shown(replica: ReplicaKey | None, directory: ReplicaDirectory) -> str | None:
-    return _name(replica, directory) if replica is not None else None
-
-
-def _name(replica: ReplicaKey, directory: ReplicaDirectory) -> str:
+def _name(replica: ReplicaKey, places: Mapping[ReplicaKey, Place]) -> str:
     """`stable_routing_id/dp_rank`."""
-    stable = directory.stable_of(replica) or StableReplica(str(replica.worker_id), replica.dp_rank)
-    return f"{stable.stable_routing_id}/{stable.dp_rank}"
+    place = places.get(replica)
+    return place.name if place is not None else f"{replica.worker_id}/{replica.dp_rank}"

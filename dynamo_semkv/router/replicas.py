@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
+from dynamo_semkv.config.schema import Materialization
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, check_stable_routing_id, stable_worker_id
 from dynamo_semkv.contracts.namespace import CacheNamespace, differing_field
 from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
+from dynamo_semkv.scoring.credit import mode_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,18 @@ class ModelView:
     eligible: frozenset[ReplicaKey]
     standing: Standing
     differing_field: str | None = None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What every decision asks about a live replica."""
+
+    card: ReplicaCard
+    stable: StableReplica | None
+    name: str
+    """`stable_routing_id/dp_rank`, or of its instance where it has no stable id."""
+    mode: Materialization
+    fits: bool
+    """Whether its worker does what this router is in front of."""
 
 
 @dataclass
@@ -91,6 +107,8 @@ class ReplicaDirectory:
         self._by_wire: dict[tuple[int, int], ReplicaKey] = {}
         self._announced: OrderedDict[StableReplica, ReplicaAnnouncement] = OrderedDict()
         self._views: dict[str, ModelView] = {}
+        self._places: dict[ReplicaKey, Place] | None = None
+        self._cards: dict[ReplicaKey, ReplicaCard] = {}
         self._sights = 0
         self.counts: Counter[str] = Counter()
         """`removed`, `unresolved`, `announcement_dropped` and one per Standing that kept a replica from advice."""
@@ -100,7 +118,7 @@ class ReplicaDirectory:
         front of. UNKNOWN: any."""
         self._public_model = public_model
         self._role = role
-        self._views.clear()
+        self._changed()
 
     def fits(self, card: ReplicaCard) -> bool:
         """Whether a worker does what this router is in front of. One that does not say is taken at Dynamo's word: it is at our endpoint."""
@@ -126,7 +144,8 @@ class ReplicaDirectory:
         if not changed:
             return
         self._by_wire = self._wire_names()
-        self._views.clear()
+        self._cards = {replica: known.card for replica, known in self._live.items()}
+        self._changed()
         for replica, card in gone.items():
             self._removed(replica, card)
         for replica in new:
@@ -136,11 +155,12 @@ class ReplicaDirectory:
         """The last announcement of a replica stands, whether or not discovery lists it yet."""
         stable = StableReplica(announcement.stable_routing_id, announcement.dp_rank)
         if self._announced.get(stable) != announcement:
-            self._views.clear()
+            self._changed()
         self._announced[stable] = announcement
         self._announced.move_to_end(stable)
         while len(self._announced) > MAX_ANNOUNCEMENTS:
             self._announced.popitem(last=False)
+            self._changed()
             self.counts["announcement_dropped"] += 1
         wire = wire_id(stable.stable_routing_id)
         replica = self._by_wire.get((wire, stable.dp_rank)) if wire is not None else None
@@ -170,7 +190,13 @@ class ReplicaDirectory:
         return self._announcement(replica)
 
     def live(self) -> Mapping[ReplicaKey, ReplicaCard]:
-        return {replica: known.card for replica, known in self._live.items()}
+        return self._cards
+
+    def places(self) -> Mapping[ReplicaKey, Place]:
+        """Of all live replicas. Made anew when discovery or an announcement changes something."""
+        if self._places is None:
+            self._places = {replica: self._place(replica, known) for replica, known in self._live.items()}
+        return self._places
 
     def is_live(self, replica: ReplicaKey) -> bool:
         return replica in self._live
@@ -209,6 +235,17 @@ class ReplicaDirectory:
             },
             "duplicate_stable_ids": sorted(self._duplicates()),
         }
+
+    def _changed(self) -> None:
+        self._views.clear()
+        self._places = None
+
+    def _place(self, replica: ReplicaKey, known: _Known) -> Place:
+        stable, said = known.stable, self._announcement(replica)
+        shown = stable or StableReplica(str(replica.worker_id), replica.dp_rank)
+        name = f"{shown.stable_routing_id}/{shown.dp_rank}"
+        mode = mode_of(said.materialization if said is not None else None)
+        return Place(known.card, stable, name, mode, self.fits(known.card))
 
     def _announcement(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
         stable = self.stable_of(replica)
@@ -276,6 +313,7 @@ class ReplicaDirectory:
             names.append(wire)
             if (wire, replica.dp_rank) not in self._by_wire:
                 self._announced.pop(StableReplica(stable, replica.dp_rank), None)
+                self._changed()
         for name in names:
             if (name, replica.dp_rank) not in self._by_wire and self._on_removed is not None:
                 self._on_removed(name, replica.dp_rank)

@@ -13,6 +13,7 @@ The sheet proposes; whether it is worth acting on is the gate's business, and Dy
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -110,8 +111,9 @@ def choose(
     donors: dict[ReplicaKey, list[SemanticTrtMatch]] = {}
     for match, replica in matches:
         donors.setdefault(replica, []).append(match)
-    filters = {view.replica: filtered_by(view) for view in views}
-    situation = _situation([view for view in views if filters[view.replica] is None] or views, input_tokens)
+    filters = [filtered_by(view) for view in views]
+    free = [view for view, reason in zip(views, filters, strict=True) if reason is None]
+    situation = _situation(free or views, input_tokens)
     credit = credit if credit is not None else PriorCredit(config)
     exact_values = [exact_value(view, input_tokens, config, credit) for view in views]
     strongest = [
@@ -122,12 +124,11 @@ def choose(
     matched = [donor.match if donor is not None else None for donor in strongest] if extra else []
     said = list(zip(*(scorer.values(views, matched, situation) for scorer in extra), strict=True)) or [()] * len(views)
     rows = [
-        _row(view, exact, donor, situation, filters[view.replica], config, names, column)
-        for view, exact, donor, column in zip(views, exact_values, strongest, said, strict=True)
+        _row(view, exact, donor, situation, reason, config, names, column)
+        for view, exact, donor, reason, column in zip(views, exact_values, strongest, filters, said, strict=True)
     ]
-    seed = hashlib.blake2b(seed_material).digest()
-    rows.sort(key=lambda row: (row.filtered_by is not None, -round(row.total, 6), _lot(row.replica, seed)))
-    ignored = sum(len(found) for replica, found in donors.items() if replica not in by_replica)
+    _sort(rows, seed_material)
+    ignored = sum([len(found) for replica, found in donors.items() if replica not in by_replica])
     if not rows:
         return ScoreSheet((), None, SheetReason.NO_REPLICA, ignored)
     best = rows[0] if rows[0].filtered_by is None else None
@@ -157,12 +158,11 @@ def _row(
     device, host, disk = exact_values
     match, donor, _, claimed, proven = strongest if strongest is not None else _NO_DONOR
     values = (device, host, disk, donor, TokenValue(-config.load_weight * situation.excess(view)), *said)
-    total, evidence = TokenValue(sum(values)), TokenValue(host + disk + donor)
     return ScoreRow(
         view.replica,
         view.stable,
-        total,
-        evidence,
+        TokenValue(sum(values)),
+        TokenValue(host + disk + donor),
         match,
         claimed,
         view,
@@ -197,6 +197,14 @@ def _strength(value: DonorValue) -> tuple[float, float, int, float, str, str, st
         match.provider,
         match.provider_generation,
     )
+
+
+def _sort(rows: list[ScoreRow], seed_material: bytes) -> None:
+    """Best first, filtered ones last. Lots are drawn among equals only."""
+    at = {row.replica: (row.filtered_by is not None, -round(row.total, 6)) for row in rows}
+    equal = Counter(at.values())
+    seed = b"" if len(equal) == len(rows) else hashlib.blake2b(seed_material).digest()
+    rows.sort(key=lambda row: (*at[row.replica], _lot(row.replica, seed) if equal[at[row.replica]] > 1 else b""))
 
 
 def _lot(replica: ReplicaKey, seed: bytes) -> bytes:
