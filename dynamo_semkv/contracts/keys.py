@@ -27,6 +27,8 @@ KEY_BYTES = 16
 _U32 = next(code for code in "IL" if array_of(code).itemsize == 4)
 TOKEN_ID_MAX = 2**32 - 1
 
+_LITTLE = np.dtype("<u4")
+
 TokenArray = npt.NDArray[np.uint32]
 
 
@@ -62,7 +64,7 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
 def packed(tokens: TokenArray) -> bytes:
     """The ids as little-endian u32. An array that stands on such bytes gives them back, so they are made once a prompt."""
     base: object = tokens.base
-    if type(base) is bytes and len(base) == 4 * len(tokens) and tokens.strides == (4,) and tokens.dtype.str == "<u4":
+    if type(base) is bytes and len(base) == 4 * len(tokens) and tokens.strides == (4,) and tokens.dtype == _LITTLE:
         return base
     return tokens.astype("<u4", copy=False).tobytes()
 

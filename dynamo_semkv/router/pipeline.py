@@ -42,6 +42,7 @@ HOST_TIER_DONOR = "host-tier"
 SKIPPED = "skipped"
 _NOTHING = RankOverlap(0, 0, 0)
 _NAMESPACES_KEPT = 512
+_U32 = np.dtype("<u4")
 MANY = 24
 """Replicas up to which each has its row in every sheet."""
 IDLEST = 8
@@ -117,7 +118,7 @@ def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
     tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
     namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
     # On bytes, which are what is hashed and what Dynamo is sent, and which nobody can write.
-    tokens = np.frombuffer(packed(as_tokens(facts.token_ids)), dtype="<u4")
+    tokens = np.frombuffer(packed(as_tokens(facts.token_ids)), dtype=_U32)
     return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
 
 

@@ -1,6 +1,6 @@
 """One request through Dynamo's KvRouter: pin or not, fall back, forward, tell who served.
 
-Per chunk nothing happens but forwarding. The first and the terminal chunk get a closer look.
+The first chunk and the last one of a choice get a closer look; all others come from Dynamo's own stream, with nothing of ours between.
 
 Invariants:
 * A pin is (worker, rank), both or none: a worker id alone names no replica when a worker has several ranks.
@@ -23,7 +23,7 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.keys import TokenArray, packed
 from dynamo_semkv.router.ingress import PIN_KEYS
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed, classify, message
-from dynamo_semkv.router.runtime_types import Chunk, Request
+from dynamo_semkv.router.runtime_types import Chunk, ChunkStream, Request
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,6 @@ COMPLETE = frozenset({"stop", "length", "eos", "content_filter"})
 
 HANDED_OVER = "handed_over"
 """How a prefill worker's stream ends that gave its KV to a decode worker and named no other reason."""
-
-
-class ChunkStream(Protocol):
-    def __aiter__(self) -> AsyncIterator[Chunk]: ...
-
-    def __anext__(self) -> Awaitable[Chunk]: ...
 
 
 Generate = Callable[[Request], Awaitable[ChunkStream]]
@@ -122,6 +116,7 @@ class RequestDispatch:
         # What is no count is the engine's to refuse, and no reason to fail here.
         self._choices_open = choices if isinstance(choices, int) and choices > 0 else 1
         self._losses = losses
+        self.stream: ChunkStream = _OVER
         self.replica: ReplicaKey | None = None
         self.pinned = False
         self.fallback: str | None = None
@@ -131,28 +126,19 @@ class RequestDispatch:
         self.usage: Mapping[str, Any] | None = None
         self.timing: Mapping[str, Any] | None = None
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        stream, chunk = await self._first()
+    async def first(self) -> Chunk | None:
+        """Sends the request, with the way back from a pin. None: an empty answer."""
+        self.stream, chunk = await self._first()
         if chunk is None:
-            return
+            return None
+        self.chunks = 1
         self.replica = take_replica(chunk)
         self._tell(chunk)
-        if chunk.get("disaggregated_params") is not None and chunk.get("finish_reason") is None:
-            self._terminal({**chunk, "finish_reason": HANDED_OVER})
-        try:
-            while True:
-                self.chunks += 1
-                if chunk.get("finish_reason") is not None:
-                    self._terminal(chunk)
-                yield chunk
-                chunk = await stream.__anext__()
-        except StopAsyncIteration:
-            return
-        except Exception as error:
-            if self._choices_open <= 0:
-                logger.info("worker failed after a complete answer: %s", error)
-                return
-            raise self._failed(error) from error
+        if chunk.get("finish_reason") is not None:
+            self.last(chunk)
+        elif chunk.get("disaggregated_params") is not None:
+            self.last({**chunk, "finish_reason": HANDED_OVER})
+        return chunk
 
     async def _first(self) -> tuple[ChunkStream, Chunk | None]:
         """The stream and its first chunk; falls back from our pin to Dynamo's choice, once."""
@@ -196,8 +182,19 @@ class RequestDispatch:
             self._losses.lost(self.replica.worker_id)
         return RequestFailed(kind, message(error))
 
-    def _terminal(self, chunk: Chunk) -> None:
-        """The last chunk of one choice (a request with n > 1 has n of them)."""
+    def ended(self, error: Exception) -> RequestFailed | None:
+        """What it means that `stream` failed. None: nothing, the answer was complete."""
+        if self._choices_open <= 0:
+            logger.info("worker failed after a complete answer: %s", error)
+            return None
+        return self._failed(error)
+
+    async def close(self) -> None:
+        """As long as somebody holds the stream, Dynamo has the request booked."""
+        self.stream = _OVER
+
+    def last(self, chunk: Chunk) -> None:
+        """The last chunk of one choice (a request with n > 1 has n of them): what it tells, and who served in it."""
         reason = chunk["finish_reason"]
         self.finish_reason = reason if isinstance(reason, str) else "error"
         if self.finish_reason in COMPLETE or self.finish_reason == HANDED_OVER:
@@ -227,6 +224,19 @@ class RequestDispatch:
                 "dp_rank": self.replica.dp_rank,
                 **(self._annotate or {}),
             }
+
+
+class _Over:
+    """A stream without chunks."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        raise StopAsyncIteration
+
+
+_OVER = _Over()
 
 
 async def _next(stream: ChunkStream) -> Chunk | None:

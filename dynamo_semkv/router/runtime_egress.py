@@ -10,7 +10,7 @@ from typing import Any
 from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArgument
 
 from dynamo_semkv.router.departures import Departures, gone
-from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
 from dynamo_semkv.telemetry.traceparent import of_call
 
@@ -76,17 +76,20 @@ async def _push(
     # Dynamo drives this generator by one call of `__anext__`, so all of it runs in one task.
     task, departures = asyncio.current_task(), inflight.departures
     assert task is not None
-    chunks = handler(request, _call(context))
+    chunks = handler(request, _call(context, response_sender.send))
     inflight.count += 1
     departures.watch(task, context)
     try:
+        # One that is yielded, as most handlers do; others are sent by the handler.
         async for chunk in chunks:
             try:
                 response_sender.send(chunk)
             except RuntimeError as error:
-                # The chunk that finds the client gone may come before the word that it left.
-                logger.info("a request ends early: %s", error)
-                return
+                raise ClientGone(str(error)) from error
+    except ClientGone as error:
+        # The chunk that finds the client gone may come before the word that it left.
+        logger.info("a request ends early: %s", error)
+        return
     except (Exception, asyncio.CancelledError) as error:
         # Asked as well as looked at: a worker that was stopped may say so before the next look.
         if departures.left(task) or gone(context):
@@ -107,13 +110,14 @@ async def _push(
     yield {}  # type: ignore[unreachable]  # makes this an async generator, which is what Dynamo drives; it never yields
 
 
-def _call(context: Any) -> CallContext:
+def _call(context: Any, send: Callable[[Chunk], None] | None = None) -> CallContext:
     if context is None:
-        return CallContext(request_id="", metadata={}, traceparent=None, is_stopped=lambda: False)
+        return CallContext(request_id="", metadata={}, traceparent=None, is_stopped=lambda: False, send=send)
     headers, metadata = context.trace_headers() or {}, dict(context.metadata.items())
     return CallContext(
         request_id=context.id(),
         metadata=metadata,
         traceparent=of_call(headers.get("traceparent"), metadata),
         is_stopped=context.is_stopped,
+        send=send,
     )

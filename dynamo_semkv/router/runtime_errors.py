@@ -28,6 +28,10 @@ class FailureKind(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
+class ClientGone(Exception):
+    """Nobody listens to the answer any more."""
+
+
 _CLASS_PREFIX = re.compile(r"(?:Backend)?([A-Z][A-Za-z]+): ")
 _BY_CLASS = {
     "Unavailable": FailureKind.WORKER_LOST,

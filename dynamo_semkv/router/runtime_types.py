@@ -108,10 +108,19 @@ class CallContext(msgspec.Struct, frozen=True):
     metadata: Mapping[str, str]
     traceparent: str | None
     is_stopped: Callable[[], bool]
+    send: Callable[[Chunk], None] | None = None
+    """Where the chunks go, for a handler that sends them itself and yields none: a generator between Dynamo's stream and its client costs
+    each chunk two turns more. RuntimeError: the client has gone."""
+
+
+class ChunkStream(Protocol):
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def __anext__(self) -> Awaitable[Chunk]: ...
 
 
 class Dispatch(Protocol):
-    """One request on its way through KvRouter; iterate it once for the chunks.
+    """One request on its way through KvRouter: `first`, then the rest of `stream`, then `close`.
 
     Facts are filled in as they become known: `replica` with the first chunk, the rest at the end.
     """
@@ -128,8 +137,23 @@ class Dispatch(Protocol):
     """The worker's own engine_data of the last chunk that had any, as it sent it."""
     usage: Mapping[str, Any] | None
     timing: Mapping[str, Any] | None
+    stream: ChunkStream
+    """The chunks after the first. Whoever takes one adds it to `chunks`, hands one with a finish reason to `last`, and what the stream
+    raises to `ended`."""
 
-    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+    async def first(self) -> Chunk | None:
+        """Sends the request. RequestFailed; None: an empty answer."""
+        ...
+
+    def last(self, chunk: Chunk) -> None: ...
+
+    def ended(self, error: Exception) -> Exception | None:
+        """What to raise for what the stream raised; None: nothing, the answer was complete."""
+        ...
+
+    async def close(self) -> None:
+        """Gives the stream back, at whatever point."""
+        ...
 
 
 class Handler(Protocol):

@@ -32,8 +32,8 @@ from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
 from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
 from dynamo_semkv.router.pipeline import Advice, opened_event
 from dynamo_semkv.router.replicas import ReplicaDirectory
-from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
-from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request, WorkerRole
+from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_types import CallContext, Chunk, ChunkStream, Dispatch, Edge, Request, WorkerRole
 from dynamo_semkv.telemetry import logs
 
 _ENDS = {
@@ -136,7 +136,8 @@ class RouterService:
         self._config, self._config_hash = config, config_hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
-        """The chunks of one attempt. Raises RequestFailed as the dispatch does; nothing of ours."""
+        """The chunks of one attempt, yielded or sent (`CallContext.send`). Raises RequestFailed as the dispatch does, and ClientGone where
+        one cannot be sent; nothing of ours."""
         arrived = self._monotonic()
         if not isinstance(request, Mapping):
             raise RequestFailed(
@@ -157,34 +158,54 @@ class RouterService:
             advice = await self._advisor.advise(request, call.request_id)
         # From here to the `try` nothing waits, so no cancellation can fall between the opening record and its end.
         dispatch, route = self._depart(request, call, advice, arrived, config_hash)
+        send = call.send
         end = "error"
-        chunks: AsyncIterator[Chunk] | None = None
+        stream: ChunkStream | None = None
         try:
-            chunks = dispatch.__aiter__()
-            async for chunk in chunks:
-                if route is not None:
-                    route.first_at = self._monotonic()
-                    route.served = self._stable(dispatch.replica)
-                    route.waited = route.queued.get(dispatch.replica) if dispatch.replica is not None else None
-                    route.queued = {}
-                yield chunk
-                break
-            async for chunk in chunks:
-                yield chunk
+            chunk = await dispatch.first()
+            if chunk is not None and route is not None:
+                self._begun(route, dispatch)
+            stream = dispatch.stream
+            while chunk is not None:
+                if send is None:
+                    yield chunk
+                else:
+                    try:
+                        send(chunk)
+                    except RuntimeError as error:
+                        raise ClientGone(str(error)) from error
+                try:
+                    chunk = await stream.__anext__()
+                except StopAsyncIteration:
+                    break
+                except Exception as error:
+                    failed = dispatch.ended(error)
+                    if failed is None:
+                        break
+                    raise failed from error
+                dispatch.chunks += 1
+                if chunk.get("finish_reason") is not None:
+                    dispatch.last(chunk)
             end = _end_of(dispatch, call)
         except RequestFailed as failure:
             end = _ENDS.get(failure.kind, "error")
             raise
-        except (asyncio.CancelledError, GeneratorExit):
+        except (asyncio.CancelledError, GeneratorExit, ClientGone):
             end = "cancelled"
             raise
         finally:
             if route is not None:
                 self._arrive(route, dispatch, end)
             # Not left to the garbage collector: what the stream holds in Dynamo is given back now.
-            close = getattr(chunks, "aclose", None)
-            if close is not None:
-                await close()
+            stream = None
+            await dispatch.close()
+
+    def _begun(self, route: _Route, dispatch: Dispatch) -> None:
+        """The first chunk is there, and says who serves."""
+        route.first_at = self._monotonic()
+        route.served = self._stable(dispatch.replica)
+        route.waited = route.queued.get(dispatch.replica) if dispatch.replica is not None else None
+        route.queued = {}
 
     def _depart(
         self, request: Request, call: CallContext, advice: Advice | None, arrived: float, config_hash: str

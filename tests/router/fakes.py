@@ -147,6 +147,23 @@ class FakeDispatch:
         self.annotate: Mapping[str, Any] | None = None
         self.tokens: TokenArray | None = None
         self.closed = False
+        self.stream: Any = None
+
+    async def first(self) -> Chunk | None:
+        self.stream = self.__aiter__()
+        chunk = await anext(self.stream, None)
+        self.chunks = 0 if chunk is None else 1
+        return chunk
+
+    def last(self, chunk: Chunk) -> None:
+        return None
+
+    def ended(self, error: Exception) -> Exception | None:
+        return error
+
+    async def close(self) -> None:
+        if self.stream is not None:
+            await self.stream.aclose()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         edge = self._edge
@@ -160,7 +177,6 @@ class FakeDispatch:
                 if isinstance(step, BaseException):
                     raise step
                 self.replica = self.pin if self.pinned and self.pin is not None else edge.dynamos_choice
-                self.chunks += 1
                 self.finish_reason = step.get("finish_reason")
                 self.engine_data = step.get("engine_data")
                 self.usage = step.get("completion_usage")

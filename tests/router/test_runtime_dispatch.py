@@ -21,6 +21,7 @@ from dynamo_semkv.router.runtime_dispatch import (
 )
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import Chunk, Request
+from tests.router.iterated import iterated
 
 PIN = ReplicaKey(2**63 + 5, 1)
 OTHER = ReplicaKey(11, 0)
@@ -90,13 +91,13 @@ class Router:
 
 
 async def collect(dispatch: RequestDispatch) -> list[Chunk]:
-    return [chunk async for chunk in dispatch]
+    return [chunk async for chunk in iterated(dispatch)]
 
 
 async def failure(dispatch: RequestDispatch) -> tuple[list[Chunk], RequestFailed]:
     chunks: list[Chunk] = []
     try:
-        async for chunk in dispatch:
+        async for chunk in iterated(dispatch):
             chunks.append(chunk)
     except RequestFailed as failed:
         return chunks, failed
@@ -296,11 +297,11 @@ async def test_a_prefill_that_handed_its_kv_over_is_complete_and_passes_as_it_is
     more: list[Chunk] = [{"token_ids": [], "finish_reason": ends_with}] if ends_with else []
     router = Router([only, *more])
     dispatch = router.dispatch()
-    seen = [chunk async for chunk in dispatch]
+    seen = [chunk async for chunk in iterated(dispatch)]
     assert seen[0]["disaggregated_params"] == params
     assert (dispatch.finish_reason, dispatch.usage, dispatch.replica) == (ends_with or HANDED_OVER, usage, OTHER)
 
 
 async def test_what_fails_behind_the_hand_over_changes_nothing_for_the_client() -> None:
     router = Router([{"token_ids": [1], "disaggregated_params": "x"}, Exception("Unavailable: stream ended")])
-    assert len([chunk async for chunk in router.dispatch()]) == 1
+    assert len([chunk async for chunk in iterated(router.dispatch())]) == 1

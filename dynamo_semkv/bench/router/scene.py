@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from dynamo_semkv.router.runtime_types import (
     CallContext,
     Choice,
     Chunk,
+    ChunkStream,
     Overlap,
     RankLoad,
     RankOverlap,
@@ -74,9 +75,23 @@ class SimulatedDispatch:
     engine_data: Mapping[str, Any] | None = None
     usage: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] | None = None
+    stream: ChunkStream = field(init=False)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         yield {"token_ids": [1], "finish_reason": "length"}
+
+    async def first(self) -> Chunk | None:
+        self.stream = self.__aiter__()
+        return await self.stream.__anext__()
+
+    def last(self, chunk: Chunk) -> None:
+        return None
+
+    def ended(self, error: Exception) -> Exception | None:
+        return error
+
+    async def close(self) -> None:
+        return None
 
 
 @dataclass

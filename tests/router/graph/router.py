@@ -24,6 +24,7 @@ from dynamo_semkv.router.ingress import strip_client_hints
 from dynamo_semkv.router.runtime import DynamoEdge, EdgeSettings, token_ids_list
 from dynamo_semkv.router.runtime_errors import RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Request
+from tests.router.iterated import iterated
 
 
 class Service:
@@ -49,7 +50,7 @@ class Service:
         outcome = "closed"
         self.record("request", id=call.request_id, metadata=dict(call.metadata), stripped=stripped, request=request)
         try:
-            async for chunk in dispatch:
+            async for chunk in iterated(dispatch):
                 yield chunk
             outcome = "done"
         except RequestFailed as failure:
