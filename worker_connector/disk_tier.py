@@ -1,8 +1,7 @@
 """DiskTier: the leader's decisions about the tier below the slab. What goes to disk, what comes back, and when.
 
-* Down: every block that became resident is written behind, in the order of residency (so chains arrive from their start), a few at a time.
+* Down: blocks that became resident are leased and written behind, a few at a time and in that order (so chains arrive from their start).
   Not only what is evicted: a slot that is needed now could not wait for the disk, and a process that dies would leave nothing behind.
-  While a block is written it is leased, so its slot keeps it.
 * Up: the engine asks for a prompt whose chain ends in the slab and goes on here, a hint names a donor that is here, or a request is held at
   the worker's door for its chain (disk_door.py), which goes first. Its blocks get slots and are read into them; only when every rank has
   verified and sealed a block does it enter the ledger as resident, so an offer never waits for a disk and never promises one. A request
@@ -160,8 +159,7 @@ class DiskTier:
             flying += len(entries)
             records = [self._record(entry) for entry in entries]
             order_id = next(_ORDER_IDS)
-            for entry in entries:
-                self._ledger.lease(entry)
+            self._ledger.lease(*entries)
             self._spilling[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
             self._send(Spill(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
 
@@ -185,8 +183,7 @@ class DiskTier:
         return chain[:room]
 
     def _spilled(self, order: _Open) -> None:
-        for entry in order.entries:
-            self._ledger.release(entry)
+        self._ledger.release(*order.entries)
         if order.void:
             return
         self._being_spilled.difference_update(entry.key for entry in order.entries)

@@ -273,15 +273,20 @@ class Ledger:
 
     # leases and eviction
 
-    def lease(self, tip: BlockEntry) -> None:
-        """Until `release`, no slot of the chain that ends here is given to another block. ValueError for a removed block."""
-        if tip.removed:
-            raise ValueError(f"block {tip.ordinal} is removed and cannot be leased")
-        tip.leases += 1
-        self._leased.add(tip)
+    def lease(self, *tips: BlockEntry) -> None:
+        """Until `release`, no slot of the chains that end here is given to another block. ValueError for a removed block."""
+        for tip in tips:
+            if tip.removed:
+                raise ValueError(f"block {tip.ordinal} is removed and cannot be leased")
+            tip.leases += 1
+            self._leased.add(tip)
 
-    def release(self, tip: BlockEntry) -> None:
-        """Also of a chain that was removed since, in part or whole: its lease counts at each removed block and at the one before them."""
+    def release(self, *tips: BlockEntry) -> None:
+        """Also of chains that were removed since, in part or whole: a lease counts at each removed block and at the one before them."""
+        for tip in tips:
+            self._release(tip)
+
+    def _release(self, tip: BlockEntry) -> None:
         if tip.leases <= 0:
             raise ValueError(f"block {tip.ordinal} has no lease to give back")
         at: BlockEntry | None = tip

@@ -6,7 +6,7 @@ millisecond that an offer may take on the scheduler's thread. Therefore the work
 
 * *Seal*: once a block's copy has landed, its checksum is computed off the hot path, and only then may the leader offer the block.
   Writing to a slot breaks its seal first, so a slot that is being written, or whose copy never ended, is never offered.
-* *Check at the offer*: within a budget (about 0.1 ms), the blocks of the offer that were checked longest ago are read again.
+* *Check at the offer*: within a budget (about 0.1 ms), the block of the offer that was checked longest ago and those behind it are read.
   Small offers are so verified whole, and repeated offers of a long prompt go round all of its blocks.
 * *Scrub*: a background thread reads sealed blocks again and again at a low rate, those just loaded first, so that damage is found
   before somebody asks, and a damaged block that was loaded is at least reported.

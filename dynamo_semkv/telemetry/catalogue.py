@@ -166,7 +166,7 @@ LEASED_BLOCKS = _connector(
     "gauge",
     "blocks",
     (),
-    "Blocks of the slab that are promised or being read, and so cannot be evicted.",
+    "Blocks of the slab that are promised or being read, and those before them in their prompts: none of them can be evicted.",
     "Near the number of slots: offers hold the slab; lower connector.max_leases or raise connector.slab_bytes.",
 )
 EVICTED = _connector(

@@ -41,7 +41,7 @@ OURS = {
     "dynamo_semkv/bus/server.py": "a file that our own nats-server has written",
     "dynamo_semkv/evidence/deadline.py": "text that it has just written itself, to copy what a provider of this process shows",
     "dynamo_semkv/evidence/postings.py": "memory of this process",
-    "worker_connector/ledger.py": "memory of this process",
+    "worker_connector/block.py": "memory of this process",
     "worker_connector/local_server.py": "what the kernel says of a connection",
 }
 """What reads nothing from outside, and why."""

@@ -227,11 +227,9 @@ async def test_slots_of_blocks_that_are_in_use_stay(tmp_path: Path) -> None:
     assert life.ledger is not None
     leased = [entry for entry in life.ledger.entries() if entry.resident]
     assert len(leased) > SLOTS - 10
-    for entry in leased:
-        life.ledger.lease(entry)
+    life.ledger.lease(*leased)
     await gone_at_once(engine, door)
     assert door.counts == {"partly": 1}
     assert tier_of(engine).counts["no_slot"] == 1
     assert all(entry.resident for entry in leased)
-    for entry in leased:
-        life.ledger.release(entry)
+    life.ledger.release(*leased)

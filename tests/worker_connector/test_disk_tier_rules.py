@@ -176,8 +176,7 @@ def test_staging_takes_no_slot_that_is_leased(tmp_path: Path) -> None:
         books.save([100 * n + i for i in range(8)])
         answered(books, [rank])
     leased = [entry for entry in books.ledger.entries() if entry.resident]
-    for entry in leased:
-        books.ledger.lease(entry)
+    books.ledger.lease(*leased)
     books.miss(list(range(8)))
     books.run_jobs()
     assert (books.tier.counts["no_slot"], books.sent) == (1, [])

@@ -157,14 +157,12 @@ def test_no_slot_ends_the_wait(tmp_path: Path) -> None:
     (path,) = below(books, rank, TOKENS)
     leased = books.save(other(1, 3))
     answered(books, [rank])
-    for entry in leased:
-        books.ledger.lease(entry)
+    books.ledger.lease(*leased)
     done = hold(books, path)
     answered(books, [rank])
     assert done.result(0) == 1
     assert books.tier.counts["no_slot"] == 1
-    for entry in leased:
-        books.ledger.release(entry)
+    books.ledger.release(*leased)
 
 
 def test_a_block_that_a_request_is_just_saving_ends_the_wait(tmp_path: Path) -> None:
