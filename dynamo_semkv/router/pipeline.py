@@ -16,14 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import msgspec
-import numpy as np
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.advice.gate import Candidate, decide, no_advice
 from dynamo_semkv.config.schema import Config, PlacementMode
 from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
-from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, packed, prompt_key
+from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, on_bytes, prompt_key
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.contracts.route_events import RouteOpened
@@ -42,7 +41,6 @@ HOST_TIER_DONOR = "host-tier"
 SKIPPED = "skipped"
 _NOTHING = RankOverlap(0, 0, 0)
 _NAMESPACES_KEPT = 512
-_U32 = np.dtype("<u4")
 MANY = 24
 """Replicas up to which each has its row in every sheet."""
 IDLEST = 8
@@ -118,7 +116,7 @@ def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
     tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
     namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
     # On bytes, which are what is hashed and what Dynamo is sent, and which nobody can write.
-    tokens = np.frombuffer(packed(as_tokens(facts.token_ids)), dtype=_U32)
+    tokens = on_bytes(as_tokens(facts.token_ids))
     return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
 
 
