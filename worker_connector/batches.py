@@ -111,6 +111,7 @@ class BatchReader:
                 tracked.computed = tracked.started = start
                 tracked.scheduled = end
                 tracked.seen = iteration
+                tracked.pages_before = tracked.pages_since
             except Exception:  # noqa: BLE001 - nothing was taken yet; whoever reads it whole says what is wrong with it
                 loud.append(data)
         return loud
@@ -121,6 +122,7 @@ class BatchReader:
         tracked = self._running.get(request_id) if isinstance(request_id, int) else None
         if tracked is not None:
             tracked.saving = tracked.donates = False
+            tracked.quiet_until = 0
 
     def _misread(self, which: str, data: Any, error: Exception) -> None:
         self._counts["misread_reports"] += 1
@@ -172,6 +174,7 @@ class BatchReader:
             self._attempts.close_declined(attempt)
         tracked.started, tracked.scheduled = start, start + int(data.num_scheduled_tokens)
         self._save(tracked, orders)
+        self._note_quiet(tracked, attempt)
 
     def _send(self, attempt: Attempt, tracked: TrackedRequest, data: Any, iteration: int, orders: Orders) -> int:
         """Where the forward pass starts. Raises LoadFailed when pages would stay unwritten that the engine relies on."""
@@ -240,6 +243,9 @@ class BatchReader:
         if self._saves is not None:
             self._saves.progressed(tracked, repeated=repeated)
         self._save(tracked, orders)
+        self._note_quiet(tracked, attempt)
+
+    def _note_quiet(self, tracked: TrackedRequest, attempt: Attempt | None) -> None:
         plan = attempt.plan if attempt is not None else None
         tracked.note_quiet(self._pool.tokens_per_block, waits=plan is not None and not plan.ended)
 

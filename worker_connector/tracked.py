@@ -49,6 +49,8 @@ class TrackedRequest:
     """Where the forward pass of the last report starts."""
     pages_before: int = 0
     """Blocks that had pages before the last report."""
+    pages_since: int = 0
+    """Blocks that have had pages since, where the last report was read whole."""
     chain: list[BlockEntry] = field(default_factory=list)
     """Blocks from the start that are in the ledger, resident or pending."""
     pending: deque[PendingSave] = field(default_factory=deque)
@@ -60,7 +62,8 @@ class TrackedRequest:
     """Iteration of the last report."""
     quiet_until: int = 0
     """A report of one more token and no page, of a forward pass that ends before this position, changes nothing but numbers: no block is
-    completed, and nothing of it waits for an answer. Others keep `tokens`, `computed`, `scheduled`, `started` and `seen` (batches.py)."""
+    completed, and nothing of it waits for an answer. Others keep `tokens`, `computed`, `scheduled`, `started`, `seen` and `pages_before`
+    (batches.py)."""
 
     @property
     def token_count(self) -> int:
@@ -68,11 +71,13 @@ class TrackedRequest:
 
     def doubt_last_pages(self, tokens_per_block: int) -> None:
         """What it grew by with the last report may not be its any more."""
+        self.quiet_until = 0
         self.pages.doubt(max(self.pages_before, -(-self.started // tokens_per_block)))
 
     def note_quiet(self, tokens_per_block: int, *, waits: bool) -> None:
         """Behind a report that was read whole. `waits`: a load of its may still be confirmed."""
-        if waits or self.pending or len(self.pages) != self.pages_before:
+        self.pages_since = len(self.pages)
+        if waits or self.pending:
             self.quiet_until = 0
         elif self.saving:
             self.quiet_until = (len(self.chain) + 1) * tokens_per_block

@@ -224,6 +224,8 @@ steps = st.tuples(st.sampled_from(KINDS), st.integers(0, 11), st.integers(0, 11)
 @example(
     script=[*SERVED, ("hold", 0, 0), ("start", 1, 7)] + [("decode", 0, 0)] * 5 + [("let go", 0, 0), ("decode", 0, 0)]
 )
+@example(script=[("start", 0, 4), ("start", 1, 1)] + [("decode", 0, 0), ("dropped", 1, 0), ("half", 0, 0)] * 6)
+@example(script=[("start", 1, 0), ("dropped", 0, 0), ("dropped", 0, 0)] + [("decode", 0, 0)] * 9)
 @hypothesis_settings(max_examples=40, deadline=None)
 def test_orders_books_reports_and_donors_are_those_of_the_long_way(form: str, script: list[Step]) -> None:
     short, whole = _run(form, script), _run_in_full(form, script)
@@ -232,10 +234,10 @@ def test_orders_books_reports_and_donors_are_those_of_the_long_way(form: str, sc
 
 
 def test_most_decoded_tokens_are_quiet() -> None:
-    """Of one request, in blocks of four: the one that completes a block, the next ones while its copy is answered, and the one that brings
-    a page are not."""
+    """Of one request, in blocks of four: the one that completes a block and the next one, which brings a page and admits the block, are
+    not."""
     scripted = _run("dict", [("start", 1, 3)] + [("decode", 0, 0)] * 64)
-    assert scripted.quiet >= 12
+    assert scripted.quiet >= 30
     reads: Counter[int] = Counter()
     real = BatchReader._later
 
@@ -246,4 +248,4 @@ def test_most_decoded_tokens_are_quiet() -> None:
     with mock.patch.object(BatchReader, "_later", later):
         _run("flat", [("start", 1, 3), ("start", 3, 3)] + [("decode", 0, 0)] * 64)
     assert len(reads) == 2
-    assert max(reads.values()) <= 49
+    assert max(reads.values()) <= 33
