@@ -158,9 +158,7 @@ class Leader:
         life = self._life
         try:
             self._last_batch = self._clock()
-            rank = getattr(output, "attention_dp_rank", None)
-            if rank is not None or self._replica is None:
-                self._see_rank(rank)
+            self._see_rank(getattr(output, "attention_dp_rank", None))
         except Exception:  # noqa: BLE001 - who speaks is not what is loaded
             self.counts["batch_errors"] += 1
             _log.exception("semkv connector: iteration %d has no speaker", self._iteration)
