@@ -203,7 +203,7 @@ def test_rank_whose_results_were_lost_begins_anew(make: Callable[..., TensorEngi
     wait_for(lambda: engine.missing == [1])
     request = engine.request([9] * 41)
     engine.prefill(request)
-    engine.decode(request, [1] * 6)  # a result for each pass
+    engine.decode(request, [1] * 16)  # three results for each block
     other.hold_results(False)
     wait_for(lambda: engine.missing == [])
     wait_for(lambda: engine.leader.snapshot()["counts"].get("pool_changed", 0) == 1)
