@@ -106,9 +106,10 @@ class DeadlineRunner:
             except asyncio.CancelledError:
                 self._abandon(asked)
                 raise
-            for name in needless:
-                asked.pop(name).cancel()
-            self._abandon(needless)
+            if needless:
+                for name in needless:
+                    asked.pop(name).cancel()
+                self._abandon(needless)
         waited = time.monotonic() - began
         by_provider: dict[str, tuple[LookupStatus, float]] = {}
         matches: list[SemanticTrtMatch] = []
@@ -120,9 +121,9 @@ class DeadlineRunner:
             matches += found
         for seat, listener in self._listening:
             self._tell(seat, listener, query)
-        best = self._best(matches)
-        statuses = {status for status, _ in by_provider.values()}
-        return LookupResult(_overall(statuses, bool(best)), best, time.monotonic() - began, by_provider)
+        best = self._best(matches) if matches else ()
+        overall = LookupStatus.HIT if best else _overall({status for status, _ in by_provider.values()})
+        return LookupResult(overall, best, time.monotonic() - began, by_provider)
 
     async def _wait(self, asked: Mapping[str, asyncio.Future[Answer]], query: LookupQuery, expires: float) -> list[str]:
         """Until all have answered, the deadline, or what was proven is enough. The names of those that need not answer any more."""
@@ -259,6 +260,8 @@ class DeadlineRunner:
 
     def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:
         """One a donor, best first. Where some must be left out, the best of each place stays: the router may prefer another replica."""
+        if len(matches) == 1:
+            return tuple(matches[: self._max_matches])
         donors: dict[str, SemanticTrtMatch] = {}
         for match in sorted(matches, key=_rank):
             donors.setdefault(match.donor_id, match)
@@ -299,9 +302,8 @@ def _rank(match: SemanticTrtMatch) -> tuple[bool, bool, int, float, str, str]:
     return semantic, alike, -match.reusable_token_count, -match.confidence, match.provider, match.donor_id
 
 
-def _overall(statuses: set[LookupStatus], hit: bool) -> LookupStatus:
-    if hit:
-        return LookupStatus.HIT
+def _overall(statuses: set[LookupStatus]) -> LookupStatus:
+    """Of a lookup without matches."""
     for status in (LookupStatus.TIMEOUT, LookupStatus.ERROR, LookupStatus.MISS):
         if status in statuses:
             return status

@@ -37,6 +37,7 @@ from dynamo_semkv.telemetry.label_sets import SPAN_STATES
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 _LOOKUPS = frozenset(status.value for status in LookupStatus)
+_HIT, _SKIPPED = LookupStatus.HIT.value, LookupStatus.SKIPPED.value
 _MODES = frozenset(mode.value for mode in PlacementMode)
 _DECISIONS = frozenset(reason.value for reason in DecisionReason)
 _REASONS = frozenset(reason.value for reason in Reason) | frozenset(reason.value for reason in OrphanReason)
@@ -136,16 +137,16 @@ class Metrics:
     def _opened(self, event: RouteOpened) -> None:
         lookup = bounded(event.lookup, _LOOKUPS)
         self._lookups.labels(lookup).inc()
-        if lookup != LookupStatus.SKIPPED.value:
+        if lookup != _SKIPPED:
             self._lookup_seconds.observe(event.lookup_seconds)
         self._placements.labels(bounded(event.mode, _MODES), bounded(event.decision_reason, _DECISIONS)).inc()
 
-        if lookup == LookupStatus.HIT.value and event.placed_tokens == 0:
+        if lookup == _HIT and event.placed_tokens == 0:
             self._discovery_only.inc()
 
     def _answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
         name = bounded(provider, _PROVIDERS)
-        self._provider_lookups.labels(name, status.value).inc()
+        self._provider_lookups.labels(name, status._value_).inc()
         if status is not LookupStatus.SKIPPED:
             self._provider_seconds.labels(name).observe(seconds)
 

@@ -384,7 +384,7 @@ def _overlap(scores: Mapping[str, Any]) -> Overlap:
         block_size=scores["block_size"],
         prompt_blocks=scores["num_blocks"],
         ranks={
-            _key(row): RankOverlap(
+            ReplicaKey(row["worker_id"], row["dp_rank"]): RankOverlap(
                 row["device_blocks"], row["host_pinned_extension_blocks"], row["disk_extension_blocks"]
             )
             for row in scores["workers"]
@@ -394,17 +394,14 @@ def _overlap(scores: Mapping[str, Any]) -> Overlap:
 
 
 def _loads(rows: Iterable[Mapping[str, int]]) -> dict[ReplicaKey, RankLoad]:
+    # A named tuple's own constructor is a function of Python's, and every request makes two for each replica.
+    made = tuple.__new__
     return {
-        _key(row): tuple.__new__(
+        made(ReplicaKey, (row["worker_id"], row["dp_rank"])): made(
             RankLoad, (row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"])
         )
         for row in rows
     }
-
-
-def _key(row: Mapping[str, int]) -> ReplicaKey:
-    """A named tuple's own constructor is a function of Python's, and there are two rows a replica for every request."""
-    return tuple.__new__(ReplicaKey, (row["worker_id"], row["dp_rank"]))
 
 
 def token_ids_list(request: Request) -> list[int]:

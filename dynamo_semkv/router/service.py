@@ -221,7 +221,7 @@ class RouterService:
                     prepared.request,
                     decision.placed,
                     unpinned=request,
-                    annotate={"route_id": prepared.route_id, "reason": decision.reason.value},
+                    annotate={"route_id": prepared.route_id, "reason": decision.reason._value_},
                     tokens=prepared.advice.prompt.tokens,
                 )
                 return dispatch, route
@@ -237,7 +237,7 @@ class RouterService:
         logs.bind(route_id=route_id)
         pinned = self._stable(advice.decision.placed)
         hinted, advice, hint = self._hint(request, call, advice, route_id, pinned)
-        self.counts[f"decided_{advice.decision.reason.value}"] += 1
+        self.counts[f"decided_{advice.decision.reason._value_}"] += 1
         self._open(call, advice, route_id, str(request.get("model") or ""), config_hash)
         return Prepared(route_id, hinted, advice, pinned, hint)
 
