@@ -151,14 +151,22 @@ class Chain(Sequence[BlockEntry]):
 
     def slots(self, first: int) -> array[int]:
         """Of the blocks from ordinal `first` on; none of them may be removed."""
-        pieces: list[array[int]] = []
+        segment = self.tip.segment
+        assert segment is not None
+        if segment.start <= first:
+            return segment.slots[first - segment.start : self.tip.ordinal - segment.start + 1]
+        found = array("q")
         at: BlockEntry | None = self.tip
         while at is not None and at.ordinal >= first:
             segment = at.segment
             assert segment is not None
-            pieces.append(segment.slots[max(first - segment.start, 0) : at.ordinal - segment.start + 1])
+            if segment.start == at.ordinal:
+                found.append(at.slot)
+                at = at.parent
+                continue
+            piece = segment.slots[max(first - segment.start, 0) : at.ordinal - segment.start + 1]
+            piece.reverse()
+            found += piece
             at = segment.blocks[0].parent
-        found = pieces.pop()
-        while pieces:
-            found += pieces.pop()
+        found.reverse()
         return found

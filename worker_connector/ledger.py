@@ -101,21 +101,23 @@ class Ledger:
         step = self._step
         end = max(min(limit * step, len(tokens) - len(tokens) % step), 0)
         at = 0
+        tip: BlockEntry | None = None
         child: BlockEntry | None = None
         while node is not None and at < end:
             child = node.children.get(tokens[at : at + step])
             if child is None or not child.resident:
                 break
+            node = tip = child
+            at += step
             segment = child.segment
             assert segment is not None
-            index = child.ordinal - segment.start
-            ahead = min(segment.resident - index, (end - at) // step)
-            if ahead < _LONG:
-                node, at = child, at + step
-            else:
-                ahead = segment.common(index, tokens, at, ahead)
-                node, at = segment.blocks[index + ahead - 1], at + ahead * step
-        tip = node if at else None
+            if segment.resident > _LONG:
+                index = child.ordinal - segment.start + 1
+                ahead = min(segment.resident - index, (end - at) // step)
+                if ahead >= _LONG:
+                    ahead = segment.common(index, tokens, at, ahead)
+                    node = tip = segment.blocks[index + ahead - 1]
+                    at += ahead * step
         if at >= end:
             return Match(tip, MatchEnd.LIMIT)
         if child is None:
