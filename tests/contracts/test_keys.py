@@ -18,6 +18,8 @@ from dynamo_semkv.contracts.keys import (
     as_tokens,
     block_keys,
     child_key,
+    on_bytes,
+    packed,
     prompt_key,
     root_key,
 )
@@ -128,3 +130,12 @@ def test_token_ids_are_not_shown() -> None:
 def test_a_block_has_a_size(size: int) -> None:
     with pytest.raises(ContractError, match="tokens_per_block"):
         block_keys(DIGEST, [1], size)
+
+
+@given(ids, st.integers(-3, 3).filter(bool), st.integers(0, 5))
+def test_packed_is_what_an_array_shows_whatever_it_stands_on(tokens: list[int], step: int, start: int) -> None:
+    whole = on_bytes(as_tokens(tokens))
+    assert packed(whole) is packed(whole), "its own bytes, not a copy"
+    assert not whole.flags.writeable
+    for view in (whole, whole[start:], whole[::step], whole[start::step], whole.copy()[::step]):
+        assert packed(view) == b"".join(int(token).to_bytes(4, "little") for token in view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynamo_semkv.evidence.deadline import LookupStatus
 from dynamo_semkv.observe.catalogue import CATALOGUE
-from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.observe.metrics import TOGETHER, Metrics
 from dynamo_semkv.observe.state import RouterState
 from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason, OrphanReport, close_route
 from tests.observe.fake_state import empty_state, fake_history, fake_state
@@ -212,3 +213,33 @@ def test_spans_are_counted_where_they_are_made() -> None:
     shown.update(ended=5, exported=3)
     for state, count in (("ended", 5.0), ("exported", 3.0), ("failed", 0.0)):
         assert f'semkv_spans_total{{state="{state}"}} {count}' in metrics.text()
+
+
+def test_what_is_counted_together_is_there_when_somebody_reads() -> None:
+    metrics = Metrics()
+    for number in range(1, 3 * TOGETHER):
+        metrics.opened(opened(lookup="hit", lookup_seconds=0.002))
+        metrics.provider_answered("fingerprint", LookupStatus.MISS, 0.001)
+        if number in (1, 2, TOGETHER // 2, TOGETHER, 2 * TOGETHER + 1):
+            assert value(metrics, "semkv_lookup_total", result="hit") == number
+            assert value(metrics, "semkv_provider_lookup_seconds_count", provider="fingerprint") == number
+
+
+def test_one_that_cannot_be_counted_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    metrics.opened(opened(lookup="hit", lookup_seconds=None))  # no time to observe
+    metrics.opened(opened(lookup="miss", lookup_seconds=0.002))
+    assert value(metrics, "semkv_lookup_total", result="miss") == 1
+    assert "not counted" in caplog.text
+
+
+def test_readers_in_other_threads_count_each_decision_once() -> None:
+    metrics, told = Metrics(), 40 * TOGETHER
+
+    with ThreadPoolExecutor(3) as readers:
+        reading = [readers.submit(lambda: [metrics.text() for _ in range(5)]) for _ in range(3)]
+        for _ in range(told):
+            metrics.opened(opened(lookup="miss"))
+        for reader in reading:
+            reader.result()
+    assert value(metrics, "semkv_lookup_total", result="miss") == told

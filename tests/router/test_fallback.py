@@ -70,6 +70,87 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     await asyncio.wait_for(cancelled.wait(), 5.0)
 
 
+async def test_what_waits_for_a_task_that_ignores_its_cancellation_is_left_behind() -> None:
+    released = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.ensure_future(stubborn())
+
+    async def waits() -> None:
+        await task
+
+    try:
+        with pytest.raises(Late):
+            await within(0.001, waits())
+    finally:
+        released.set()
+        await task
+
+
+async def test_turns_of_the_loop_have_a_deadline_too() -> None:
+    turns, ended = 0, False
+
+    async def busy() -> None:
+        nonlocal turns, ended
+        try:
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+        finally:
+            ended = True
+
+    with pytest.raises(Late):
+        await within(0.001, busy())
+    assert turns > 0
+    assert ended
+
+
+@pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="Python 3.10 cannot tell whose cancellation it is")
+async def test_a_future_that_somebody_else_cancelled_cancels_nobody() -> None:
+    given: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def with_another_way() -> str:
+        try:
+            await given
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "another way"
+        return "given"
+
+    asyncio.get_running_loop().call_soon(given.cancel)
+    assert await within(60.0, with_another_way()) == "another way"
+
+
+async def test_waits_of_every_kind_give_what_they_give() -> None:
+    async def one(value: int) -> int:
+        await asyncio.sleep(0)
+        return value
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("theirs")
+
+    async def many() -> list[int]:
+        found = list(await asyncio.gather(one(1), one(2)))
+        found.append(await asyncio.ensure_future(one(3)))
+        found.append(await within(5.0, one(4)))
+        try:
+            await asyncio.ensure_future(fails())
+        except RuntimeError:
+            found.append(5)
+        async with asyncio.Lock():
+            found.append(await asyncio.wait_for(one(6), 5.0))
+        return found
+
+    assert await within(60.0, many()) == [1, 2, 3, 4, 5, 6]
+
+
 def test_counts_all_and_logs_powers_of_two(caplog: pytest.LogCaptureFixture) -> None:
     fallbacks = Fallbacks()
     with caplog.at_level(logging.WARNING):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_semkv.config.schema import Materialization
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, stable_worker_id
 from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
+from dynamo_semkv.router.runtime_types import WorkerRole
 from tests.router.fakes import A0, A1, B0, B1, NAMESPACE, announcement, card
 
 
@@ -221,3 +224,24 @@ def test_readiness_is_json_and_says_what_is_missing() -> None:
         "models": {"m": {"standing": "ok", "differing_field": None}},
         "duplicate_stable_ids": [],
     }
+
+
+def test_what_decisions_ask_about_a_replica_follows_every_change() -> None:
+    directory = two_workers()
+
+    def seen(replica: ReplicaKey) -> tuple[Any, ...]:
+        place = directory.places()[replica]
+        assert place.stable == directory.stable_of(replica)
+        assert place.card is directory.live()[replica]
+        return place.name, place.mode, place.fits
+
+    assert directory.places() is directory.places()
+    assert seen(A1) == ("w-a/1", Materialization.EXACT, True)
+    directory.announce(msgspec.structs.replace(announcement("w-a", 1), materialization="off"))
+    assert seen(A1) == ("w-a/1", Materialization.OFF, True)
+    directory.serve_as("m", WorkerRole.PREFILL)
+    assert seen(A1)[2], "a card that does not say is taken at Dynamo's word"
+    directory.update_live({A1: replace(card("w-a"), role=WorkerRole.DECODE), B0: card(None)})
+    assert seen(A1) == ("w-a/1", Materialization.OFF, False)
+    assert seen(B0) == ("22/0", Materialization.EXACT, True)
+    assert set(directory.places()) == set(directory.live()) == {A1, B0}

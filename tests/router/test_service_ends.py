@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
-from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from tests.router.fakes import (
     FakeEdge,
     Rig,
@@ -144,3 +145,28 @@ async def test_dynamo_13191_a_migrated_request_is_another_attempt_with_a_route_o
     assert first.route_id != second.route_id
     assert [e.end for e in rig.journal.ends] == ["worker_lost", "complete", "complete"]
     rig.journal.check()
+
+
+async def test_chunks_are_sent_where_the_call_says_and_none_is_yielded() -> None:
+    rig, sent = Rig(edge=FakeEdge(script=chunks(4))), []
+    call = msgspec.structs.replace(a_call(), send=sent.append)
+    assert [chunk async for chunk in rig.service.handle(a_request(), call)] == []
+    assert [chunk["token_ids"] for chunk in sent] == [[0], [1], [2], [3]]
+    assert (rig.ended.end, rig.dispatch.chunks, rig.dispatch.closed) == ("complete", 4, True)
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+async def test_a_chunk_that_cannot_be_sent_ends_the_route_as_left_by_its_client(before: int) -> None:
+    rig, sent = Rig(edge=FakeEdge(script=chunks(4))), []
+
+    def send(chunk: Any) -> None:
+        if len(sent) == before:
+            raise RuntimeError("nobody listens")
+        sent.append(chunk)
+
+    call = msgspec.structs.replace(a_call(), send=send)
+    with pytest.raises(ClientGone, match="nobody listens"):
+        _ = [chunk async for chunk in rig.service.handle(a_request(), call)]
+    rig.journal.check()
+    assert (rig.ended.end, rig.dispatch.closed, rig.service.open_routes) == ("cancelled", True, 0)
+    assert rig.ended.output_tokens == before + 1
