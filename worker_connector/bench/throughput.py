@@ -1,9 +1,10 @@
 """Prefill and decode throughput of the reference engine with the connector attached and saving, over those without it.
 
 Two engines, one with the connector, take turns at the same work: in a round each has two slices, A B B A or B A A B, so that what the
-machine does meanwhile falls on both; the ratio is the median of the rounds'. Every prompt is new, so nothing is reused and everything is
-saved. The connector's cost of a pass does not depend on the model, so two are measured: `tiny`, whose passes are shorter than any real
-one's, and one whose decode passes last about as long as those of an 8B model on a GPU.
+machine does meanwhile falls on both; the ratio is the median of the rounds'. Both compute with the same weights in memory, and there are
+several such pairs, made anew. Every prompt is new, so nothing is reused and everything is saved. The connector's cost of a pass does not
+depend on the model, so two are measured: `tiny`, whose passes are shorter than any real one's, and one whose decode passes last about as
+long as those of an 8B model on a GPU.
 
 Beside wall time, two ratios that a busy machine lengthens less: the processor time of the whole process, seals, scrub, reports and
 donors included, and that of the engine's thread alone, which is what a pass gets longer by where there are other cores for the rest.
@@ -90,14 +91,16 @@ MODELS = {
 }
 
 
-ROUNDS = {"tiny": 15, "6 layers": 5}
+ROUNDS = {"tiny": 15, "6 layers": 6}
 """A slice of `tiny` is over soon, so there can be many."""
+PAIRS = 3
+"""Of engines, one after the other: where an engine's memory happens to lie moves its passes by up to a tenth."""
 
 
 def measure(
     model: str, *, rounds: int | None = None, prompt_tokens: int = 512, generated: int = 64, batch: int = 4
 ) -> list[Throughput]:
-    """`model`: of `MODELS`. `rounds`: of four slices each; None: as many as the model has in `ROUNDS`."""
+    """`model`: of `MODELS`. `rounds`: of four slices each, over all pairs; None: as many as the model has in `ROUNDS`."""
     config = EngineConfig(
         model=ModelSource(config=MODELS[model]),
         num_blocks=512,
@@ -105,29 +108,35 @@ def measure(
         num_threads=1,
         max_batch_size=batch,
     )
-    spec, ranks = saving_connector()
-    with Engine(config) as plain, Engine(config, connector=spec) as connected, _engine_gc():
-        work = _Work(prompt_tokens, generated, batch)
-        found = []
-        for phase in ("prefill", "decode"):
-            for engine in (plain, connected):
-                work.run(engine, phase)  # warms up
-            saved = ranks[0].counts["saved_blocks"]
-            pairs = [work.round(plain, connected, phase, number) for number in range(rounds or ROUNDS[model])]
-            alone = statistics.median(without.wall for without, _ in pairs) / 2
-            found.append(
-                Throughput(
-                    model=model,
-                    phase=phase,
-                    pass_seconds=alone / work.passes(phase),
-                    tokens_per_second=work.tokens(phase) / alone,
-                    ratio=statistics.median(a.wall / b.wall for a, b in pairs),
-                    cpu_ratio=statistics.median(a.process / b.process for a, b in pairs),
-                    engine_ratio=statistics.median(a.engine / b.engine for a, b in pairs),
-                    saved_blocks=ranks[0].counts["saved_blocks"] - saved,
-                )
-            )
-        return found
+    rounds = rounds or ROUNDS[model]
+    work = _Work(prompt_tokens, generated, batch)
+    pairs: dict[str, list[tuple[_Took, _Took]]] = {"prefill": [], "decode": []}
+    saved = dict.fromkeys(pairs, 0)
+    shares = [len(range(first, rounds, PAIRS)) for first in range(PAIRS)]
+    for share in filter(None, shares):
+        spec, ranks = saving_connector()
+        with Engine(config) as plain, Engine(config, connector=spec, model=plain.model) as connected, _engine_gc():
+            for phase, took in pairs.items():
+                for engine in (plain, connected):
+                    work.run(engine, phase)  # warms up
+                before = ranks[0].counts["saved_blocks"]
+                took += [work.round(plain, connected, phase, number) for number in range(share)]
+                saved[phase] += ranks[0].counts["saved_blocks"] - before
+    return [_throughput(model, phase, work, took, saved[phase]) for phase, took in pairs.items()]
+
+
+def _throughput(model: str, phase: str, work: _Work, pairs: list[tuple[_Took, _Took]], saved: int) -> Throughput:
+    alone = statistics.median(without.wall for without, _ in pairs) / 2
+    return Throughput(
+        model=model,
+        phase=phase,
+        pass_seconds=alone / work.passes(phase),
+        tokens_per_second=work.tokens(phase) / alone,
+        ratio=statistics.median(a.wall / b.wall for a, b in pairs),
+        cpu_ratio=statistics.median(a.process / b.process for a, b in pairs),
+        engine_ratio=statistics.median(a.engine / b.engine for a, b in pairs),
+        saved_blocks=saved,
+    )
 
 
 @contextmanager

@@ -86,13 +86,16 @@ class Engine:
         config: EngineConfig,
         connector: ConnectorSpec | None = None,
         on_fatal: Callable[[int, BaseException], None] | None = None,
+        *,
+        model: LoadedModel | None = None,
     ) -> None:
+        """`model`: another engine's, to compute with the same weights in memory; None: loaded as the config says."""
         self.config = config
         self._on_fatal = on_fatal
         self._fatal_lock = threading.Lock()
         self._fatal: BaseException | None = None
         torch.set_num_threads(config.num_threads)
-        self.model: LoadedModel = load_model(config.model, config.device)
+        self.model: LoadedModel = model or load_model(config.model, config.device)
         device = torch.device(config.device)
         self.max_seq_len = config.resolved_max_seq_len(self.model.config)
         self._loras = {
