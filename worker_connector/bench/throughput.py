@@ -93,7 +93,7 @@ MODELS = {
 
 ROUNDS = {"tiny": 15, "6 layers": 6}
 """A slice of `tiny` is over soon, so there can be many."""
-PAIRS = 3
+PAIRS = 5
 """Of engines, one after the other: where an engine's memory happens to lie moves its passes by up to a tenth."""
 
 
