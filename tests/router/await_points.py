@@ -81,18 +81,8 @@ class Suspended:
 def _chain(at: Any) -> set[tuple[str, int]]:
     found = set()
     while at is not None:
-        frame = _of(at, "frame")
+        frame = getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)
         if frame is not None:
             found.add((Path(frame.f_code.co_filename).stem, frame.f_lineno))
-            # A coroutine that another one drives by hand is not what that one waits for.
-            driven = frame.f_locals.get("coroutine") if frame.f_code.co_name == "_driven" else None
-            if driven is not None:
-                found |= _chain(driven)
-        at = _of(at, "await") or _of(at, "yieldfrom")
+        at = getattr(at, "cr_await", None) or getattr(at, "ag_await", None)
     return found
-
-
-def _of(at: Any, what: str) -> Any:
-    return next(
-        (value for kind in ("cr", "ag", "gi") if (value := getattr(at, f"{kind}_{what}", None)) is not None), None
-    )
