@@ -105,18 +105,21 @@ class SlabKeeper:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        pause = _IDLE_SECONDS
+        due = time.monotonic() + _IDLE_SECONDS
         while True:
             try:
-                job = self._jobs.get(timeout=pause)
+                job = self._jobs.get(timeout=max(0.0, due - time.monotonic()))
             except Empty:
-                pause = _IDLE_SECONDS
-                if (read := self._do(self._scrubber.step)) is not None:
-                    pause = read / SCRUB_BYTES_PER_SECOND or _IDLE_SECONDS
-                continue
-            if job is None:
-                return
-            self._do(job)
+                pass
+            else:
+                if job is None:
+                    return
+                self._do(job)
+            if (
+                time.monotonic() >= due
+            ):  # also where jobs never stop coming: what was loaded under load is read again too
+                read = self._do(self._scrubber.step)
+                due = time.monotonic() + (read / SCRUB_BYTES_PER_SECOND if read else _IDLE_SECONDS)
 
     def _do(self, job: Callable[[], T]) -> T | None:
         try:

@@ -205,6 +205,32 @@ def test_scrub_goes_round_and_reports_damage_with_what_was_loaded_first() -> Non
     assert Scrubber(HostSlab(2, 10), lambda slots, loaded: None).step() == 0
 
 
+def test_blocks_are_read_again_though_jobs_never_stop_coming() -> None:
+    """A busy engine saves in every pass: what it loads has to be looked at all the same."""
+    slab = HostSlab(2, 10)
+    slab.seal([0])
+    looked = threading.Event()
+
+    class Scrubbing(Scrubber):
+        def step(self) -> int:
+            looked.set()
+            return super().step()
+
+    keeper = SlabKeeper("test", Scrubbing(slab, lambda slots, loaded: None))
+
+    def job() -> None:
+        if not looked.wait(0.001):
+            keeper.submit(job)  # there is always one in the queue
+
+    try:
+        keeper.submit(job)
+        keeper.submit(job)
+        assert looked.wait(20.0)
+    finally:
+        looked.set()
+        keeper.close()
+
+
 def test_keeper_runs_jobs_in_order_and_survives_a_failing_one() -> None:
     keeper = SlabKeeper("test", Scrubber(HostSlab(2, 10), lambda slots, loaded: None))
     try:
