@@ -169,25 +169,24 @@ def _copy_one_sided(target: Bytes, source: Bytes, to: Numbers, of: Numbers) -> b
     count = len(to)
     if _LONG * (1 + np.count_nonzero((np.diff(to) != 1) | (np.diff(of) != 1))) <= count:
         return False
-    by_target, by_source = _ascending(to), _ascending(of)
-    into, out_of = _starts(to[by_target]), _starts(of[by_source])
+    gather, order = True, _ascending(to)
+    starts = _starts(to[order])
     # `take` would first copy a source whose rows do not touch, whole
-    gather = len(into) <= len(out_of) and source.flags.c_contiguous and target.flags.c_contiguous
-    starts, order = (into, by_target) if gather else (out_of, by_source)
-    if _LONG * len(starts) > count:
-        return False
+    if _LONG * len(starts) > count or not (source.flags.c_contiguous and target.flags.c_contiguous):
+        gather, order = False, _ascending(of)
+        starts = _starts(of[order])
+        if _LONG * len(starts) > count:
+            return False
     to, of = to[order], of[order]
     for numbers, limit in ((to, len(target)), (of, len(source))):
-        if (
-            not 0 <= int(numbers.min()) <= int(numbers.max()) < limit
-        ):  # numpy would count from the end, or take the nearest
+        # numpy would count from the end, or take the nearest
+        if not 0 <= int(numbers.min()) <= int(numbers.max()) < limit:
             raise IndexError(f"rows {int(numbers.min())} to {int(numbers.max())} of {limit}")
     for first, last in zip(starts.tolist(), [*starts[1:].tolist(), count], strict=True):
         if gather:
             at = int(to[first])
-            np.take(
-                source, of[first:last], axis=0, out=target[at : at + last - first], mode="clip"
-            )  # others are buffered
+            # other modes are buffered
+            np.take(source, of[first:last], axis=0, out=target[at : at + last - first], mode="clip")
         else:
             at = int(of[first])
             target[to[first:last]] = source[at : at + last - first]
