@@ -162,9 +162,12 @@ class HostSlab:
                 oldest = int(checked.argmin()) if len(index) else 0
             count = len(index) if budget is None else budget.of(self.row_bytes)
             if count < len(index):
-                # And those behind it, which most often lie side by side and were checked together before. Each check reads the oldest one,
-                # so checks of the same slots go round all of them.
-                index = np.sort(index[oldest : oldest + count])
+                # And those on the side of it that was checked longer ago, which most often lie side by side and were checked together
+                # before. Each check reads the oldest one, so checks of the same slots go round all of them.
+                last = len(index) - 1
+                upwards = oldest == 0 or (oldest < last and checked[oldest + 1] <= checked[oldest - 1])
+                first = max(0, min(oldest if upwards else oldest - count + 1, len(index) - count))
+                index = np.sort(index[first : first + count])
             expected, writes = self._seals[index], self._writes[index]
         wrong = self._differing(index, expected, writes)
         return sorted({*broken, *wrong}) if broken or wrong else []

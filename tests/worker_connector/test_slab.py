@@ -137,6 +137,16 @@ def test_a_round_takes_no_more_checks_than_it_must() -> None:
         assert min(slab._checked) > started
 
 
+def test_a_round_takes_no_more_checks_where_the_last_blocks_were_sealed_first() -> None:
+    """The oldest is then the last one of the offer, with nothing behind it."""
+    slab = HostSlab(64, ROW_BYTES)
+    for slot in reversed(range(64)):
+        slab.seal([slot])
+    slab.rows[3, 0] += 1
+    found = [slab.verify(range(64), Budget(16, 10**9)) for _ in range(4)]
+    assert found == [[], [], [], [3]]
+
+
 def test_slot_that_is_written_while_it_is_sealed_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     slab = filled()
     compute = slab._compute
