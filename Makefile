@@ -36,13 +36,13 @@ test: lint typecheck ## lint, formatting, types, import rules and all tests
 schedules: setup ## a long run of random schedules of engine and connector; a failing one is shortened and printed
 	$(VENV_PYTHON) -m tests.worker_connector.schedules run --number $(SCHEDULES) $(if $(SEED),--seed $(SEED))
 
-demo: setup ## the whole graph on this machine, a workload, one table
+demo: setup ## the whole graph on this machine, a workload, two tables
 	$(VENV_PYTHON) -m graphs.local demo $(DEMO_ARGS)
 
 observe: setup ## the graph with Prometheus (apt install prometheus) and, where it is installed, Grafana, until Ctrl-C
 	$(VENV_PYTHON) -m graphs.local up --observability $(OBSERVE_ARGS)
 
-bench: setup ## the report: every goal, side by side with Dynamo's own routers, into docs/benchmarks.md (25 minutes on a quiet machine)
+bench: setup ## the report: every goal, side by side with Dynamo's own routers, into docs/benchmarks.md (35 minutes on a quiet machine)
 	$(VENV_PYTHON) -m dynamo_semkv bench report $(BENCH_ARGS)
 
 soak: setup ## a graph under random kills for MINUTES (default 30); SEED=n repeats a run
