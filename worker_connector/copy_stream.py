@@ -133,14 +133,14 @@ class CpuStream:
 
     def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
         target, source = pages.numpy(), rows.numpy()
-        if blocks.many and _copy_one_sided(target, source, blocks.pages, blocks.slots):
+        if blocks.many and _copy_one_sided(target, source, blocks.pages, blocks.slots, blocks.starts):
             return
         for slot, page, count in blocks.runs():
             target[page : page + count] = source[slot : slot + count]
 
     def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
         target, source = rows.numpy(), pages.numpy()
-        if blocks.many and _copy_one_sided(target, source, blocks.slots, blocks.pages):
+        if blocks.many and _copy_one_sided(target, source, blocks.slots, blocks.pages, blocks.starts):
             return
         for slot, page, count in blocks.runs():
             target[slot : slot + count] = source[page : page + count]
@@ -159,15 +159,15 @@ _LONG = 4
 """Blocks a run, on average, from which a call for each run pays."""
 
 
-def _copy_one_sided(target: Bytes, source: Bytes, to: Numbers, of: Numbers) -> bool:
+def _copy_one_sided(target: Bytes, source: Bytes, to: Numbers, of: Numbers, both: Numbers) -> bool:
     """`target[to] = source[of]`, row by row, where the numbers of one side form runs, in whatever order they come. False, and nothing
-    done, where neither side does, or where runs of both sides are long: a copy for each of those is better.
+    done, where neither side does, or where runs of both sides (`both`: their starts) are long: a copy for each of those is better.
 
     numpy's indexing on both sides takes twice as long as a loop over rows; on one side it is faster than the loop. IndexError, and
     nothing copied, for a number outside.
     """
     count = len(to)
-    if _LONG * (1 + np.count_nonzero((np.diff(to) != 1) | (np.diff(of) != 1))) <= count:
+    if _LONG * len(both) <= count:
         return False
     gather, order = True, _ascending(to)
     starts = _starts(to[order])

@@ -216,17 +216,6 @@ class DynamoEdge:
         """Leave a worker out of `live_replicas` for `suspect_s`: discovery tells of its death only when its lease ends."""
         self._suspects[worker_id] = time.monotonic() + self._settings.suspect_s
 
-    async def overlap(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Overlap:
-        """Exact overlap per replica and tier. `cache_namespace` is the request's `routing.cache_salt`."""
-        return _overlap(await self._overlap_scores(token_ids, cache_namespace, lora_name))
-
-    def _overlap_scores(self, token_ids: Sequence[int], cache_namespace: str | None, lora_name: str | None) -> Any:
-        return self._kv.get_overlap_scores(
-            _ids(token_ids), lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
-        )
-
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
         """Per replica, before any further prompt. Asked about a prompt, Dynamo adds the same numbers to every replica (its tokens less the
         device overlap, its blocks), and hashes it once more for that; asked about none it says what is there."""
@@ -235,8 +224,11 @@ class DynamoEdge:
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
-        """Both at once: Dynamo works on a question from the moment it is asked, so there is one wait instead of two."""
-        scores = self._overlap_scores(token_ids, cache_namespace, lora_name)
+        """Exact overlap per replica and tier, and loads, at once: Dynamo works on a question from the moment it is asked, so there is one
+        wait instead of two."""
+        scores = self._kv.get_overlap_scores(
+            _ids(token_ids), lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
+        )
         loads = asyncio.ensure_future(self._kv.get_potential_loads([]))
         try:
             return _overlap(await scores), _loads(await loads)

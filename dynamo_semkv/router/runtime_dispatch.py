@@ -1,6 +1,6 @@
 """One request through Dynamo's KvRouter: pin or not, fall back, forward, tell who served.
 
-The first chunk and the last one of a choice get a closer look; all others come from Dynamo's own stream, with nothing of ours between.
+The first chunk and the last one of a choice get a closer look; all others are taken from Dynamo's own stream and counted.
 
 Invariants:
 * A pin is (worker, rank), both or none: a worker id alone names no replica when a worker has several ranks.
@@ -116,7 +116,7 @@ class RequestDispatch:
         # What is no count is the engine's to refuse, and no reason to fail here.
         self._choices_open = choices if isinstance(choices, int) and choices > 0 else 1
         self._losses = losses
-        self.stream: ChunkStream = _OVER
+        self._stream: ChunkStream = _OVER
         self.replica: ReplicaKey | None = None
         self.pinned = False
         self.fallback: str | None = None
@@ -128,16 +128,32 @@ class RequestDispatch:
 
     async def first(self) -> Chunk | None:
         """Sends the request, with the way back from a pin. None: an empty answer."""
-        self.stream, chunk = await self._first()
+        self._stream, chunk = await self._first()
         if chunk is None:
             return None
         self.chunks = 1
         self.replica = take_replica(chunk)
         self._tell(chunk)
         if chunk.get("finish_reason") is not None:
-            self.last(chunk)
+            self._last(chunk)
         elif chunk.get("disaggregated_params") is not None:
-            self.last({**chunk, "finish_reason": HANDED_OVER})
+            self._last({**chunk, "finish_reason": HANDED_OVER})
+        return chunk
+
+    async def next(self) -> Chunk | None:
+        """The next chunk; None: there are no more. RequestFailed."""
+        try:
+            chunk = await self._stream.__anext__()
+        except StopAsyncIteration:
+            return None
+        except Exception as error:
+            if self._choices_open <= 0:
+                logger.info("worker failed after a complete answer: %s", error)
+                return None
+            raise self._failed(error) from error
+        self.chunks += 1
+        if chunk.get("finish_reason") is not None:
+            self._last(chunk)
         return chunk
 
     async def _first(self) -> tuple[ChunkStream, Chunk | None]:
@@ -182,18 +198,11 @@ class RequestDispatch:
             self._losses.lost(self.replica.worker_id)
         return RequestFailed(kind, message(error))
 
-    def ended(self, error: Exception) -> RequestFailed | None:
-        """What it means that `stream` failed. None: nothing, the answer was complete."""
-        if self._choices_open <= 0:
-            logger.info("worker failed after a complete answer: %s", error)
-            return None
-        return self._failed(error)
-
     async def close(self) -> None:
         """As long as somebody holds the stream, Dynamo has the request booked."""
-        self.stream = _OVER
+        self._stream = _OVER
 
-    def last(self, chunk: Chunk) -> None:
+    def _last(self, chunk: Chunk) -> None:
         """The last chunk of one choice (a request with n > 1 has n of them): what it tells, and who served in it."""
         reason = chunk["finish_reason"]
         self.finish_reason = reason if isinstance(reason, str) else "error"

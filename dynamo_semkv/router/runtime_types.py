@@ -120,7 +120,7 @@ class ChunkStream(Protocol):
 
 
 class Dispatch(Protocol):
-    """One request on its way through KvRouter: `first`, then the rest of `stream`, then `close`.
+    """One request on its way through KvRouter: `first`, then `next` until there is none, then `close`.
 
     Facts are filled in as they become known: `replica` with the first chunk, the rest at the end.
     """
@@ -137,18 +137,13 @@ class Dispatch(Protocol):
     """The worker's own engine_data of the last chunk that had any, as it sent it."""
     usage: Mapping[str, Any] | None
     timing: Mapping[str, Any] | None
-    stream: ChunkStream
-    """The chunks after the first. Whoever takes one adds it to `chunks`, hands one with a finish reason to `last`, and what the stream
-    raises to `ended`."""
 
     async def first(self) -> Chunk | None:
         """Sends the request. RequestFailed; None: an empty answer."""
         ...
 
-    def last(self, chunk: Chunk) -> None: ...
-
-    def ended(self, error: Exception) -> Exception | None:
-        """What to raise for what the stream raised; None: nothing, the answer was complete."""
+    async def next(self) -> Chunk | None:
+        """RequestFailed; None: there are no more."""
         ...
 
     async def close(self) -> None:
@@ -167,16 +162,12 @@ class Edge(Protocol):
 
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]: ...
 
-    async def overlap(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Overlap: ...
-
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]: ...
 
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
-        """`overlap` and `loads`, asked at once."""
+        """Exact overlap, and `loads`, asked at once. `cache_namespace` is the request's `routing.cache_salt`."""
         ...
 
     async def best_choice(

@@ -33,7 +33,7 @@ from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, withou
 from dynamo_semkv.router.pipeline import Advice, opened_event
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
-from dynamo_semkv.router.runtime_types import CallContext, Chunk, ChunkStream, Dispatch, Edge, Request, WorkerRole
+from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request, WorkerRole
 from dynamo_semkv.telemetry import logs
 
 _ENDS = {
@@ -160,12 +160,10 @@ class RouterService:
         dispatch, route = self._depart(request, call, advice, arrived, config_hash)
         send = call.send
         end = "error"
-        stream: ChunkStream | None = None
         try:
             chunk = await dispatch.first()
             if chunk is not None and route is not None:
                 self._begun(route, dispatch)
-            stream = dispatch.stream
             while chunk is not None:
                 if send is None:
                     yield chunk
@@ -174,18 +172,7 @@ class RouterService:
                         send(chunk)
                     except RuntimeError as error:
                         raise ClientGone(str(error)) from error
-                try:
-                    chunk = await stream.__anext__()
-                except StopAsyncIteration:
-                    break
-                except Exception as error:
-                    failed = dispatch.ended(error)
-                    if failed is None:
-                        break
-                    raise failed from error
-                dispatch.chunks += 1
-                if chunk.get("finish_reason") is not None:
-                    dispatch.last(chunk)
+                chunk = await dispatch.next()
             end = _end_of(dispatch, call)
         except RequestFailed as failure:
             end = _ENDS.get(failure.kind, "error")
@@ -197,7 +184,6 @@ class RouterService:
             if route is not None:
                 self._arrive(route, dispatch, end)
             # Not left to the garbage collector: what the stream holds in Dynamo is given back now.
-            stream = None
             await dispatch.close()
 
     def _begun(self, route: _Route, dispatch: Dispatch) -> None:

@@ -110,7 +110,6 @@ class TracedEdge:
         self._tracing = tracing
         # Asked per request or per beat, and of no stage of a trace.
         self.live_replicas = edge.live_replicas
-        self.overlap = edge.overlap
         self.loads = edge.loads
         self.best_choice = edge.best_choice
 

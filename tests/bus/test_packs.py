@@ -8,7 +8,7 @@ import itertools
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,21 +35,6 @@ DONORS = "semantic-kv-events.a.0"
 REPORTS = subjects.REPORT_STREAM
 
 Make = Callable[..., BusPublisher]
-
-
-@pytest.fixture
-def publisher(nats_server: EmbeddedNats) -> Iterator[Make]:
-    made: list[BusPublisher] = []
-
-    def make(**changes: Any) -> BusPublisher:
-        new = BusPublisher(settings(nats_server.url, **changes), "test")
-        new.start()
-        made.append(new)
-        return new
-
-    yield make
-    for one in made:
-        one.close(timeout=0.0)
 
 
 def burst(

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,21 +27,6 @@ A, B = "semkv.reports.a.0", "semkv.reports.b.1"
 HINT = "semkv.hints.a.0"
 
 Make = Callable[..., BusPublisher]
-
-
-@pytest.fixture
-def publisher(nats_server: EmbeddedNats) -> Iterator[Make]:
-    made: list[BusPublisher] = []
-
-    def make(on_loss: Callable[[str], None] | None = None, **changes: Any) -> BusPublisher:
-        new = BusPublisher(settings(nats_server.url, **changes), "test", on_loss=on_loss)
-        new.start()
-        made.append(new)
-        return new
-
-    yield make
-    for one in made:
-        one.close(timeout=0.0)
 
 
 async def test_what_is_published_is_kept_with_its_headers(nats_server: EmbeddedNats, publisher: Make) -> None:

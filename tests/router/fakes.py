@@ -155,11 +155,10 @@ class FakeDispatch:
         self.chunks = 0 if chunk is None else 1
         return chunk
 
-    def last(self, chunk: Chunk) -> None:
-        return None
-
-    def ended(self, error: Exception) -> Exception | None:
-        return error
+    async def next(self) -> Chunk | None:
+        chunk = await anext(self.stream, None)
+        self.chunks += chunk is not None
+        return chunk
 
     async def close(self) -> None:
         if self.stream is not None:

@@ -12,17 +12,6 @@ async def iterated(dispatch: Dispatch) -> AsyncIterator[Chunk]:
     try:
         while chunk is not None:
             yield chunk
-            try:
-                chunk = await dispatch.stream.__anext__()
-            except StopAsyncIteration:
-                return
-            except Exception as error:
-                failed = dispatch.ended(error)
-                if failed is None:
-                    return
-                raise failed from error
-            dispatch.chunks += 1
-            if chunk.get("finish_reason") is not None:
-                dispatch.last(chunk)
+            chunk = await dispatch.next()
     finally:
         await dispatch.close()

@@ -111,7 +111,6 @@ async def test_turns_of_the_loop_have_a_deadline_too() -> None:
     await asyncio.wait_for(ended.wait(), 5.0)
 
 
-@pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="Python 3.10 cannot tell whose cancellation it is")
 async def test_a_future_that_somebody_else_cancelled_cancels_nobody() -> None:
     given: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -7,8 +7,8 @@ What Dynamo's own answers cost is not in it (its index and its bookings are Rust
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from dynamo_semkv.router.runtime_types import (
     CallContext,
     Choice,
     Chunk,
-    ChunkStream,
     Overlap,
     RankLoad,
     RankOverlap,
@@ -75,20 +74,12 @@ class SimulatedDispatch:
     engine_data: Mapping[str, Any] | None = None
     usage: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] | None = None
-    stream: ChunkStream = field(init=False)
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        yield {"token_ids": [1], "finish_reason": "length"}
 
     async def first(self) -> Chunk | None:
-        self.stream = self.__aiter__()
-        return await self.stream.__anext__()
+        return {"token_ids": [1], "finish_reason": "length"}
 
-    def last(self, chunk: Chunk) -> None:
+    async def next(self) -> Chunk | None:
         return None
-
-    def ended(self, error: Exception) -> Exception | None:
-        return error
 
     async def close(self) -> None:
         return None
@@ -103,18 +94,14 @@ class SimulatedEdge:
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
         return self.live
 
-    async def overlap(
-        self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
-    ) -> Overlap:
-        return Overlap(BLOCK, len(token_ids) // BLOCK, {key: RankOverlap(0, 0, 0) for key in self.live})
-
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
         return {key: RankLoad(64 * (at % 2), 2 * (at % 2), at % 2) for at, key in enumerate(self.live)}
 
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
-        return await self.overlap(token_ids, cache_namespace, lora_name), await self.loads()
+        ranks = {key: RankOverlap(0, 0, 0) for key in self.live}
+        return Overlap(BLOCK, len(token_ids) // BLOCK, ranks), await self.loads()
 
     async def best_choice(
         self,

@@ -113,8 +113,7 @@ async def _each(scene: Scene, made: Sequence[dict[str, Any]]) -> list[Cost]:
             facts = request_facts(request)
             prompt = narrow(facts, view, b"key")
         with clocks["exact"]:
-            overlap, loads = await asyncio.gather(scene.edge.overlap(facts.token_ids), scene.edge.loads())
-        exact = Exact(overlap, loads)
+            exact = Exact(*await scene.edge.exact(facts.token_ids))
         with clocks["lookup"]:
             result = await scene.lookup.lookup(_query(prompt))
         with clocks["weigh"]:

@@ -81,8 +81,7 @@ class Service:
         """Engine route: what the edge tells about a prompt."""
         tokens = token_ids_list(body)
         namespace, lora = body.get("cache_namespace"), body.get("lora_name")
-        overlap = await self.edge.overlap(tokens, namespace, lora)
-        loads = await self.edge.loads()
+        overlap, loads = await self.edge.exact(tokens, namespace, lora)
         try:
             choice = await self.edge.best_choice(tokens, namespace, lora)
         except RequestFailed:
