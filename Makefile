@@ -5,6 +5,7 @@
 #   SCHEDULES=100000    how many random schedules of engine and connector; SEED=1: from which seed on (random, and printed, if not given)
 #   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal; --observability: with Prometheus
 #   MINUTES=30 SEED=7   for soak
+#   ROUNDS=5 HOGS=4     for stress; STRESS_ARGS="-- tests/graphs -k kills" picks other tests
 #   BENCH_ARGS="..."    arguments for bench: --quick, --sections scenarios, --trace FILE
 #   PACKAGES_ARGS=--torch  install the extras that bring torch as well
 #   OBSERVE_ARGS="..."  arguments for observe: --model tiny, --routers 2
@@ -14,6 +15,9 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 SCHEDULES ?= 20000
 MINUTES ?= 30
+ROUNDS ?= 5
+HOGS ?= 4
+STRESS_ARGS ?=
 BENCH_ARGS ?=
 SEED ?=
 OBSERVE_ARGS ?=
@@ -22,7 +26,7 @@ VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test schedules bench soak demo observe docs packages audit lint format typecheck clean
+.PHONY: help setup test schedules bench soak stress demo observe docs packages audit lint format typecheck clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +51,9 @@ bench: setup ## the report: every goal, side by side with Dynamo's own routers, 
 
 soak: setup ## a graph under random kills for MINUTES (default 30); SEED=n repeats a run
 	$(VENV_PYTHON) -m tests.graphs.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+stress: setup ## the graph and router tests ROUNDS times (default 5) beside HOGS busy processes (default 4); prints each failure
+	$(VENV_PYTHON) -m tests.stress --rounds $(ROUNDS) --hogs $(HOGS) $(STRESS_ARGS)
 
 docs: setup ## write the generated pages and files anew: docs/reference, docs/metrics.md, the JSON schema, the PrometheusRule
 	$(VENV_PYTHON) scripts/reference.py
