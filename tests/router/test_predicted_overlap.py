@@ -9,6 +9,7 @@ import pytest
 from dynamo_semkv.config.load import build
 from dynamo_semkv.router.process import edge_settings
 from tests.router.conftest import OpenGraph
+from tests.router.graph.processes import wait_until
 
 PROMPT = list(range(100))
 """What the test client's default chat is tokenized to: three whole blocks of 32."""
@@ -26,6 +27,8 @@ def test_a_prompt_on_its_way_counts_where_it_was_sent(
             graph.worker(f"w{n}")
         router = graph.router("r0", "--kv-router", json.dumps(dict(edge_settings(config).kv_router)))
         graph.frontend(routers=1)
+        # A worker may serve before its card is read, and the overlap is told of ranks with a card.
+        wait_until("both cards", lambda: len(graph.query(router, PROMPT)["live"]) == 2)
         assert graph.chat()[0] == 200
         (record,) = graph.records("routers", "dispatch")
         overlap = graph.query(router, PROMPT)["overlap"]
