@@ -11,6 +11,8 @@ from dynamo_semkv.router.process import edge_settings
 from tests.router.conftest import OpenGraph
 from tests.router.graph.processes import wait_until
 
+RANKS = 2
+"""What a worker of the tests has."""
 PROMPT = list(range(100))
 """What the test client's default chat is tokenized to: three whole blocks of 32."""
 
@@ -28,7 +30,7 @@ def test_a_prompt_on_its_way_counts_where_it_was_sent(
         router = graph.router("r0", "--kv-router", json.dumps(dict(edge_settings(config).kv_router)))
         graph.frontend(routers=1)
         # A worker may serve before its card is read, and the overlap is told of ranks with a card.
-        wait_until("both cards", lambda: len(graph.query(router, PROMPT)["live"]) == 2)
+        wait_until("the cards of both workers", lambda: len(graph.query(router, PROMPT)["live"]) == 2 * RANKS)
         assert graph.chat()[0] == 200
         (record,) = graph.records("routers", "dispatch")
         overlap = graph.query(router, PROMPT)["overlap"]
