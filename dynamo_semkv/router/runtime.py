@@ -63,6 +63,10 @@ next chunk, so during a long prefill only at its end. 1, 16 and 100 measured ali
 LATE_ARRIVALS_S = 1.0
 """How long after leaving discovery a frontend may still send us a request."""
 
+LIVE_ROUTE = "semkv/live"
+"""`/engine/semkv/live` of the status server answers as soon as the runtime is there, for startup and liveness probes. Dynamo's own
+`/live` says the same as `/health`, so it fails for as long as the workers load their model."""
+
 
 @dataclass(frozen=True)
 class EdgeSettings:
@@ -114,6 +118,7 @@ class DynamoEdge:
 
     def __init__(self, runtime: DistributedRuntime, settings: EdgeSettings) -> None:
         self._runtime = runtime
+        self.expose_route(LIVE_ROUTE, _live)
         self._settings = settings
         self._workers = runtime.endpoint(settings.worker_endpoint)
         self._public = runtime.endpoint(settings.router_endpoint)
@@ -310,6 +315,8 @@ class DynamoEdge:
             tasks.append(
                 asyncio.ensure_future(endpoint.serve_endpoint(adapter(self._calls, handler), graceful_shutdown=True))
             )
+        # Kubernetes' discovery lists ready pods only, so readiness may not wait for our instance to be listed.
+        self._runtime.set_health_status(True)
         client = await self._public.client()
         while self.instance_id not in client.instance_ids():
             for task in tasks:
@@ -360,6 +367,7 @@ class DynamoEdge:
 
         For the first part of the grace requests still arrive: the frontends learn of our leaving a little later than we leave.
         """
+        self._runtime.set_health_status(False)
         for endpoint in self._served:
             await endpoint.unregister_endpoint_instance()
         deadline = time.monotonic() + grace_s
@@ -368,6 +376,10 @@ class DynamoEdge:
             await asyncio.sleep(0.02)
         self._subscriber.shutdown()
         self._runtime.shutdown()
+
+
+async def _live(body: dict[str, Any]) -> dict[str, Any]:
+    return {"status": "live"}
 
 
 def _overlap(scores: Mapping[str, Any]) -> Overlap:
