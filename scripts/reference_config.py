@@ -24,7 +24,7 @@ for editors: [semkv.schema.json](../../configs/semkv.schema.json).
 One YAML file serves routers and connectors; every section and field may be left out. A field is set by the first of these that names it:
 
 1. the variable `SEMKV_<SECTION>__<FIELD>`, two underscores between the levels (`SEMKV_EVIDENCE__FINGERPRINT__MAX_DONORS=50000`), its value
-   read as YAML;
+   read as YAML (what Kubernetes makes of Services, such as `SEMKV_BUS_SERVICE_HOST`, is ignored);
 2. the file (`--config`, else `SEMKV_CONFIG`);
 3. for `dynamo.namespace` and `bus.url` alone: `DYN_NAMESPACE` and `NATS_SERVER`;
 4. the default.

@@ -7,6 +7,7 @@ override(tree, env) -> Overrides(used, origins, unknown, errors)
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,20 @@ OTHER_VARIABLES = frozenset({"SEMKV_CONFIG", "SEMKV_GRAFANA_DASHBOARDS"})
 DYNAMO_VARIABLES = {"DYN_NAMESPACE": ("dynamo", "namespace"), "NATS_SERVER": ("bus", "url")}
 """What Dynamo's own processes are told so, and its operator sets in every pod: it counts where neither the file nor a variable of ours says
 otherwise."""
+
+_SERVICE_LINK = re.compile(
+    r".+_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)", re.DOTALL
+)
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*", re.DOTALL)
+
+
+def is_service_link(name: str, text: str) -> bool:
+    """Kubernetes writes such variables into every pod for each Service of the namespace: a Service `semkv-dashboard` gives
+    `SEMKV_DASHBOARD_SERVICE_HOST`, `SEMKV_DASHBOARD_PORT=tcp://10.96.0.7:80` and five more. Nobody meant them for us."""
+    if _SERVICE_LINK.fullmatch(name):
+        return True
+    # Without an address such a name is a field of ours, or was meant to be one.
+    return name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(text) is not None
 
 
 class Overrides(NamedTuple):
@@ -42,7 +57,7 @@ def override(tree: dict[str, Any], env: Mapping[str, str], scalar: Callable[[str
     unknown: list[str] = []
     errors: list[ContractError] = []
     for name in sorted(env):
-        if not name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES:
+        if not name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES or is_service_link(name, env[name]):
             continue
         parts = name[len(ENV_PREFIX) :].lower().split("__")
         try:

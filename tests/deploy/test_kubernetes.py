@@ -112,6 +112,14 @@ def test_what_is_mounted_and_asked_for_is_there(folder: str) -> None:
     assert services[host]["spec"]["selector"] == labels
 
 
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_no_pod_is_told_of_the_namespace_s_services_in_its_environment(folder: str) -> None:
+    documents = build(FOLDER / folder)
+    pods = [c["podTemplate"]["spec"] for c in one(documents, schema.KIND)["spec"]["components"]]
+    pods.append(one(documents, "StatefulSet")["spec"]["template"]["spec"])
+    assert [pod["enableServiceLinks"] for pod in pods] == [False] * len(pods)
+
+
 def load_from(text: str) -> Any:
     return build_config(parse_yaml(text))
 
