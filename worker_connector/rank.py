@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from dynamo_semkv.config.host_memory import available_memory
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
 from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.disk_orders import DiskOrder
@@ -29,7 +30,7 @@ from worker_connector.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.rank_disk import DiskPlace, RankDisk
 from worker_connector.rank_saves import RankSaves
 from worker_connector.refusal import LoadFailed, Refused
-from worker_connector.slab import OFFER_BUDGET, HostSlab, available_memory, slots_for
+from worker_connector.slab import OFFER_BUDGET, HostSlab, slots_for
 from worker_connector.transfer import copy_stream_for, copy_to_pages, load_by_layer, prepare_copies
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,6 @@ class Rank:
         number: int,
         slab_bytes: int | None,
         *,
-        memory: Callable[[], int | None] = available_memory,
         inline: bool = False,
         restarts_failed: bool = False,
         restarts_failed_parked: bool = False,
@@ -61,7 +61,6 @@ class Rank:
         self._apart = apart
         self._number = number
         self._slab_bytes = slab_bytes
-        self._memory = memory
         self._inline = inline
         self._restarts_failed = restarts_failed
         self._restarts_failed_parked = restarts_failed_parked
@@ -111,7 +110,7 @@ class Rank:
         self._save_stream = copy_stream_for(geometry.device)  # a load need not wait behind a long save
         slots = 0
         if self._slab_bytes is not None:
-            slots = slots_for(self._slab_bytes, geometry.bytes_per_block, self._memory())
+            slots = slots_for(self._slab_bytes, geometry.bytes_per_block, available_memory())
             self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
             prepare_copies(self._stream, geometry, self._slab, by_layer=self._trust_layer_hooks)
             self._scrubber = Scrubber(self._slab, self._on_damaged)

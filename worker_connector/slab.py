@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynamo_semkv.config.host_memory import Available
 from worker_connector.pinned import host_rows, pinned_rows
 from worker_connector.refusal import Refused
 from worker_connector.seal import Words, padded, seals
@@ -55,20 +56,8 @@ NO_READING = Budget(rows=0, size=0)
 """Only whether the slots are sealed."""
 
 
-def available_memory() -> int | None:
-    """Bytes that this machine can still give (Linux MemAvailable); None where that is not known."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
-
-
-def slots_for(slab_bytes: int, bytes_per_block: int, available: int | None) -> int:
-    """How many blocks fit into `connector.slab_bytes`. Refused, with the numbers, when none does or the machine has not that much."""
+def slots_for(slab_bytes: int, bytes_per_block: int, available: Available | None) -> int:
+    """How many blocks fit into `connector.slab_bytes`. Refused, with the numbers, when none does or there is not that much memory."""
     row = padded(bytes_per_block)
     slots = slab_bytes // row
     if slots < 1:
@@ -78,12 +67,12 @@ def slots_for(slab_bytes: int, bytes_per_block: int, available: int | None) -> i
             f"one block of this model takes {row} bytes of host memory",
             f"set it to at least {row}, better to a multiple that holds a working set",
         )
-    if available is not None and slots * row > available * _RESERVE_SHARE:
+    if available is not None and slots * row > available.size * _RESERVE_SHARE:
         raise Refused(
             "connector.slab_bytes",
             slab_bytes,
-            f"{slots * row // _MIB} MiB are wanted and {available // _MIB} MiB are available on this machine",
-            f"set it to at most {int(available * _RESERVE_SHARE)} (it counts per rank)",
+            f"{slots * row // _MIB} MiB are wanted and {available.size // _MIB} MiB are available: {available.bound}",
+            f"set it to at most {int(available.size * _RESERVE_SHARE)} (it counts per rank), or give the container more memory",
         )
     return slots
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from dynamo_semkv.config.host_memory import Available
 from worker_connector.keeper import Scrubber, SlabKeeper
 from worker_connector.refusal import Refused
 from worker_connector.seal import ROW_BYTES, padded, seals
-from worker_connector.slab import Budget, HostSlab, available_memory, slots_for
+from worker_connector.slab import Budget, HostSlab, slots_for
 
 
 def filled(slots: int = 8, size: int = 5000) -> HostSlab:
@@ -177,19 +178,13 @@ def test_slot_that_is_written_while_it_is_checked_is_not_called_damaged(monkeypa
 
 def test_slots_for_says_the_numbers() -> None:
     assert slots_for(10 * 4096, 100, None) == 10
-    assert slots_for(10 * 4096, 100, 10**9) == 10
+    assert slots_for(10 * 4096, 100, Available(10**9, "memory.max")) == 10
     with pytest.raises(
         Refused, match=r"connector.slab_bytes = 4000: one block of this model takes 4096 bytes.*at least 4096"
     ):
         slots_for(4000, 100, None)
-    with pytest.raises(Refused, match=r"2 MiB are wanted and 1 MiB are available.*at most 943718"):
-        slots_for(2 * 1024 * 1024, 100, 1024 * 1024)
-
-
-def test_available_memory_is_a_number_on_linux() -> None:
-    found = available_memory()
-    assert found is not None
-    assert found > 1024 * 1024
+    with pytest.raises(Refused, match=r"2 MiB are wanted and 1 MiB are available: memory.max.*at most 943718"):
+        slots_for(2 * 1024 * 1024, 100, Available(1024 * 1024, "memory.max (2097152) of /sys/fs/cgroup"))
 
 
 def test_scrub_goes_round_and_reports_damage_with_what_was_loaded_first() -> None:

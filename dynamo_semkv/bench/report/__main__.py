@@ -17,6 +17,7 @@ from dynamo_semkv.bench.report import document, machine, plots
 from dynamo_semkv.bench.report.raw import SCHEMA, NotARun, figures_of, read, small
 from dynamo_semkv.bench.report.sections import NAMES, Options, Sections
 from dynamo_semkv.config.extras import remedy
+from dynamo_semkv.config.host_memory import available_memory
 
 COMMAND = "dynamo_semkv bench report"
 DONORS = (1_000, 10_000, 100_000)
@@ -102,7 +103,8 @@ def _options(arguments: argparse.Namespace) -> Options:
 def numbers_of_donors(quick: bool, million: bool | None) -> tuple[int, ...]:
     """`million`: measured too; None: where memory allows, and said where not."""
     if million is None and not quick:
-        million = machine.available_bytes() >= MILLION_BYTES
+        available = available_memory()
+        million = available is not None and available.size >= MILLION_BYTES
         if not million:
             print(f"no million donors: {MILLION_BYTES >> 30} GiB of memory are not free", file=sys.stderr, flush=True)
     return (*DONORS, MILLION) if million else DONORS

@@ -54,11 +54,6 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def available_bytes() -> int:
-    """Of memory, that the system can still give; 0 where it does not say so."""
-    return _memory_kib("MemAvailable") * 1024
-
-
 def _memory_kib(what: str) -> int:
     for line in _lines("/proc/meminfo"):
         if line.startswith(f"{what}:"):
