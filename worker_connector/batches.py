@@ -17,7 +17,7 @@ from worker_connector.attempt import Attempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
 from worker_connector.metadata import Orders, Unloadable
-from worker_connector.pages import names_pages, page_slots
+from worker_connector.pages import block_size_fault, names_pages, page_slots
 from worker_connector.parked import ParkedLoads
 from worker_connector.plan import PlanState
 from worker_connector.refusal import LoadFailed
@@ -41,7 +41,9 @@ class BatchReader:
         parked: ParkedLoads,
         generation: Callable[[], Generation],
         counts: Counter[str],
+        refuse: Callable[[str], None],
     ) -> None:
+        """`refuse`: told when a report shows that blocks have another size than was registered; nothing is materialized from then on."""
         self._pool = pool
         self._attempts = attempts
         self._running = running
@@ -49,6 +51,7 @@ class BatchReader:
         self._parked = parked
         self._generation = generation
         self._counts = counts
+        self._refuse = refuse
         self._saving = True
 
     def read(self, output: Any, iteration: int, content: int, *, saving: bool) -> Orders | None:
@@ -157,6 +160,7 @@ class BatchReader:
         if attempt.content != content:
             tracked.saving = tracked.donates = False  # asked about before a reset: whose KV it will be is not known
         self._running.add(tracked)
+        self._check_block_size(tracked, data)
         if self._saves is not None:
             # What is behind the engine's own prefix is shared with nobody. Where its cache has caught up since, that costs saves only.
             own = tracked.pages.fresh(-(-attempt.question.local_tokens // self._pool.tokens_per_block))
@@ -175,6 +179,19 @@ class BatchReader:
         tracked.started, tracked.scheduled = start, start + int(data.num_scheduled_tokens)
         self._save(tracked, orders)
         self._note_quiet(tracked, attempt)
+
+    def _check_block_size(self, tracked: TrackedRequest, data: Any) -> None:
+        """Before anything of the request is loaded or saved."""
+        fault = block_size_fault(
+            len(tracked.pages),
+            tracked.token_count,
+            tracked.computed + int(data.num_scheduled_tokens),
+            self._pool.tokens_per_block,
+            whole_prompt=self._pool.block_size_configured,
+        )
+        if fault is not None:
+            self._saving = tracked.saving = tracked.donates = False
+            self._refuse(f"request {tracked.request_id}: {fault}")
 
     def _send(self, attempt: Attempt, tracked: TrackedRequest, data: Any, iteration: int, orders: Orders) -> int:
         """Where the forward pass starts. Raises LoadFailed when pages would stay unwritten that the engine relies on."""

@@ -48,6 +48,8 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
     """Blocks that the rank's slab holds; 0 without a slab."""
     incarnation: str = ""
     """Another one means that this rank's slab is empty, or that results of it were lost: what was saved before may not be offered."""
+    block_size_configured: bool = False
+    """`tokens_per_block` comes from the engine's settings and not from the pool (geometry.py)."""
 
 
 class LoadDone(msgspec.Struct, frozen=True, tag=True):

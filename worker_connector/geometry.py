@@ -51,6 +51,8 @@ class PoolGeometry:
     fingerprint: str
     """16 hex digits over what decides the meaning of a block's bytes: groups, layers, regions, roles, sizes, element type, tokens per
     block. Not over addresses, strides or the number of pages: two engines with different pool sizes share one layout."""
+    block_size_configured: bool = False
+    """The pool does not say how many tokens a block has; `tokens_per_block` comes from the engine's settings, which may be stale."""
 
     @cached_property
     def num_pages(self) -> tuple[int, ...]:
@@ -140,6 +142,7 @@ class PoolGeometry:
             bytes_per_block=pages.shape[1],
             dtype=dtype,
             fingerprint=_fingerprint(tokens_per_block, dtype, marks),
+            block_size_configured=True,
         )
 
 

@@ -100,7 +100,7 @@ class Leader:
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
         `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `batch_errors`,
-        `upkeep_errors`, `pages_reassigned`, `stale_resumed`, `donor_events_lost`; and `restated`, which is routine."""
+        `upkeep_errors`, `pages_reassigned`, `block_size_differs`, `stale_resumed`, `donor_events_lost`; and `restated`, which is routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
 
@@ -166,13 +166,24 @@ class Leader:
             return Orders()
         try:
             forwarded = self._channel.forwarded
-            return life.batch(output, self._iteration, all_ranks=self._board.complete, forwarded=forwarded)
+            orders = life.batch(output, self._iteration, all_ranks=self._board.complete, forwarded=forwarded)
+            self._end_if_contradicted(life)
+            return orders
         except Exception as error:
             self.counts["batch_errors"] += 1
             if not life.break_promises():
                 raise  # counted, logged and answered with nothing by the caller
             _log.exception("semkv connector: iteration %d could not be read", self._iteration)
             return Orders(unloadable=[Unloadable(None, f"the batch could not be read: {error}")])
+
+    def _end_if_contradicted(self, life: CacheLife) -> None:
+        """Materialization ends for good where the engine's reports contradict the registered pool: nothing more is offered or saved,
+        what is resident is forgotten, and every announcement says why."""
+        if life.contradiction is None or self._outlet.problem is not None:
+            return
+        _log.error("semkv connector: materialization ends, nothing is offered or saved any more: %s", life.contradiction)
+        self._outlet.end_materialization(life.contradiction)
+        self._forget_blocks()
 
     def cancelled(self, request: Any, start: int, end: int) -> None:
         """The engine will not take the tokens [start, end) of an offer. Where the head is cut, because its own cache has caught up, the
@@ -234,6 +245,7 @@ class Leader:
             self.counts["pool_changed"] += 1
             _log.warning("semkv connector: the KV cache was registered anew; what was saved so far is gone")
             self._life.close()
+            self._outlet.end_materialization(None)
             self._new_generation()
         self._namespaces = RequestNamespaces(
             self._base_namespace(pool, self._weights_revision),

@@ -84,7 +84,11 @@ class CacheLife:
         self.disk: DiskTier | None = None
         self._outlet = outlet
         self._generation = generation
-        self._reader = BatchReader(pool, self.attempts, self.running, self.saves, self.parked, generation, counts)
+        self.contradiction: str | None = None
+        """Why nothing is offered or saved any more: the engine's reports contradict what was registered."""
+        self._reader = BatchReader(
+            pool, self.attempts, self.running, self.saves, self.parked, generation, counts, self._contradicted
+        )
         self._forwards: deque[int] = deque(maxlen=_FORWARDS)
         self._offering = Offering(
             self.ledger,
@@ -154,6 +158,8 @@ class CacheLife:
         refused = Reason.COPY_FAILED if self.attempts.load_failed(request_id) else None
         if not all_ranks:
             refused = Reason.WORKER_LOST
+        if self.contradiction is not None:
+            refused = Reason.UNSUPPORTED_LAYOUT
         epoch = self.attempts.next_epoch(request_id)
         attempt = self._offering.attempt(request, computed, epoch, self.iteration, self.attempts.leases, refused)
         attempt.content = self.content
@@ -203,7 +209,7 @@ class CacheLife:
             self.running.batch_dropped(before, self.pool.tokens_per_block)
             self.attempts.batch_dropped(before)
         self.iteration = iteration
-        orders = self._reader.read(output, iteration, self.content, saving=all_ranks)
+        orders = self._reader.read(output, iteration, self.content, saving=all_ranks and self.contradiction is None)
         saves, ledger = self.saves, self.ledger
         if (
             orders is None
@@ -219,6 +225,10 @@ class CacheLife:
             self.counts["upkeep_errors"] += 1
             _log.exception("semkv connector: the books of iteration %d could not be closed", iteration)
         return orders
+
+    def _contradicted(self, what: str) -> None:
+        self.counts["block_size_differs"] += 1
+        self.contradiction = self.contradiction or what
 
     def _ran(self, iteration: int, forwarded: int) -> bool:
         """False: there was no forward pass of that iteration, or it would be heard of by now."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_semkv.config.schema import ConnectorConfig
+from dynamo_semkv.config.schema import ConnectorConfig, Materialization
 from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import MSGPACK, encode_announcement, encode_report
 from dynamo_semkv.contracts.identity import Generation, StableReplica
@@ -150,6 +150,8 @@ class Outlet:
         self.device: DeviceEvents | None = None
         """None until `open`, and where nothing is of the device tier."""
         self._flush_queued = False
+        self.problem: str | None = None
+        """Why nothing is materialized though the configuration asks for it."""
         self.counts: Counter[str] = Counter()
         """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`,
         `donors_not_restored` (background full)."""
@@ -187,6 +189,10 @@ class Outlet:
         self._queue.submit(self.announce)
         early, self._early = self._early, []
         self.donors_on_disk(early)
+
+    def end_materialization(self, problem: str | None) -> None:
+        """From the next announcement on, nothing is materialized here, for this reason; None: as configured again."""
+        self.problem = problem
 
     def submit(self, job: Job) -> bool:
         """On the background thread; False: it has too much to do."""
@@ -350,7 +356,8 @@ class Outlet:
             generation=self._generation,
             model=identity.model,
             namespace=identity.namespace,
-            materialization=self._config.materialization.value,
+            materialization=(self._config.materialization if self.problem is None else Materialization.OFF).value,
+            problem=self.problem,
             request_local_kv=False,
             slab_blocks=identity.slab_blocks,
             resident_blocks=self._owner.resident_blocks() if self._owner is not None else 0,

@@ -90,6 +90,27 @@ class PageTable:
         return 0 if self.broken else min(map(len, self._slots), default=0)
 
 
+def block_size_fault(
+    reported: int, tokens: int, pass_end: int, tokens_per_block: int, *, whole_prompt: bool
+) -> str | None:
+    """What is wrong with the number of blocks in a request's first report, or None.
+
+    `reported`: blocks that the report names; 0 is never wrong. `tokens`: tokens of the request. `pass_end`: first position behind the
+    coming forward pass. `whole_prompt`: the engine allocates a whole prompt at once, as TensorRT-LLM's first KV cache manager does
+    (`add_sequence`), so the number is known exactly; other managers allocate as far as the pass goes. A page that holds another
+    number of tokens than was configured would be read under wrong tokens (NVIDIA/TensorRT-LLM#13320).
+    """
+    least = -(-min(pass_end, tokens) // tokens_per_block)
+    exact = -(-tokens // tokens_per_block)
+    if not reported or (reported == exact if whole_prompt else reported >= least):
+        return None
+    needed = exact if whole_prompt else least
+    return (
+        f"{tokens} tokens were given {reported} blocks; with {tokens_per_block} tokens in a block they take "
+        f"{'exactly' if whole_prompt else 'at least'} {needed}, so the engine's blocks have another size"
+    )
+
+
 def names_pages(flat: Sequence[int], grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> bool:
     """Does a report say anything of pages? That of most decoded tokens does not."""
     if len(flat) or not grouped:

@@ -140,6 +140,7 @@ class Rank:
             kv_layout=geometry.fingerprint,
             slots=slots,
             incarnation=self._slab.incarnation if self._slab is not None else secrets.token_hex(8),
+            block_size_configured=geometry.block_size_configured,
         )
         if self._disk is not None:
             self._disk.start()

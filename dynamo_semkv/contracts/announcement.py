@@ -11,6 +11,7 @@ import msgspec
 from dynamo_semkv.contracts.namespace import CacheNamespace
 
 ANNOUNCEMENT_VERSION = "1.0"
+MAX_PROBLEM = 500
 
 
 class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,3 +30,5 @@ class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     slab_blocks: int = 0
     resident_blocks: int = 0
     connector_version: str = ""
+    problem: str | None = None
+    """Why `materialization` is `off` though the connector was configured otherwise; at most `MAX_PROBLEM` characters."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynamo_semkv.contracts import donor_events, hints
-from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
+from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, MAX_PROBLEM, ReplicaAnnouncement
 from dynamo_semkv.contracts.donor_events import (
     DonorEvent,
     DonorEvicted,
@@ -258,6 +258,8 @@ def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
     _check_rank("announcement.dp_rank", announcement.dp_rank)
     _check_counts("announcement", announcement, "slab_blocks", "resident_blocks")
     _check_generation("announcement", announcement.generation)
+    if announcement.problem is not None and len(announcement.problem) > MAX_PROBLEM:
+        raise ContractError("announcement.problem", len(announcement.problem), f"at most {MAX_PROBLEM} characters")
     return announcement
 
 

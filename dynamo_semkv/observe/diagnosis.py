@@ -201,7 +201,15 @@ def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
 
 def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
     wanted = config.connector.materialization
-    other = [name for name, announcement in said.items() if announcement.materialization != wanted.value]
+    ended = {name: a.problem for name, a in said.items() if a.problem is not None}
+    for name, problem in sorted(ended.items()):
+        yield Finding(
+            "materialization",
+            Level.FAIL,
+            f"{name} ended it by itself: {problem}",
+            "kv_cache_config.tokens_per_block of the engine must be what its attention kernels really use; then restart it",
+        )
+    other = [name for name, a in said.items() if a.materialization != wanted.value and name not in ended]
     if other:
         yield Finding(
             "materialization",

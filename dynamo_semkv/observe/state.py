@@ -30,6 +30,8 @@ class ReplicaStatus:
     model: str | None = None
     generation: str | None = None
     materialization: str | None = None
+    problem: str | None = None
+    """Why its connector materializes nothing though it was configured to."""
     slab_blocks: int | None = None
     resident_blocks: int | None = None
     total_blocks: int | None = None

@@ -178,6 +178,7 @@ class Knowledge:
                     model=said.model if said is not None else None,
                     generation=said.generation if said is not None else None,
                     materialization=said.materialization if said is not None else None,
+                    problem=said.problem if said is not None else None,
                     slab_blocks=said.slab_blocks if said is not None else None,
                     resident_blocks=said.resident_blocks if said is not None else None,
                     total_blocks=card.total_kv_blocks,

@@ -199,6 +199,7 @@ ANOMALIES = (
     "late_loads",
     "repeated_loads",
     "pages_reassigned",
+    "block_size_differs",
     "stale_resumed",
     "donors_not_restored",
     "disk_failed",
