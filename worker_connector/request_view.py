@@ -80,14 +80,45 @@ def is_cancelled(request: Any) -> bool:
     return bool(getattr(request, "is_finished_due_to_cancellation", False))
 
 
+_NEEDS_WHOLE_CONTEXT = ("py_return_context_logits", "return_context_logits", "py_additional_outputs")
+"""A request with one of these set wants something of every prompt token, and of a token that is loaded nothing is computed. Prompt log
+probabilities set the first; whether one of the additional outputs is made per prompt token is the model's matter, so any counts."""
+_NOT_OF_TOKENS = (
+    "prompt_embedding_table",
+    "position_ids",
+    "encoder_tokens",
+    "encoder_input_features",
+    "py_encoder_input_features",
+    "py_encoder_output",
+)
+"""KV of such a request depends on more than its tokens: prompt tuning, positions of its own, an encoder's input."""
+_MEDIA = ("multimodal_embedding", "py_multimodal_data", "py_mm_encoder_state", "mrope_rotary_cos_sin")
+"""Where versions of TensorRT-LLM and its backends carry media, or positions that follow from media."""
+_MEDIA_PLACES = ("multimodal_positions", "multimodal_lengths")
+
+
 def unsupported(request: Any) -> Reason | None:
-    """Requests whose KV is not a function of tokens and namespace alone, or which the engine does not prefill itself."""
+    """Requests that no KV may be offered to: KV is not a function of tokens and namespace alone, the engine does not prefill the request
+    itself, or it returns something of every prompt token."""
     generation_only = getattr(request, "is_generation_only_request", False)
     if callable(generation_only):
         generation_only = generation_only()
-    if generation_only or getattr(request, "prompt_embedding_table", None) is not None:
+    if (
+        generation_only
+        or _any_set(request, _NOT_OF_TOKENS)
+        or any(getattr(request, name, None) for name in _NEEDS_WHOLE_CONTEXT)
+    ):
         return Reason.UNSUPPORTED_REQUEST
     return None
+
+
+def _any_set(request: Any, names: Sequence[str]) -> bool:
+    """Is one of these attributes there and neither None nor empty? Of a tensor only its presence is asked."""
+    for name in names:
+        value = getattr(request, name, None)
+        if value is not None and not (isinstance(value, (dict, list, tuple, str)) and not value):
+            return True
+    return False
 
 
 def served_position(request: Any) -> int | None:
@@ -119,10 +150,10 @@ def scope_of(request: Any) -> RequestScope:
 
 
 def _multimodal(request: Any) -> tuple[str, ...] | None:
-    """Content hashes as 64 hex digits each; None when there is media without a hash (NVIDIA/TensorRT-LLM#13579, LMCache#4086)."""
+    """Content hashes as 64 hex digits each; None when there is media without a hash, whichever attribute carries it
+    (NVIDIA/TensorRT-LLM#13579, LMCache#4086)."""
     hashes: Sequence[Sequence[int]] = getattr(request, "multimodal_hashes", None) or ()
-    places = getattr(request, "multimodal_positions", None) or ()
-    embedded = getattr(request, "multimodal_embedding", None) is not None
-    if len(places) > len(hashes) or (embedded and not hashes):
+    places = max(len(getattr(request, name, None) or ()) for name in _MEDIA_PLACES)
+    if places > len(hashes) or (not hashes and _any_set(request, _MEDIA)):
         return None
     return tuple("".join(f"{int(word) & _WORD_MASK:08x}" for word in words) for words in hashes)
