@@ -231,7 +231,9 @@ def assemble_rank_with(
     restarts_failed: bool | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Rank:
-    """`restarts_failed` None: as the engine's own base class says; never with several ranks, which could not agree on it."""
+    """`restarts_failed` None: as configured, else as the engine's own code says; never with several ranks, which could not agree on it."""
+    if restarts_failed is None:
+        restarts_failed = settings.connector.restarts_failed_loads
     number = rank_of(llm_args, env) if settings.exact else 0
     alone = world_of(llm_args) == 1
     return Rank(

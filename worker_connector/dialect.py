@@ -11,9 +11,13 @@ Nothing is asked of a version number: fields and hooks are looked for by name.
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CodeType, ModuleType
 from typing import Any
 
-from worker_connector.engine import KvCacheConnectorWorker
+from worker_connector.engine import ENGINE_API, LOCAL_API, KvCacheConnectorWorker
 from worker_connector.metadata import Unloadable
 
 RESERVATION_HOOKS = (
@@ -26,14 +30,52 @@ RESERVATION_HOOKS = (
 
 
 def restarts_failed_loads(worker_base: type = KvCacheConnectorWorker) -> bool:
-    """Does this runtime take requests whose load failed out of the batch, and compute them? Asked of the engine's own base class: only a
-    runtime that knows the hook declares it, and on any other an untold failure would run on unwritten pages."""
-    return hasattr(worker_base, "take_failed_load_requests")
+    """Does this runtime take requests whose load failed out of the batch, and compute them? On one that does not, an untold failure would
+    run on unwritten pages."""
+    return runtime_asks("take_failed_load_requests", worker_base)
 
 
 def restarts_failed_parked_loads(worker_base: type = KvCacheConnectorWorker) -> bool:
     """The same for requests that were parked for a load."""
-    return hasattr(worker_base, "take_failed_async_load_requests")
+    return runtime_asks("take_failed_async_load_requests", worker_base)
+
+
+def runtime_asks(hook: str, worker_base: type) -> bool:
+    """Does the runtime that `worker_base` belongs to know the optional `hook` of a worker?
+
+    It does where the base class declares the hook, or where a function of the loaded executor package names it: a runtime may look an
+    optional hook up by name and declare it nowhere. A connector of somebody else that only defines the hook proves nothing.
+    """
+    if hasattr(worker_base, hook):
+        return True
+    if ENGINE_API == LOCAL_API and worker_base is KvCacheConnectorWorker:
+        return False  # the local classes belong to no executor
+    package = worker_base.__module__.rpartition(".")[0].removesuffix(".connectors")
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if module is not None and package and (name == package or name.startswith(package + "."))
+    ]
+    return any(hook in words for module in modules for words in _words_of_functions(module))
+
+
+def _words_of_functions(module: ModuleType) -> Iterator[set[str]]:
+    """Of each function that the module defines, inside classes too: the names that its code looks up and its strings."""
+    stack: list[object] = list(vars(module).values())
+    while stack:
+        found = stack.pop()
+        if isinstance(found, type) and found.__module__ == module.__name__:
+            stack.extend(vars(found).values())
+        code = getattr(inspect.unwrap(getattr(found, "__func__", found)), "__code__", None) if callable(found) else None
+        if isinstance(code, CodeType) and getattr(found, "__module__", module.__name__) == module.__name__:
+            yield from _words_of(code)
+
+
+def _words_of(code: CodeType) -> Iterator[set[str]]:
+    yield {*code.co_names, *(word for word in code.co_consts if isinstance(word, str))}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _words_of(inner)
 
 
 def unmet_reservations(scheduler_output: Any) -> tuple[Unloadable, ...]:

@@ -100,7 +100,7 @@ class Leader:
         self.counts: Counter[str] = Counter()
         """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
         `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `batch_errors`,
-        `upkeep_errors`, `pages_reassigned`, `block_size_differs`, `stale_resumed`, `donor_events_lost`; and `restated`, which is routine."""
+        `upkeep_errors`, `pages_reassigned`, `block_size_differs`, `stale_resumed`, `donor_events_lost`; and `restated`: routine."""
         outlet.attach_owner(self)
         channel.listen(self.on_result)
 
@@ -181,7 +181,9 @@ class Leader:
         what is resident is forgotten, and every announcement says why."""
         if life.contradiction is None or self._outlet.problem is not None:
             return
-        _log.error("semkv connector: materialization ends, nothing is offered or saved any more: %s", life.contradiction)
+        _log.error(
+            "semkv connector: materialization ends, nothing is offered or saved any more: %s", life.contradiction
+        )
         self._outlet.end_materialization(life.contradiction)
         self._forget_blocks()
 

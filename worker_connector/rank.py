@@ -62,7 +62,7 @@ class Rank:
         self._number = number
         self._slab_bytes = slab_bytes
         self._inline = inline
-        self._restarts_failed = restarts_failed
+        self.restarts_failed = restarts_failed
         self._restarts_failed_parked = restarts_failed_parked
         self._async_loads = async_loads
         self._async_deadline = async_deadline_seconds
@@ -223,7 +223,7 @@ class Rank:
         for request_id, why, parked in metadata.unloadable:
             if parked:
                 continue  # not in this batch: `finished_loads` answers for it
-            if request_id is None or not self._restarts_failed:
+            if request_id is None or not self.restarts_failed:
                 self._fail_all(metadata)
                 raise LoadFailed(why)
             self._restart(request_id, why)
@@ -242,7 +242,7 @@ class Rank:
                 self._load(order, metadata, copied=tickets is not None)
             except Exception as error:  # noqa: BLE001 - answered and raised below, after the other orders had their turn
                 self._answer(order, metadata, ok=False)
-                if self._restarts_failed:
+                if self.restarts_failed:
                     self._restart(order.key.request_id, str(error))
                 else:
                     first_error = first_error or error

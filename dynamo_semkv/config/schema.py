@@ -347,6 +347,9 @@ class ConnectorConfig(Section, frozen=True):
     """Offers of at least this many tokens are loaded while the engine has their request parked; null: all in front of the forward pass."""
     async_load_deadline_seconds: Seconds = 2.0
     """After this a parked load is finished in front of the forward pass, or its request computed, where the engine can do that."""
+    restarts_failed_loads: bool | None = None
+    """Does the engine ask the worker for requests whose load failed, and compute them? null: found out from the engine itself. False where
+    it is said wrongly: a failed load then ends the executor instead of running on unwritten pages."""
     trust_layer_hooks: bool = False
     """Let each layer wait for its own loads only. True only where no CUDA graph, whole or piecewise, covers a pass with a new request."""
     hint_ttl_seconds: Seconds = 10.0

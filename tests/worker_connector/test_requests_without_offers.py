@@ -62,7 +62,9 @@ def test_media_with_hashes_are_reused_by_hash() -> None:
     assert served_twice(hashed, hashed | {"multimodal_hashes": [[2] * 8]})[0] == 0
 
 
-@pytest.mark.parametrize("nothing", [{"py_multimodal_data": None}, {"py_multimodal_data": {}}, {"multimodal_hashes": []}])
+@pytest.mark.parametrize(
+    "nothing", [{"py_multimodal_data": None}, {"py_multimodal_data": {}}, {"multimodal_hashes": []}]
+)
 def test_attributes_that_carry_no_media_change_nothing(nothing: dict[str, Any]) -> None:
     assert served_twice(nothing, nothing)[0] == 40
 
