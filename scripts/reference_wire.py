@@ -255,7 +255,7 @@ def messages() -> str:
         "",
         f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a `{hints.FETCH_ACTION}`, "
         f"{donor_events.MAX_SEGMENTS} segments a donor, "
-        f"{pack.MAX_PACK_RECORDS} records a pack.",
+        f"{pack.MAX_PACK_RECORDS} records a pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement.",
         f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, `{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
     ]
     return "\n".join(lines) + "\n"

@@ -124,8 +124,8 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         settings.connector.report_buffer,
         settings.connector.announce_interval_seconds,
         lambda: _beat(parts),
-        due=lambda: math.inf if outlet.donors is None else outlet.donors.shrunk_due,
-        on_due=lambda: _tell_shrunk(outlet),
+        due=lambda: _due(parts),
+        on_due=lambda: _on_due(parts),
     )
     outlet = Outlet(
         publisher,
@@ -267,9 +267,15 @@ def _beat(parts: LeaderParts) -> None:
     parts.leader.restate_if_due()
 
 
-def _tell_shrunk(outlet: Outlet) -> None:
-    if outlet.donors is not None:
-        outlet.donors.tell_shrunk()
+def _due(parts: LeaderParts) -> float:
+    donors = parts.outlet.donors
+    return min(parts.leader.restatement_due, math.inf if donors is None else donors.due)
+
+
+def _on_due(parts: LeaderParts) -> None:
+    parts.leader.restate_if_due()
+    if parts.outlet.donors is not None:
+        parts.outlet.donors.tell_due()
 
 
 def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:

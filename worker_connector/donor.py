@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo_semkv.contracts.donor_events import DonorRegistered
-from dynamo_semkv.contracts.identity import DonorId
+from dynamo_semkv.contracts.identity import DonorId, Generation
 from dynamo_semkv.contracts.keys import BlockKey, root_key
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
@@ -49,6 +49,8 @@ class Donor:
     event: DonorRegistered
     """As registered last."""
     registered_blocks: int
+    said_in: Generation | None = None
+    """Of the stream, under which consumers were told of it last."""
 
     @property
     def in_slab(self) -> int:

@@ -7,6 +7,7 @@ keep is a gap that consumers answer by quarantine; `reset` ends it: a new genera
 from __future__ import annotations
 
 import threading
+from enum import Enum
 
 from dynamo_semkv.contracts.codec import MSGPACK, encode_donor_event
 from dynamo_semkv.contracts.donor_events import SCHEMA_VERSION, DonorEvent, DonorEventData, GenerationReset
@@ -14,6 +15,16 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
 from dynamo_semkv.contracts.subjects import donor_events
 from worker_connector.sink import ReportSink
+
+
+class Sent(Enum):
+    """What became of an event."""
+
+    YES = "yes"
+    LOST = "lost"
+    """The bus had no room: consumers have a gap."""
+    TOO_LARGE = "too_large"
+    """It can never be stored."""
 
 
 class DonorStream:
@@ -32,6 +43,7 @@ class DonorStream:
         self.lost = 0
         """Events that the bus refused; each one is a gap until the next reset."""
         self.oversized = 0
+        """Events that are larger than any broker may take, or than ours does."""
 
     @property
     def subject(self) -> str:
@@ -46,11 +58,16 @@ class DonorStream:
     def dp_rank(self) -> int:
         return self._dp_rank
 
-    def reset(self, generation: str) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """May more be said without pushing out what waits already? A restatement goes at the pace at which this turns true again."""
+        return self._sink.has_room(self._subject)
+
+    def reset(self, generation: str) -> Sent:
         return self.emit(GenerationReset(generation=generation))
 
-    def emit(self, data: DonorEventData) -> bool:
-        """False: not sent. An event that is too large uses up no number, so it makes no gap."""
+    def emit(self, data: DonorEventData) -> Sent:
+        """An event that is too large uses up no number, so it makes no gap."""
         with self._lock:
             event = DonorEvent(
                 schema_version=SCHEMA_VERSION,
@@ -62,12 +79,14 @@ class DonorStream:
             try:
                 payload = encode_donor_event(event, MSGPACK)
             except ContractError:
+                payload = b""
+            if not payload or len(payload) > self._sink.largest_payload:
                 self.oversized += 1
-                return False
+                return Sent.TOO_LARGE
             self._next_id += 1
             self.since_reset = 0 if isinstance(data, GenerationReset) else self.since_reset + 1
             if self._sink.publish(self._subject, payload, content_type=MSGPACK, persistent=True):
                 self.emitted += 1
-                return True
+                return Sent.YES
             self.lost += 1
-            return False
+            return Sent.LOST

@@ -31,9 +31,11 @@ from worker_connector.device_blocks import DeviceBlock
 from worker_connector.disk_index import DiskBlock
 from worker_connector.donor import KEPT_SHARE, TOLERATED_LOSS, Donor, KnownDonor, last_of, tip_key
 from worker_connector.donor_event import describe, moved, with_generation
-from worker_connector.donor_stream import DonorStream
+from worker_connector.donor_stream import DonorStream, Sent
 from worker_connector.request_view import unpack_tokens
 
+RESTATE_PAUSE_SECONDS = 0.02
+"""Between two looks for room while everything is registered anew."""
 SHRINK_SECONDS = 1.0
 """How long a donor may be shorter than it was said to be."""
 
@@ -60,6 +62,9 @@ class DonorRegistry:
         self._clock = clock
         self._shrinking: dict[DonorId, float] = {}
         """Shorter than they were said to be, and since when; oldest first."""
+        self._unstated: dict[DonorId, None] = {}
+        """Not said in this generation yet, in the order in which they are."""
+        self._restated_at = 0.0
         self._by_end: dict[BlockKey, Donor] = {}
         self._by_tip: dict[BlockKey, dict[DonorId, Donor]] = {}
         """Donors that go on below the slab, under their last block in it; under the namespace's root if none is."""
@@ -68,7 +73,8 @@ class DonorRegistry:
         """What the tiers hold now; asked without a lock."""
         self.counts: Counter[str] = Counter()
         """`registered`, `repeated`, `superseded`, `too_short`, `shrunk`, `moved` (between slab and disk), `restored` (from disk, of an
-        earlier life), `evicted`, `crowded_out`, `resets`, `unsent`, `invalid`, `unvouched`, `doubtful`."""
+        earlier life), `evicted`, `crowded_out`, `resets`, `unsent`, `unstorable` (larger than the broker takes),
+        `invalid`, `unvouched`, `doubtful`."""
 
     @property
     def generation(self) -> Generation:
@@ -229,9 +235,20 @@ class DonorRegistry:
         self._settle({donor.donor_id: donor})
 
     @property
-    def shrunk_due(self) -> float:
-        """When `tell_shrunk` has something to tell; infinite: no donor is shorter than it was said to be."""
-        return next(iter(self._shrinking.values()), math.inf) + SHRINK_SECONDS
+    def due(self) -> float:
+        """When `tell_due` has something to tell; infinite: never, as things are."""
+        restate = self._restated_at + RESTATE_PAUSE_SECONDS if self._unstated else math.inf
+        return min(restate, next(iter(self._shrinking.values()), math.inf) + SHRINK_SECONDS)
+
+    def tell_due(self) -> None:
+        """What waited for its time: donors that shrank, and those of a restatement that the bus has room for now."""
+        self.tell_shrunk()
+        self._restate()
+
+    def _restate(self) -> None:
+        self._restated_at = self._clock()
+        while self._unstated and self._stream.has_room:
+            self._announce(self._donors[next(iter(self._unstated))])
 
     def tell_shrunk(self) -> None:
         """Of donors that have been shorter for SHRINK_SECONDS, what is left."""
@@ -247,11 +264,11 @@ class DonorRegistry:
             return [donor.donor_id for donor in self._donors.values() if donor.by_engine]
 
     def reset(self, generation: Generation, *, resident: bool) -> None:
-        """A new life of the stream. `resident`: the blocks are still here and events were lost, so everything is registered again;
-        otherwise the cache itself was reset and nothing is left."""
+        """A new life of the stream. `resident`: the blocks are still here and events were lost, so everything is registered again, as fast
+        as the bus takes it; otherwise the cache itself was reset and nothing is left."""
         with self._lock:
             self._generation = generation
-            donors = list(self._donors.values()) if resident else []
+            self._unstated = dict.fromkeys(self._donors) if resident else {}
             if not resident:
                 self._donors.clear()
                 self._by_end.clear()
@@ -259,8 +276,7 @@ class DonorRegistry:
                 self._shrinking.clear()
             self.counts["resets"] += 1
         self._stream.reset(generation)
-        for donor in donors:
-            self._announce(donor)
+        self._restate()
 
     # inside
 
@@ -352,6 +368,7 @@ class DonorRegistry:
     def _drop(self, donor: Donor) -> None:
         self._donors.pop(donor.donor_id, None)
         self._shrinking.pop(donor.donor_id, None)
+        self._unstated.pop(donor.donor_id, None)
         if self._by_end.get(donor.end_key) is donor:
             del self._by_end[donor.end_key]
         self._leave_tip(donor)
@@ -403,11 +420,21 @@ class DonorRegistry:
     def _announce(self, donor: Donor) -> None:
         if donor.event.provider_generation != self._generation:
             donor.event = with_generation(donor.event, self._generation)
-        self._sent(self._stream.emit(donor.event))
+        self._unstated.pop(donor.donor_id, None)
+        if self._sent(self._stream.emit(donor.event)) is not Sent.TOO_LARGE:
+            donor.said_in = self._generation
+            return
+        with self._lock:
+            self._drop(donor)
+        self.counts["unstorable"] += 1
+        self._emit_evicted(donor)
 
     def _emit_evicted(self, donor: Donor) -> None:
+        if donor.said_in != self._generation:
+            return  # nobody was told of it since the last reset
         self._sent(self._stream.emit(DonorEvicted(donor_id=donor.donor_id, provider_generation=self._generation)))
 
-    def _sent(self, sent: bool) -> None:
-        if not sent:
+    def _sent(self, sent: Sent) -> Sent:
+        if sent is Sent.LOST:
             self.counts["unsent"] += 1
+        return sent

@@ -38,6 +38,7 @@ from worker_connector.parked import Grouped
 from worker_connector.rank_board import RankBoard
 from worker_connector.rank_wire import Endpoint
 from worker_connector.request_view import RequestScope, is_dummy
+from worker_connector.restatement import Restatement
 from worker_connector.settings import Settings
 from worker_connector.sink import ResidencySink
 from worker_connector.slab import HostSlab
@@ -49,10 +50,6 @@ REMOTE_PATIENCE = 64
 """Iterations within which a rank of another process has told of a forward pass."""
 IDLE_SECONDS = 30.0
 """Without any iteration for this long, an engine has no running request."""
-RESTATES_PER_MEMORY = 6
-"""How often within the bus's memory everything resident is registered anew, so that a beginning is always there."""
-RESTATE_EVENTS = 20_000
-"""... and at the latest after so many donor events: the bus forgets by bytes too."""
 _EARLY_EVENTS = 10_000
 _OF_THE_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
 
@@ -91,8 +88,7 @@ class Leader:
         not have heard yet, until `weights_changed` names the difference."""
         self._iteration = 0
         self._last_batch = clock()
-        self._stated_at = clock()
-        self._restate_seconds = settings.bus.stream_max_age_seconds / RESTATES_PER_MEMORY
+        self._restatement = Restatement(settings.bus.stream_max_age_seconds, clock)
         self._replica: StableReplica | None = None
         self._disk_orders: list[DiskOrder] = []
         self._early_events: deque[KvEvents] = deque(maxlen=_EARLY_EVENTS)
@@ -366,30 +362,28 @@ class Leader:
             self._outlet.reset(self._generation, resident=False)
 
     def donor_events_lost(self) -> None:
-        """Consumers have a gap in our donor events: a new generation, and everything resident again."""
+        """Consumers have a gap in our donor events: a new generation, and everything resident again, when that is due."""
         with self._lock:
             self.counts["donor_events_lost"] += 1
-            self._restate()
+            self._restatement.lost()
+        self.restate_if_due()
 
     def restate_if_due(self) -> None:
-        """From the beat: what is resident is registered anew before the bus forgets how it began.
-
-        A router that starts later than the bus remembers would otherwise wait for ever for the beginning of our stream, and one that was
-        confused by a forged event of ours would never trust us again. The old generation's hints stay good: donors keep their ids.
-        """
+        """From the beat, and when a loss is to be answered (restatement.py). Old hints stay good: donors keep their ids."""
         with self._lock:
-            age = self._clock() - self._stated_at
-            if self._life is None or not (
-                age >= self._restate_seconds or self._outlet.events_to_forget >= RESTATE_EVENTS
-            ):
+            lost = self._restatement.answers_a_loss()
+            if self._life is None or not (lost or self._restatement.is_routine(self._outlet.events_to_forget)):
                 return
-            self.counts["restated"] += 1
-            self._restate()
+            if not lost:
+                self.counts["restated"] += 1
+            self._restatement.begun()
+            self._generation = new_generation()
+            self._outlet.reset(self._generation, resident=True)
 
-    def _restate(self) -> None:
-        self._stated_at = self._clock()
-        self._generation = new_generation()
-        self._outlet.reset(self._generation, resident=True)
+    @property
+    def restatement_due(self) -> float:
+        """When a lost donor event is to be answered, in seconds of the clock; infinite: none is open."""
+        return self._restatement.due_at
 
     def sweep_idle(self) -> None:
         """From the beat: an engine that has not iterated for long runs nothing, and will not tell of what was cancelled."""

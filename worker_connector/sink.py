@@ -15,6 +15,13 @@ class ReportSink(Publisher, Protocol):
     on_loss: Callable[[str], None] | None
     """Called, on any thread, with a subject of which persistent messages were dropped, when there is room again."""
 
+    @property
+    def largest_payload(self) -> int:
+        """Bytes; a larger message can never be stored."""
+
+    def has_room(self, subject: str) -> bool:
+        """May more be published of this subject without filling the buffer that all share?"""
+
 
 class ResidencySink(Protocol):
     """Told, in order and on one thread, which blocks the host slab holds, so that Dynamo's own index can see them (host tier).

@@ -11,6 +11,7 @@ GATHER_BUSY_SECONDS = 0.05
 BUSY = 40.0
 HALF_LIFE_SECONDS = 1.0
 """Busy is a subject of which about 28 messages a second go (40 x ln 2) or that has just had a burst of 40."""
+SUBJECTS_REMEMBERED = 512
 
 
 class Pace:
@@ -32,3 +33,15 @@ class Pace:
 
     def _left(self, now: float) -> float:
         return float(self._lately * 2.0 ** -(max(0.0, now - self._at) / HALF_LIFE_SECONDS))
+
+
+class Paces:
+    """One a subject. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace] = {}
+
+    def of(self, subject: str) -> Pace:
+        if len(self._paces) >= SUBJECTS_REMEMBERED:
+            self._paces.clear()  # each is found out again within a second
+        return self._paces.setdefault(subject, Pace())

@@ -14,20 +14,20 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js import errors as js_errors
 
-from dynamo_semkv.bus.acks import Acks, Message
+from dynamo_semkv.bus.acks import HEADERS_AT_MOST, Acks, Message
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
-from dynamo_semkv.bus.pace import Pace
+from dynamo_semkv.bus.pace import Paces
 from dynamo_semkv.bus.packing import packed
 from dynamo_semkv.bus.publishable import publishable
+from dynamo_semkv.bus.publisher_stats import PublisherStats
 from dynamo_semkv.bus.streams import ensure_streams, in_any_order
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.pack import MAX_PACK_RECORDS
@@ -43,27 +43,11 @@ _FLIGHTS = 16
 """Of such batches of one subject may wait for their acknowledgements at a time."""
 _ENSURE_SECONDS = 1.0
 """At most so often the streams are seen to because something could not be stored, however many flights that meets."""
-_SUBJECTS_REMEMBERED = 512
-
-
-@dataclass(frozen=True)
-class PublisherStats:
-    """Counts are of records, what `publish` was called with: however many of them went in one stream message."""
-
-    connected: bool
-    buffered: int
-    """Persistent ones that are not acknowledged yet."""
-    buffered_bytes: int
-    published: int
-    """Acknowledged by JetStream, or handed to the connection where they are not kept."""
-    dropped: int
-    refused: int
-    """Calls that were wrong in themselves (subject, payload, closed publisher); not counted as dropped."""
-    callback_errors: int
-    reconnects: int
-    last_error: str | None
-    seconds_since_drop: float | None = None
-    """None: nothing was dropped yet."""
+_WINDOW = 256
+"""Messages of one subject that may be on their way before `has_room` says no."""
+_USUAL_MAX_PAYLOAD = 1024 * 1024  # of a NATS server where nothing else is configured
+_TOO_LARGE_FOR_STREAM = 10054
+"""JetStream's error code for a message above the stream's own limit (`max_msg_size`)."""
 
 
 class BusPublisher:
@@ -98,14 +82,15 @@ class BusPublisher:
         """To be sent. What is on its way is in a flight, which puts back what it could not deliver."""
         self._passing: deque[tuple[str, Message]] = deque()
         self._lost: set[str] = set()
-        self._busy: dict[str, asyncio.Task[None]] = {}
-        """By subject: the task that will look at its queue again by itself."""
+        self._busy: dict[str, asyncio.Task[None]] = {}  # by subject: the task that looks at its queue again by itself
         self._flights: dict[asyncio.Task[None], tuple[str, list[Message]]] = {}
         """What each sends that has not arrived yet, oldest first. Of the bus thread alone."""
-        self._paces: dict[str, Pace] = {}
-        """By subject. Of the bus thread alone."""
+        self._paces = Paces()
+        """Of the bus thread alone."""
         self._ensured_at = -_ENSURE_SECONDS
         self._buffered = self._buffered_bytes = 0
+        self._waiting: Counter[str] = Counter()  # buffered records by subject
+        self._largest = _USUAL_MAX_PAYLOAD - HEADERS_AT_MOST
         self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
         self._dropped_at: float | None = None
@@ -177,6 +162,7 @@ class BusPublisher:
             return False
         self._buffered += 1
         self._buffered_bytes += size
+        self._waiting[subject] += 1
         queue = self._kept.get(subject)
         if queue is None:
             queue = self._kept[subject] = deque()
@@ -202,6 +188,22 @@ class BusPublisher:
         messages = self._buffered + len(self._passing)
         total = self._buffered_bytes + self._passing_bytes
         return messages < self._settings.max_buffered_messages and total + size <= self._settings.max_buffered_bytes
+
+    @property
+    def largest_payload(self) -> int:
+        """Bytes: a larger persistent message can never be stored. As the broker said last, else its default."""
+        return self._largest
+
+    def has_room(self, subject: str) -> bool:
+        """May more be published of this subject, where it can wait? True while few of its messages are on their way and the buffer that
+        all subjects share is at most half full: what goes on at this pace goes as fast as the broker acknowledges."""
+        limit = max(1, min(_WINDOW, self._settings.max_buffered_messages // 4))
+        with self._lock:
+            return (
+                self._waiting[subject] < limit
+                and 2 * self._buffered <= self._settings.max_buffered_messages
+                and 2 * self._buffered_bytes <= self._settings.max_buffered_bytes
+            )
 
     def stats(self) -> PublisherStats:
         with self._lock:
@@ -237,6 +239,7 @@ class BusPublisher:
             self._kept.clear()
             self._passing.clear()
             self._buffered = self._buffered_bytes = self._passing_bytes = 0
+            self._waiting.clear()
         if left:
             _log.warning("bus %s: closed with %d messages undelivered", self._name, left)
         return left == 0
@@ -267,6 +270,7 @@ class BusPublisher:
 
     async def _session(self, client: Client) -> None:
         js, acks = client.jetstream(timeout=_ACK_SECONDS), Acks(client)
+        self._largest = client.max_payload - HEADERS_AT_MOST
         await acks.open()
         streams = asyncio.ensure_future(self._ensure(js))  # beside the loop: not all messages need a stream
         try:
@@ -316,7 +320,7 @@ class BusPublisher:
     ) -> None:
         """Send this subject's messages until none is left. Found empty and left under one lock, so none is forgotten."""
         any_order = in_any_order(subject)
-        pace, now = self._pace_of(subject), asyncio.get_running_loop().time
+        pace, now = self._paces.of(subject), asyncio.get_running_loop().time
         quiet = 0
         try:
             await asyncio.shield(streams)
@@ -353,11 +357,6 @@ class BusPublisher:
 
     def _of(self, subject: str) -> set[asyncio.Task[None]]:
         return {flight for flight, (of, _) in self._flights.items() if of == subject}
-
-    def _pace_of(self, subject: str) -> Pace:
-        if len(self._paces) >= _SUBJECTS_REMEMBERED:
-            self._paces.clear()  # each is found out again within a second
-        return self._paces.setdefault(subject, Pace())
 
     async def _fly(self, client: Client, js: JetStreamContext, acks: Acks, subject: str, heads: list[Message]) -> None:
         """Sends messages until all have arrived, or never can: what did leaves the list."""
@@ -404,11 +403,16 @@ class BusPublisher:
                     left.extend(message.records)  # not one of them is stored; alone each may be
                     continue
                 impossible += 1  # would fail for ever, and hold up everything behind it
+                if getattr(error, "err_code", None) == _TOO_LARGE_FOR_STREAM:
+                    self._largest = min(self._largest, len(message.payload) - 1)
             done += message.record_count
             size += message.record_bytes
         with self._lock:
             self._buffered -= done
             self._buffered_bytes -= size
+            self._waiting[subject] -= done
+            if not self._waiting[subject]:
+                del self._waiting[subject]
             self._published += done - impossible
             if impossible:
                 self._drop(impossible)

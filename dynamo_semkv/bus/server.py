@@ -19,7 +19,9 @@ _BIND_PAUSE_SECONDS = 0.25
 _SETTINGS = """jetstream {{
   store_dir: {store}
   sync_interval: always
+  {jetstream}
 }}
+{settings}
 """
 # A single server acknowledges a message before it has left its memory, so what was acknowledged in the last moment before a crash would be
 # gone; with `always` it is on disk first. A cluster has replicas for that.
@@ -60,7 +62,9 @@ class EmbeddedNats:
     The store survives `stop`, `kill` and a new object with the same `store_dir`. Not thread-safe.
     """
 
-    def __init__(self, store_dir: Path | str, port: int = 0) -> None:
+    def __init__(self, store_dir: Path | str, port: int = 0, *, settings: str = "", jetstream: str = "") -> None:
+        """`settings`, `jetstream`: more lines for the configuration file, at its top level and in its JetStream block."""
+        self._more = {"settings": settings, "jetstream": jetstream}
         self.store_dir = Path(store_dir)
         self.port = port
         self.log_path = self.store_dir / "nats-server.log"
@@ -99,7 +103,7 @@ class EmbeddedNats:
 
     def _try_start(self) -> bool:
         settings = self.store_dir / "nats-server.conf"
-        settings.write_text(_SETTINGS.format(store=json.dumps(str(self.store_dir / "jetstream"))))
+        settings.write_text(_SETTINGS.format(store=json.dumps(str(self.store_dir / "jetstream")), **self._more))
         command = [find_nats_server(), "--config", str(settings), "--addr", LOOPBACK, "--port", str(self.port or -1)]
         command += ["--ports_file_dir", str(self.store_dir)]
         for stale in self.store_dir.glob("nats-server_*.ports"):

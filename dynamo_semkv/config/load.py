@@ -18,6 +18,7 @@ import msgspec
 from dynamo_semkv.config.environment import nearest, override
 from dynamo_semkv.config.limits import limits_of
 from dynamo_semkv.config.schema import Config, plain
+from dynamo_semkv.config.sizes import misfits
 from dynamo_semkv.config.yaml_text import parse_scalar, parse_yaml
 from dynamo_semkv.contracts.errors import ContractError, ContractErrors, each
 
@@ -40,7 +41,7 @@ class Loaded(NamedTuple):
     path: str | None = None
     """The file by itself."""
     warnings: tuple[str, ...] = ()
-    """What is no error and not meant either: `SEMKV_*` variables that mean nothing."""
+    """What is no error and not meant either: `SEMKV_*` variables that mean nothing, numbers that do not fit together."""
 
 
 def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Loaded:
@@ -62,7 +63,7 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
     if errors or config is None:
         raise ContractErrors.of(errors)
     source += f" + {', '.join(said.used)}" if said.used else ""
-    return Loaded(config, config_hash(config), source, str(path) if path else None, said.unknown)
+    return Loaded(config, config_hash(config), source, str(path) if path else None, (*said.unknown, *misfits(config)))
 
 
 def _read(path: str | Path) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_semkv.bus.publisher import PublisherStats
+from dynamo_semkv.bus.publisher_stats import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.outcome.book import BookStats

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from dynamo_semkv.bus.publisher import PublisherStats
+from dynamo_semkv.bus.publisher_stats import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts import subjects

@@ -34,6 +34,7 @@ DONOR_EVENTS = (
     "crowded_out",
     "resets",
     "unsent",
+    "unstorable",
     "invalid",
     "unvouched",
     "doubtful",

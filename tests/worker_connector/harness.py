@@ -68,6 +68,12 @@ class RecordingSink:
     messages: list[tuple[str, bytes, str | None]] = field(default_factory=list)
     accepting: bool = True
     on_loss: Callable[[str], None] | None = None
+    largest_payload: int = MIB
+    room: int | None = None
+    """How many more messages `has_room` lets through; None: any number."""
+
+    def has_room(self, subject: str) -> bool:
+        return self.room is None or self.room > 0
 
     def publish(
         self,
@@ -78,6 +84,8 @@ class RecordingSink:
         message_id: str | None = None,
         persistent: bool = True,
     ) -> bool:
+        if self.room is not None:
+            self.room -= 1
         if self.accepting:
             self.messages.append((subject, payload, content_type))
         return self.accepting

@@ -9,7 +9,7 @@ from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.testing import ManualClock
 from tests.worker_connector.harness import Bench, engine, prompt, run, settings
-from worker_connector.leader import RESTATES_PER_MEMORY
+from worker_connector.restatement import RESTATES_PER_MEMORY
 
 
 def catalog_of(events: list[DonorEvent]) -> DonorCatalog:
@@ -70,7 +70,7 @@ def test_many_events_are_reason_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(settings(), clock=ManualClock())
     with engine(bench) as running:
         run(running, prompt(100))
-        monkeypatch.setattr("worker_connector.leader.RESTATE_EVENTS", 1)
+        monkeypatch.setattr("worker_connector.restatement.RESTATE_EVENTS", 1)
         bench.leader.restate_if_due()
         assert bench.leader.counts["restated"] == 0
         run(running, [*prompt(100), *prompt(60, 9)])  # supersedes the first: one event more than there are donors

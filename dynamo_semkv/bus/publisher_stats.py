@@ -1,0 +1,25 @@
+"""PublisherStats: what a publisher has done and holds, at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PublisherStats:
+    """Counts are of records, what `publish` was called with: however many of them went in one stream message."""
+
+    connected: bool
+    buffered: int
+    """Persistent ones that are not acknowledged yet."""
+    buffered_bytes: int
+    published: int
+    """Acknowledged by JetStream, or handed to the connection where they are not kept."""
+    dropped: int
+    refused: int
+    """Calls that were wrong in themselves (subject, payload, closed publisher); not counted as dropped."""
+    callback_errors: int
+    reconnects: int
+    last_error: str | None
+    seconds_since_drop: float | None = None
+    """None: nothing was dropped yet."""

@@ -1,0 +1,58 @@
+"""When a replica begins a new generation of its donor events and registers everything resident again.
+
+Routine: before the bus forgets how the present generation began. A router that starts later than the bus remembers would otherwise wait for
+ever for the beginning of the stream, and one that was confused by a forged event of ours would never trust it again. After a loss:
+consumers have a gap, and a new generation ends it; losses that follow each other wait longer and longer, since a generation that is
+lost again costs the broker everything and consumers gain nothing. Pure but for the clock that is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+RESTATES_PER_MEMORY = 6
+"""How often within the bus's memory everything resident is registered anew, so that a beginning is always there."""
+RESTATE_EVENTS = 20_000
+"""... and at the latest after so many donor events: the bus forgets by bytes too."""
+FIRST_BACKOFF_SECONDS = 1.0
+LAST_BACKOFF_SECONDS = 60.0
+CALM_SECONDS = 300.0
+"""Without a loss for so long, the next one is answered at once again."""
+
+
+class Restatement:
+    """Not thread-safe: the leader's lock covers it. Times are seconds of `clock`."""
+
+    def __init__(self, memory_seconds: float, clock: Callable[[], float]) -> None:
+        """`memory_seconds`: how long the bus keeps donor events (`bus.stream_max_age_seconds`)."""
+        self._clock = clock
+        self._every = memory_seconds / RESTATES_PER_MEMORY
+        self._stated_at = clock()
+        self._lost_at = -math.inf
+        self._backoff = 0.0
+        self.due_at = math.inf
+        """When a loss is to be answered; infinite: none is open."""
+
+    def lost(self) -> None:
+        """Consumers have a gap in our donor events. Further losses until the answer are part of it."""
+        now = self._clock()
+        if now - self._lost_at > CALM_SECONDS:
+            self._backoff = 0.0
+        self._lost_at = now
+        if self.due_at == math.inf:
+            self.due_at = now + self._backoff
+            self._backoff = min(max(2 * self._backoff, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
+
+    def answers_a_loss(self) -> bool:
+        """Is it time for the new generation that a loss asks for?"""
+        return self._clock() >= self.due_at
+
+    def is_routine(self, events_to_forget: int) -> bool:
+        """Is it time without a loss? `events_to_forget`: donor events since the last generation that a new one would make needless."""
+        return self._clock() - self._stated_at >= self._every or events_to_forget >= RESTATE_EVENTS
+
+    def begun(self) -> None:
+        """A new generation begins now."""
+        self._stated_at = self._clock()
+        self.due_at = math.inf
