@@ -17,6 +17,7 @@ from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materializati
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import check_stable_routing_id
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from worker_connector.engine import KvCacheConnectorScheduler as engine_scheduler
 from worker_connector.ranks import world_of
 from worker_connector.refusal import Refused
 
@@ -132,6 +133,24 @@ def refuse_unsupported(llm_args: Any) -> None:
         "without block reuse the runtime never honours what a connector offers",
         "set it to true",
     )
+    _refuse_parallelism(llm_args)
+    policy = getattr(getattr(llm_args, "scheduler_config", None), "capacity_scheduler_policy", None)
+    name = str(getattr(policy, "value", policy) or "GUARANTEED_NO_EVICT")
+    _refuse_if(
+        not name.endswith("GUARANTEED_NO_EVICT"),
+        "scheduler_config.capacity_scheduler_policy",
+        name,
+        "a request that is evicted and replayed comes back on other pages",
+        "set it to GUARANTEED_NO_EVICT",
+    )
+    if getattr(cache, "enable_partial_reuse", False):
+        _log.warning(
+            "semkv connector: kv_cache_config.enable_partial_reuse is on; prompts of which the engine holds part of a block are not "
+            "loaded. Set it to false."
+        )
+
+
+def _refuse_parallelism(llm_args: Any) -> None:
     for name, why in (
         ("max_beam_width", "blocks of several beams cannot be told apart"),
         ("pipeline_parallel_size", "each stage holds other layers of a block"),
@@ -148,20 +167,14 @@ def refuse_unsupported(llm_args: Any) -> None:
         f"with {local} GPUs a machine the ranks are on several, and the leader's results come over a socket of one",
         "set it to at most that, use attention data parallelism,",
     )
-    policy = getattr(getattr(llm_args, "scheduler_config", None), "capacity_scheduler_policy", None)
-    name = str(getattr(policy, "value", policy) or "GUARANTEED_NO_EVICT")
     _refuse_if(
-        not name.endswith("GUARANTEED_NO_EVICT"),
-        "scheduler_config.capacity_scheduler_policy",
-        name,
-        "a request that is evicted and replayed comes back on other pages",
-        "set it to GUARANTEED_NO_EVICT",
+        bool(getattr(llm_args, "enable_attention_dp", False))
+        and not hasattr(engine_scheduler, "supports_attention_dp"),
+        "enable_attention_dp",
+        True,
+        "this TensorRT-LLM has one connector scheduler for all ranks, which does not know what the others serve",
+        "take a version with NVIDIA/TensorRT-LLM#19250, set it to false",
     )
-    if getattr(cache, "enable_partial_reuse", False):
-        _log.warning(
-            "semkv connector: kv_cache_config.enable_partial_reuse is on; prompts of which the engine holds part of a block are not "
-            "loaded. Set it to false."
-        )
 
 
 def _refuse_if(refused: bool, setting: str, value: object, why: str, remedy: str) -> None:

@@ -109,7 +109,8 @@ async def serve(loaded: Loaded) -> int:
     await knowledge.start()
     try:
         await _open(page, loaded.config.dashboard)
-        edge = await _unless(stop, DynamoEdge.connect(edge_settings(loaded.config)))
+        connecting = DynamoEdge.connect(edge_settings(loaded.config), knowledge.view.metrics_text)
+        edge = await _unless(stop, connecting)
         return 0 if edge is None else await _serve(loaded, router, knowledge, edge, stop)
     except EdgeError as error:
         logger.error("nothing to serve: %s", error)
@@ -161,7 +162,6 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     )
     desk.door = traced(desk.handle, TracedHandler, tracing)
     edge.expose_route("semkv/advise", AdviseDoor(desk.answer_body, config.security, os.environ).answer)
-    edge.expose_metrics(knowledge.view.metrics_text)
     advisor.refresh()
     if not await knowledge.replayed():
         logger.warning("bus %s is not read yet: serving without evidence until it is", config.bus.url)

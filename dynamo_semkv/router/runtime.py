@@ -130,9 +130,14 @@ class DynamoEdge:
         self._calls = Inflight()
 
     @classmethod
-    async def connect(cls, settings: EdgeSettings, runtime: DistributedRuntime | None = None) -> DynamoEdge:
-        """Connect, wait for a worker with a usable card, build KvRouter. EdgeError after `wait_workers_s`."""
-        edge = cls(runtime or runtime_from_env(asyncio.get_running_loop()), settings)
+    async def connect(cls, settings: EdgeSettings, exposition: Callable[[], str] | None = None) -> DynamoEdge:
+        """Connect, wait for a worker with a usable card, build KvRouter. EdgeError after `wait_workers_s`.
+
+        `exposition`: see `expose_metrics`; served from before the wait, so that a router without workers is seen.
+        """
+        edge = cls(runtime_from_env(asyncio.get_running_loop()), settings)
+        if exposition is not None:
+            edge.expose_metrics(exposition)
         await edge._connect()
         return edge
 

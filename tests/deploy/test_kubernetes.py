@@ -27,7 +27,7 @@ FOLDER = ROOT / "graphs" / "kubernetes"
 WORKERS = {"aggregated": "TRTLLMWorker", "attention-dp": "TRTLLMWorker", "disaggregated": "TRTLLMPrefillWorker"}
 """The component with our connector in it, that the router is in front of."""
 GRAPHS = list(WORKERS)
-FOLDERS = ["nats", *GRAPHS, "monitoring"]
+FOLDERS = ["nats", *GRAPHS, "monitoring", "podmonitors"]
 KINDS = {
     "ConfigMap": "io.k8s.api.core.v1.ConfigMap",
     "Service": "io.k8s.api.core.v1.Service",
@@ -151,6 +151,7 @@ def test_worker_arguments_are_dynamo_s(folder: str) -> None:
     assert parsed["enable_attention_dp"] is (folder == "attention-dp")
     engine = yaml.safe_load(one(build(FOLDER / folder), "ConfigMap", "semkv")["data"]["engine.yaml"])
     assert parsed["tensor_parallel_size"] == engine.get("tensor_parallel_size", 1)
+    assert parsed["kv_block_size"] == engine["kv_cache_config"]["tokens_per_block"], "the card would say another size"
     assert environment(worker)["DYN_STABLE_ROUTING_ID"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
@@ -197,22 +198,81 @@ def test_the_connector_refuses_nothing_of_the_engine_s_settings(folder: str, tmp
     module = __import__(connector["connector_module"], fromlist=["_"])
     assert hasattr(module, connector["connector_scheduler_class"])
     assert hasattr(module, connector["connector_worker_class"])
-    memory = container(one(documents, schema.KIND), WORKERS[folder])["resources"]["requests"]["memory"]
+    resources = container(one(documents, schema.KIND), WORKERS[folder])["resources"]
     ranks = engine.get("tensor_parallel_size", 1)
-    assert (
-        int(memory.removesuffix("Gi")) * 2**30
-        > ranks * load_config(tmp_path / "semkv.yaml").config.connector.slab_bytes
-    )
+    for kind in ("requests", "limits"):
+        memory = int(resources[kind]["memory"].removesuffix("Gi")) * 2**30
+        assert memory > ranks * load_config(tmp_path / "semkv.yaml").config.connector.slab_bytes, kind
 
 
-def test_monitoring_selects_the_pods_of_the_graphs_and_carries_the_rules() -> None:
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_every_container_has_a_memory_limit(folder: str) -> None:
+    documents = build(FOLDER / folder)
+    pods = [c["podTemplate"]["spec"] for c in one(documents, schema.KIND)["spec"]["components"]]
+    pods.append(one(documents, "StatefulSet")["spec"]["template"]["spec"])
+    for used in (used for pod in pods for used in pod["containers"]):
+        assert used["resources"]["requests"]["memory"], used
+        assert used["resources"]["limits"]["memory"], used
+
+
+def test_deepseek_s_attention_has_the_block_of_its_kernels() -> None:
+    """kv_lora_rank 512 and qk_rope_head_dim 64: FlashMLA on Hopper makes pages of 64 tokens whatever the settings say."""
+    documents = build(FOLDER / "attention-dp")
+    assert parsed_arguments(container(one(documents, schema.KIND), "TRTLLMWorker"))["model"].endswith("V2-Lite")
+    cache = yaml.safe_load(one(documents, "ConfigMap", "semkv")["data"]["engine.yaml"])["kv_cache_config"]
+    assert (cache["tokens_per_block"], cache["use_kv_cache_manager_v2"]) == (64, True)
+
+
+def scraped(monitor: dict[str, Any], template: dict[str, Any]) -> dict[str, int]:
+    """Named ports of this pod that the PodMonitor scrapes; none where its selector does not fit."""
+    spec = monitor["spec"]
+    if not spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items():
+        return {}
+    wanted = {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
+    ports = {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", [])}
+    return {name: port for name, port in ports.items() if name in wanted}
+
+
+@pytest.mark.parametrize("folder", GRAPHS)
+def test_the_connector_of_every_rank_is_scraped(folder: str) -> None:
+    documents = build(FOLDER / folder)
+    data = one(documents, "ConfigMap", "semkv")["data"]
+    connector, engine = load_from(data["semkv.yaml"]).connector, yaml.safe_load(data["engine.yaml"])
+    template = pod_template(documents, WORKERS[folder])
+    ports = scraped(one(build(FOLDER / "monitoring"), "PodMonitor", "semkv-connectors"), template)
+    ranks = engine["tensor_parallel_size"] if engine.get("enable_attention_dp") else 1
+    assert sorted(ports.values()) == [connector.metrics_port + rank for rank in range(ranks)]
+    assert connector.metrics_host == "0.0.0.0", "Prometheus asks the pod's address"
+    # What the operator's own probes and PodMonitor use, since the manifest's list of ports replaces the operator's.
+    assert scraped(one(build(FOLDER / "podmonitors"), "PodMonitor", "semkv-workers"), template) == {"system": 9090}
+    router = pod_template(documents, "SemkvRouter")
+    assert scraped(one(build(FOLDER / "podmonitors"), "PodMonitor", "semkv-routers"), router) == {"system": 9090}
+
+
+def test_routers_are_alerted_about_under_the_job_that_podmonitors_give() -> None:
+    """The operator of Prometheus takes `jobLabel` of the pod, and else NAMESPACE/NAME of the PodMonitor, as for Dynamo's own."""
+    monitor = one(build(FOLDER / "podmonitors"), "PodMonitor", "semkv-routers")
+    labels = pod_template(build(FOLDER / "aggregated"), "SemkvRouter")["metadata"]["labels"]
+    jobs = {labels[monitor["spec"]["jobLabel"]], "prod/dynamo-router"}
+    cases = yaml.safe_load((ROOT / "deploy/observability/prometheus/rules_test.yml").read_text())["tests"]
+    fired = {
+        alert["exp_labels"]["job"]
+        for case in cases
+        for test in case["alert_rule_test"]
+        for alert in test["exp_alerts"]
+        if test["alertname"] == "SemkvRouterDown"
+    }
+    assert fired == jobs
+
+
+def pod_template(documents: list[dict[str, Any]], component: str) -> dict[str, Any]:
+    components = one(documents, schema.KIND)["spec"]["components"]
+    found: dict[str, Any] = next(c for c in components if c["name"] == component)["podTemplate"]
+    return found
+
+
+def test_monitoring_carries_the_dashboard_and_the_rules() -> None:
     documents = build(FOLDER / "monitoring")
-    graph = one(build(FOLDER / "aggregated"), schema.KIND)
-    templates = {c["name"]: c["podTemplate"] for c in graph["spec"]["components"]}
-    wanted = {"semkv-router": templates["SemkvRouter"], "semkv-workers": templates["TRTLLMWorker"]}
-    for name, template in wanted.items():
-        selector = one(documents, "PodMonitor", name)["spec"]["selector"]["matchLabels"]
-        assert selector.items() <= template["metadata"]["labels"].items()
     dashboard = one(documents, "ConfigMap")
     assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
     assert json.loads(dashboard["data"]["semkv.json"])["panels"]

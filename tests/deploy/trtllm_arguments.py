@@ -29,7 +29,7 @@ def main() -> None:
         "enable_attention_dp",
         "tensor_parallel_size",
     )
-    wanted += ("extra_engine_args", "disaggregation_mode", "model", "served_model_name")
+    wanted += ("extra_engine_args", "disaggregation_mode", "model", "served_model_name", "kv_block_size")
     print(json.dumps({name: getattr(config, name, None) for name in wanted}, default=str))
 
 

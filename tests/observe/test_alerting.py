@@ -168,6 +168,19 @@ def test_alerts_fire_when_they_should() -> None:
     assert ran.returncode == 0, ran.stderr + ran.stdout
 
 
+def test_every_alert_is_seen_to_fire_and_to_keep_still() -> None:
+    cases = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]
+    tests = [test for case in cases for test in case["alert_rule_test"]]
+    fired = {test["alertname"] for test in tests if test["exp_alerts"]}
+    assert fired == {alert["alert"] for alert in ALERTS}
+
+
+def test_the_series_of_the_rule_tests_exist() -> None:
+    cases = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]
+    series = {entry["series"] for case in cases for entry in case["input_series"]}
+    assert {one: found for one in series if not one.startswith("up{") and (found := faults(one))} == {}
+
+
 def test_promtool_accepts_every_query_of_the_dashboard(tmp_path: Path) -> None:
     queries = [filled(target["expr"]) for panel in panels() for target in panel["targets"]]
     group = {"name": "panels", "rules": [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(queries)]}

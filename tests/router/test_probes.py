@@ -54,6 +54,8 @@ def test_a_router_is_alive_without_workers_and_ready_once_it_serves(open_graph: 
         for name in LIVE:
             wait_until(name, lambda name=name: passes(router[name], port))
         assert not passes(router["readinessProbe"], port), "ready with nothing to serve in front of"
+        # What the alert SemkvRouterHasNoReplicas looks at, where Dynamo's PodMonitors scrape.
+        assert "\nsemkv_ready 0" in http_json(port, "/metrics")[1]
         worker = g.worker("a")
         wait_until("readiness", lambda: passes(router["readinessProbe"], port))
         g.frontend(1)

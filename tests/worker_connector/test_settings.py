@@ -97,6 +97,16 @@ def test_what_can_be_served_is_not_refused(changes: dict[str, Any]) -> None:
     assert load_settings(llm_args(32, **changes), ENV).exact
 
 
+def test_attention_dp_is_refused_on_a_tensorrt_llm_that_has_one_scheduler_for_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker_connector.settings.engine_scheduler", type("KvCacheConnectorScheduler", (), {}))
+    with pytest.raises(Refused, match=r"NVIDIA/TensorRT-LLM#19250") as refused:
+        load_settings(llm_args(32, tensor_parallel_size=4, enable_attention_dp=True), ENV)
+    assert refused.value.setting == "enable_attention_dp"
+    assert load_settings(llm_args(32, tensor_parallel_size=4), ENV).exact
+
+
 def test_asynchronous_loads_are_refused_under_tensor_parallelism() -> None:
     env = ENV | {"SEMKV_CONNECTOR__ASYNC_LOAD_MIN_TOKENS": "4096"}
     with pytest.raises(Refused, match="Remedy: set it to null") as refused:
