@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import socket
 from dataclasses import dataclass, field
 
 import msgspec.structs
@@ -39,6 +40,8 @@ class BusInspection:
     """Without user and password."""
     error: str | None = None
     """Why there is no connection; everything below is then empty."""
+    unknown_host: bool = False
+    """The error is that nobody here knows the broker's name."""
     jetstream_error: str | None = None
     streams: dict[str, StreamSeen | None] = field(default_factory=dict)
     """None: it does not exist. Absent: this user may not ask."""
@@ -55,7 +58,7 @@ async def inspect(settings: BusConfig) -> BusInspection:
     try:
         await connect_once(client, settings, "semkv-doctor")
     except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
-        found.error = f"{type(error).__name__}: {error}"
+        found.error, found.unknown_host = f"{type(error).__name__}: {error}", isinstance(error, socket.gaierror)
         return found
     try:
         for stream in STREAMS:

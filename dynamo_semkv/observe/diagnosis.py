@@ -56,6 +56,11 @@ _NOT_CHECKED = Finding(
     "--config FILE (or SEMKV_CONFIG) with the file of routers and workers",
 )
 
+_ELSEWHERE = (
+    "bus.url; a name of a cluster means nothing outside of it: run doctor in a router's pod, or forward the broker's port and set "
+    "SEMKV_BUS__URL=nats://127.0.0.1:4222 (docs/deploy.md)"
+)
+
 
 def diagnose(
     config: Config,
@@ -76,9 +81,8 @@ def diagnose(
 
 def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
     if bus.error is not None:
-        yield Finding(
-            "bus", Level.FAIL, f"no connection to {bus.address} ({bus.error})", "bus.url, credentials, network policy"
-        )
+        remedy = _ELSEWHERE if bus.unknown_host else "bus.url, credentials, network policy"
+        yield Finding("bus", Level.FAIL, f"no connection to {bus.address} ({bus.error})", remedy)
         return
     yield Finding("bus", Level.OK, f"connected to {bus.address}")
     if bus.jetstream_error is not None:

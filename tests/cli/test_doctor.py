@@ -65,6 +65,20 @@ async def test_a_broker_that_the_file_names_is_checked(nobody: str, tmp_path: Pa
     assert (status, found["level"]) == (FAILED, "fail")
 
 
+async def test_from_a_workstation_the_cluster_s_name_means_nothing_and_a_forwarded_port_is_taken(
+    nobody: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "semkv.yaml"
+    file.write_text("bus: {url: 'nats://semkv-nats.invalid:4222'}\n")
+    status, found = await doctor(capsys, "--config", str(file))
+    assert (status, found["level"]) == (FAILED, "fail")
+    assert "run doctor in a router's pod" in found["remedy"]
+    assert "SEMKV_BUS__URL" in found["remedy"]
+    monkeypatch.setenv("SEMKV_BUS__URL", nobody)  # stands for `kubectl port-forward`
+    _, found = await doctor(capsys, "--config", str(file))
+    assert nobody.removeprefix("nats://") in found["detail"]
+
+
 def test_without_file_and_page_the_default_is_checked(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
