@@ -53,6 +53,10 @@ def _weight(message: Message) -> int:
     )
 
 
+class WrongStream(Exception):
+    """A message was stored where none of our readers looks."""
+
+
 class _Answer(msgspec.Struct):
     """What a stream says of one message: where it was stored, or an error. Anything else is no acknowledgement."""
 
@@ -64,7 +68,9 @@ class _Answer(msgspec.Struct):
 class _Flight:
     """Messages that were sent together, and what became of each: None is stored."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, stream: str) -> None:
+        self.stream = stream
+        """Whose acknowledgements count."""
         self.errors: list[Exception | None] = [nats.errors.TimeoutError() for _ in range(count)]
         self.left = count
         self.landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,10 +96,13 @@ class Acks:
         """Once, before the first `send`. The broker hears one connection in order: no answer can come before this was heard."""
         await self._client.subscribe(f"{self._inbox}*", cb=self._on_answer)
 
-    async def send(self, subject: str, messages: Sequence[Message], timeout: float) -> list[Exception | None]:
-        """Publishes them in their order and waits until each is answered, at most `timeout` seconds. For each: None when its stream has
-        stored it, or why not (TimeoutError: no answer came, so nothing is known). Raises only its own cancellation."""
-        flight = _Flight(len(messages))
+    async def send(
+        self, subject: str, messages: Sequence[Message], timeout: float, stream: str
+    ) -> list[Exception | None]:
+        """Publishes them in their order and waits until each is answered, at most `timeout` seconds. For each: None when `stream` has
+        stored it, or why not (TimeoutError: no answer came, so nothing is known; WrongStream: another stream took it). Raises only its
+        own cancellation."""
+        flight = _Flight(len(messages), stream)
         names: list[str] = []
         try:
             for at, message in enumerate(messages):
@@ -124,10 +133,10 @@ class Acks:
         found = self._waiting.pop(msg.subject, None)
         if found is not None:
             flight, at = found
-            flight.told(at, self.error_in(msg))
+            flight.told(at, self.error_in(msg, flight.stream))
 
-    def error_in(self, msg: Msg) -> Exception | None:
-        """None: the message is stored."""
+    def error_in(self, msg: Msg, stream: str) -> Exception | None:
+        """None: the message is stored in `stream`."""
         if msg.headers and msg.headers.get("Status") == _NOBODY:
             return js_errors.NoStreamResponseError()
         try:
@@ -141,4 +150,6 @@ class Acks:
                 return error
         if not answer.stream or answer.seq < 1:
             return ValueError("an acknowledgement without stream and sequence")
+        if answer.stream != stream:
+            return WrongStream(f"stream {answer.stream!r} took it, which is not ours: it has a subject of ours")
         return None

@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from dynamo_semkv.bus.connection import connect_once
-from dynamo_semkv.bus.streams import STREAMS
+from dynamo_semkv.bus.streams import STREAMS, SUBJECTS
 from dynamo_semkv.bus.subscriber import BusSubscriber, Message
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import subjects
@@ -45,6 +45,8 @@ class BusInspection:
     jetstream_error: str | None = None
     streams: dict[str, StreamSeen | None] = field(default_factory=dict)
     """None: it does not exist. Absent: this user may not ask."""
+    foreign: dict[str, str] = field(default_factory=dict)
+    """Stream of ours that does not exist -> a stream of somebody else that has its subjects, so that ours cannot be made."""
     clock_offset_seconds: float | None = None
     """The broker's clock minus ours; None where the server does not tell its time."""
     announcements: list[Message] = field(default_factory=list)
@@ -65,6 +67,8 @@ async def inspect(settings: BusConfig) -> BusInspection:
             await _ask(client, stream, found, settings.inbox_prefix)
             if found.jetstream_error is not None:
                 return found
+            if found.streams.get(stream, ...) is None:
+                await _ask_who_has_its_subjects(client, stream, found)
     finally:
         await client.close()
     if found.streams.get(subjects.ANNOUNCEMENT_STREAM) is not None:
@@ -101,6 +105,20 @@ async def _ask(client: Client, stream: str, found: BusInspection, inbox_prefix: 
         return
     if found.clock_offset_seconds is None and isinstance(said.get("ts"), str):
         found.clock_offset_seconds = _offset(said["ts"])
+
+
+async def _ask_who_has_its_subjects(client: Client, stream: str, found: BusInspection) -> None:
+    """Says nothing where this user may not ask: that the stream is missing is told all the same."""
+    for subject in SUBJECTS[stream]:
+        try:
+            question = json.dumps({"subject": subject}).encode()
+            answer = await client.request("$JS.API.STREAM.NAMES", question, timeout=_API_SECONDS)
+            names = json.loads(answer.data).get("streams") or []
+        except (nats.errors.Error, asyncio.TimeoutError, ValueError, AttributeError):
+            return
+        if names:
+            found.foreign[stream] = str(names[0])
+            return
 
 
 def _offset(text: str) -> float | None:

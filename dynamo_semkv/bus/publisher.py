@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 import nats.errors
@@ -23,12 +23,14 @@ from nats.js import JetStreamContext
 from nats.js import errors as js_errors
 
 from dynamo_semkv.bus.acks import HEADERS_AT_MOST, Acks, Message
+from dynamo_semkv.bus.buffer_use import BufferUse
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
 from dynamo_semkv.bus.pace import Paces
 from dynamo_semkv.bus.packing import packed
 from dynamo_semkv.bus.publishable import publishable
 from dynamo_semkv.bus.publisher_stats import PublisherStats
-from dynamo_semkv.bus.streams import ensure_streams, in_any_order
+from dynamo_semkv.bus.refusals import Refusals, words_of
+from dynamo_semkv.bus.streams import STREAMS, ensure_streams, in_any_order, stream_of
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.pack import MAX_PACK_RECORDS
 
@@ -43,8 +45,6 @@ _FLIGHTS = 16
 """Of such batches of one subject may wait for their acknowledgements at a time."""
 _ENSURE_SECONDS = 1.0
 """At most so often the streams are seen to because something could not be stored, however many flights that meets."""
-_WINDOW = 256
-"""Messages of one subject that may be on their way before `has_room` says no."""
 _USUAL_MAX_PAYLOAD = 1024 * 1024  # of a NATS server where nothing else is configured
 _TOO_LARGE_FOR_STREAM = 10054
 """JetStream's error code for a message above the stream's own limit (`max_msg_size`)."""
@@ -72,6 +72,7 @@ class BusPublisher:
         self._settings = settings
         self._name = name
         self._connection = Connection(settings, name)
+        self._refusals = Refusals(name)
         life = secrets.token_hex(8)
         self._ids = (f"{life}-{n}" for n in itertools.count())
         self._pack_ids = (f"{life}-p{n}" for n in itertools.count())
@@ -88,10 +89,8 @@ class BusPublisher:
         self._paces = Paces()
         """Of the bus thread alone."""
         self._ensured_at = -_ENSURE_SECONDS
-        self._buffered = self._buffered_bytes = 0
-        self._waiting: Counter[str] = Counter()  # buffered records by subject
+        self._use = BufferUse(settings)
         self._largest = _USUAL_MAX_PAYLOAD - HEADERS_AT_MOST
-        self._passing_bytes = 0
         self._published = self._dropped = self._refused = self._callback_errors = 0
         self._dropped_at: float | None = None
         self._accepting = False
@@ -156,13 +155,11 @@ class BusPublisher:
 
     def _keep(self, subject: str, message: Message) -> bool:
         size = len(message.payload)
-        if not self._fits(size):
+        if not self._use.fits(size):
             self._drop(1)
             self._lost.add(subject)
             return False
-        self._buffered += 1
-        self._buffered_bytes += size
-        self._waiting[subject] += 1
+        self._use.kept(subject, size)
         queue = self._kept.get(subject)
         if queue is None:
             queue = self._kept[subject] = deque()
@@ -171,10 +168,10 @@ class BusPublisher:
 
     def _pass_on(self, subject: str, message: Message) -> bool:
         size = len(message.payload)
-        if not self._connection.connected or not self._fits(size):
+        if not self._connection.connected or not self._use.fits(size):
             self._drop(1)
             return False
-        self._passing_bytes += size
+        self._use.passes(size)
         self._passing.append((subject, message))
         return True
 
@@ -184,11 +181,6 @@ class BusPublisher:
             self._dropped += count
             self._dropped_at = time.monotonic()
 
-    def _fits(self, size: int) -> bool:
-        messages = self._buffered + len(self._passing)
-        total = self._buffered_bytes + self._passing_bytes
-        return messages < self._settings.max_buffered_messages and total + size <= self._settings.max_buffered_bytes
-
     @property
     def largest_payload(self) -> int:
         """Bytes: a larger persistent message can never be stored. As the broker said last, else its default."""
@@ -197,26 +189,22 @@ class BusPublisher:
     def has_room(self, subject: str) -> bool:
         """May more be published of this subject, where it can wait? True while few of its messages are on their way and the buffer that
         all subjects share is at most half full: what goes on at this pace goes as fast as the broker acknowledges."""
-        limit = max(1, min(_WINDOW, self._settings.max_buffered_messages // 4))
         with self._lock:
-            return (
-                self._waiting[subject] < limit
-                and 2 * self._buffered <= self._settings.max_buffered_messages
-                and 2 * self._buffered_bytes <= self._settings.max_buffered_bytes
-            )
+            return self._use.has_room(subject)
 
     def stats(self) -> PublisherStats:
         with self._lock:
             return PublisherStats(
                 connected=self._connection.connected,
-                buffered=self._buffered,
-                buffered_bytes=self._buffered_bytes,
+                buffered=self._use.records,
+                buffered_bytes=self._use.bytes,
                 published=self._published,
                 dropped=self._dropped,
                 refused=self._refused,
                 callback_errors=self._callback_errors,
                 reconnects=self._connection.reconnects,
                 last_error=self._connection.last_error,
+                refused_streams=self._refusals.now(),
                 seconds_since_drop=None if self._dropped_at is None else time.monotonic() - self._dropped_at,
             )
 
@@ -229,17 +217,15 @@ class BusPublisher:
         with self._lock:
             self._accepting = False
         if self._thread is None or self._loop is None or not self._thread.is_alive():
-            return self._buffered == 0
+            return self._use.records == 0
         self._close_seconds = timeout
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout + 10.0)
         with self._lock:
-            left = self._buffered
-            self._drop(left + len(self._passing))
+            left = self._use.records
+            self._drop(self._use.clear())
             self._kept.clear()
             self._passing.clear()
-            self._buffered = self._buffered_bytes = self._passing_bytes = 0
-            self._waiting.clear()
         if left:
             _log.warning("bus %s: closed with %d messages undelivered", self._name, left)
         return left == 0
@@ -262,7 +248,7 @@ class BusPublisher:
         deadline = asyncio.get_running_loop().time() + self._close_seconds
         while asyncio.get_running_loop().time() < deadline:
             with self._lock:
-                empty = not self._buffered and not self._passing
+                empty = not self._use.records and not self._passing
             if empty or (self._connection.failed_once and not self._connection.sessions):
                 break
             await asyncio.sleep(0.005)
@@ -289,16 +275,21 @@ class BusPublisher:
                 self._put_back(*self._flights.pop(flight))
             with self._lock:
                 self._busy.clear()  # what was ended before its first step did not leave by itself
-                self._drop(len(self._passing))
+                self._drop(self._use.forget_passing())
                 self._passing.clear()
-                self._passing_bytes = 0
 
     async def _ensure(self, js: JetStreamContext) -> None:
         """Failing is not fatal: streams may exist that this account may not touch, and hints need none."""
         try:
-            await ensure_streams(js, self._settings)
+            refused = await ensure_streams(js, self._settings)
         except (nats.errors.Error, asyncio.TimeoutError) as error:
             self._record("streams", error)
+            return
+        for stream in STREAMS:
+            if stream in refused:
+                self._refusals.refused(stream, words_of(refused[stream]), at_set_up=True)
+            else:
+                self._refusals.there(stream)
 
     async def _send_passing(self, client: Client) -> None:
         while True:
@@ -306,7 +297,7 @@ class BusPublisher:
                 if not self._passing:
                     return
                 subject, message = self._passing.popleft()
-                self._passing_bytes -= len(message.payload)
+                self._use.passed(len(message.payload))
             try:
                 await client.publish(subject, message.payload, headers=message.headers or None)
             except nats.errors.Error as error:
@@ -362,7 +353,7 @@ class BusPublisher:
         """Sends messages until all have arrived, or never can: what did leaves the list."""
         backoff = Backoff()
         while not client.is_closed:
-            heads[:] = await self._send(acks, subject, heads)
+            heads[:] = await self._send(client, acks, subject, heads)
             self._tell_losses()
             if not heads or client.is_closed:
                 return
@@ -390,12 +381,17 @@ class BusPublisher:
             with self._lock:
                 self._kept.setdefault(subject, deque()).extendleft(m._replace(fixed=True) for m in reversed(left))
 
-    async def _send(self, acks: Acks, subject: str, heads: list[Message]) -> list[Message]:
+    async def _send(self, client: Client, acks: Acks, subject: str, heads: list[Message]) -> list[Message]:
         """Sends these once. Returns those that have to be sent again."""
         left, done, size, impossible = [], 0, 0, 0
-        for message, error in zip(heads, await acks.send(subject, heads, _ACK_SECONDS), strict=True):
-            if error is not None:
+        stream = stream_of(subject) or ""
+        for message, error in zip(heads, await acks.send(subject, heads, _ACK_SECONDS, stream), strict=True):
+            if error is None:
+                self._refusals.stored(stream)
+            else:
                 self._record(subject, error)
+                if not client.is_closed:
+                    self._refusals.refused(stream, words_of(error))
                 if not isinstance(error, (nats.errors.MaxPayloadError, js_errors.BadRequestError)):
                     left.append(message)  # whatever a foreign responder may have answered
                     continue
@@ -408,11 +404,7 @@ class BusPublisher:
             done += message.record_count
             size += message.record_bytes
         with self._lock:
-            self._buffered -= done
-            self._buffered_bytes -= size
-            self._waiting[subject] -= done
-            if not self._waiting[subject]:
-                del self._waiting[subject]
+            self._use.left(subject, done, size)
             self._published += done - impossible
             if impossible:
                 self._drop(impossible)
@@ -421,11 +413,7 @@ class BusPublisher:
 
     def _tell_losses(self) -> None:
         with self._lock:
-            roomy = (
-                2 * self._buffered <= self._settings.max_buffered_messages
-                and 2 * self._buffered_bytes <= self._settings.max_buffered_bytes
-            )
-            if not self._lost or not roomy:
+            if not self._lost or not self._use.half_empty:
                 return
             lost = sorted(self._lost)
             self._lost.clear()

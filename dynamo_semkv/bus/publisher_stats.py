@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -21,5 +22,7 @@ class PublisherStats:
     callback_errors: int
     reconnects: int
     last_error: str | None
+    refused_streams: Mapping[str, str] = field(default_factory=dict)
+    """Stream -> the broker's words: what is sent for it is not kept now."""
     seconds_since_drop: float | None = None
     """None: nothing was dropped yet."""

@@ -10,6 +10,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from dynamo_semkv.bus.connection import connect_once
+from dynamo_semkv.bus.refusals import words_of
 from dynamo_semkv.bus.streams import STREAMS, ensure_streams
 from dynamo_semkv.config.schema import BusConfig
 
@@ -38,7 +39,10 @@ async def set_up(settings: BusConfig) -> list[StreamFound]:
         raise BusError(f"bus.url: no connection ({type(error).__name__}: {error})") from error
     try:
         js = client.jetstream(timeout=_API_SECONDS)
-        await ensure_streams(js, msgspec.structs.replace(settings, manage_streams=True))
+        refused = await ensure_streams(js, msgspec.structs.replace(settings, manage_streams=True))
+        if refused:
+            told = "; ".join(f"{stream}: {words_of(error)}" for stream, error in refused.items())
+            raise BusError(f"JetStream refused {told}")
         found = [await js.stream_info(name) for name in STREAMS]
     except asyncio.TimeoutError as error:
         raise BusError(

@@ -15,19 +15,19 @@ than this can store one message a subject twice; consumers are idempotent by eve
 
 _NAME_IN_USE = 10058
 
-_SUBJECTS: dict[str, tuple[str, ...]] = {
+SUBJECTS: dict[str, tuple[str, ...]] = {
     subjects.DONOR_STREAM: (subjects.DONOR_EVENTS, f"{subjects.DONOR_EVENTS}.>"),
     subjects.REPORT_STREAM: (f"{subjects.REPORTS}.>",),
     subjects.ROUTE_STREAM: (f"{subjects.ROUTES}.>",),
     subjects.ANNOUNCEMENT_STREAM: (f"{subjects.ANNOUNCEMENTS}.>",),
 }
 
-STREAMS = tuple(_SUBJECTS)
+STREAMS = tuple(SUBJECTS)
 
 
 def stream_of(subject: str) -> str | None:
     """The stream that keeps a concrete subject; `None` for what is never kept (hints, and anything not ours)."""
-    for stream, patterns in _SUBJECTS.items():
+    for stream, patterns in SUBJECTS.items():
         for pattern in patterns:
             if subject == pattern or (
                 pattern.endswith(".>") and subject.startswith(pattern[:-1]) and subject != pattern
@@ -48,7 +48,7 @@ def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
     last_only = stream == subjects.ANNOUNCEMENT_STREAM
     return StreamConfig(
         name=stream,
-        subjects=list(_SUBJECTS[stream]),
+        subjects=list(SUBJECTS[stream]),
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
@@ -60,18 +60,36 @@ def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
     )
 
 
-async def ensure_streams(js: JetStreamContext, settings: BusConfig) -> None:
+async def ensure_streams(js: JetStreamContext, settings: BusConfig) -> dict[str, js_errors.APIError]:
     """Create the streams, or bring those that exist to these settings. Safe to call from many processes at once.
 
-    Does nothing without `bus.manage_streams`. Raises nats.errors.Error (also when JetStream is off, still starting, or has no room).
+    Returns what the broker refused, by stream: no room, or a stream of somebody else on the same subjects. The others are there then.
+    Does nothing without `bus.manage_streams`. Raises nats.errors.Error or asyncio.TimeoutError when JetStream is off or does not answer.
     """
-    if not settings.manage_streams:
-        return
-    for stream in STREAMS:
-        config = stream_config(stream, settings)
+    refused: dict[str, js_errors.APIError] = {}
+    for stream in STREAMS if settings.manage_streams else ():
         try:
-            await js.add_stream(config)  # answers with what exists when the configuration is equal
-        except js_errors.BadRequestError as error:
-            if error.err_code != _NAME_IN_USE:
-                raise
-            await js.update_stream(config)
+            await _ensure(js, stream_config(stream, settings))
+        except js_errors.APIError as error:
+            # A broker that is full refuses a stream that it already has, too.
+            if not await _is_there(js, stream_config(stream, settings)):
+                refused[stream] = error
+    return refused
+
+
+async def _is_there(js: JetStreamContext, wanted: StreamConfig) -> bool:
+    """Does the stream exist with these subjects and limits?"""
+    try:
+        found = (await js.stream_info(str(wanted.name))).config
+    except js_errors.APIError:
+        return False
+    return all(getattr(found, name) == getattr(wanted, name) for name in ("subjects", "max_bytes", "max_age"))
+
+
+async def _ensure(js: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        await js.add_stream(config)  # answers with what exists when the configuration is equal
+    except js_errors.BadRequestError as error:
+        if error.err_code != _NAME_IN_USE:
+            raise
+        await js.update_stream(config)

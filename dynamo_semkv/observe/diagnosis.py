@@ -96,8 +96,18 @@ def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
         return
     missing = [name for name, seen in bus.streams.items() if seen is None]
     if missing:
-        remedy = "they are made by the first router or worker that starts, or by `dynamo_semkv setup-bus`"
+        remedy = (
+            "they are made by the first router or worker that starts, or by `dynamo_semkv setup-bus`, which tells what the broker "
+            "refuses and why: no room (`max_file` of its jetstream block against four times bus.stream_max_bytes), or no permission"
+        )
         yield Finding("streams", Level.FAIL, f"not there: {', '.join(missing)}", remedy)
+        for stream, other in bus.foreign.items():
+            yield Finding(
+                "streams",
+                Level.FAIL,
+                f"stream {other} has subjects of {stream}, so {stream} cannot be made",
+                f"give {other} other subjects, or our processes an account of their own",
+            )
     else:
         yield from _stream_limits(config, bus)
     offset = bus.clock_offset_seconds

@@ -96,6 +96,9 @@ def _bus(state: RouterState) -> Check:
     away = [side for side, stats in sides.items() if stats is not None and not stats.connected]
     if away:
         return Check("bus", Level.WARN, f"not connected to the broker ({', '.join(away)}): served without new evidence")
+    if state.publisher is not None and state.publisher.refused_streams:
+        told = listed(f"{stream}: {words}" for stream, words in state.publisher.refused_streams.items())
+        return Check("bus", Level.WARN, f"connected, and the broker does not keep what is sent: {told}")
     if state.publisher is None or not state.publisher.dropped:
         return Check("bus", Level.OK, "connected")
     # What was lost stays lost, and counted; that messages are lost now is over when none has been for a while.

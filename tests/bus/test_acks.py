@@ -9,15 +9,17 @@ from typing import Any
 import nats
 import pytest
 
-from dynamo_semkv.bus.acks import Acks, Message
+from dynamo_semkv.bus.acks import Acks, Message, WrongStream
 
 A, B = "semkv.reports.a.0", "semkv.reports.b.1"
+STREAM = "SEMKV_REPORTS"
 
 
 class PartlyDeaf:
     """A connection to streams that take only what they are asked to take."""
 
     max_payload = 100
+    is_closed = False
 
     def __init__(self) -> None:
         self.answers: dict[bytes, bytes | None] = {}
@@ -37,7 +39,7 @@ class PartlyDeaf:
         self.sent.append(reply)
         if payload == b"broken":
             raise nats.errors.ConnectionClosedError
-        said = self.answers.get(payload, b'{"stream": "S", "seq": 7, "duplicate": true}')
+        said = self.answers.get(payload, b'{"stream": "SEMKV_REPORTS", "seq": 7, "duplicate": true}')
         if said is not None:
             self.taken.append(payload)
             status = {"Status": "503"} if said == b"503" else None
@@ -59,6 +61,8 @@ ANSWERS: list[tuple[bytes, type[Exception]]] = [
     (b'{"error": {"some": "body else"}}', Exception),
     (b'{"error": 7}', Exception),
     (b'{"error": null}', ValueError),
+    (b'{"stream": "T", "seq": 7}', WrongStream),
+    (b'{"stream": "s", "seq": 7}', WrongStream),
     (b"{}", ValueError),
     (b'{"stream": "S", "seq": 0}', ValueError),
     (b'{"stream": 1, "seq": 1}', Exception),
@@ -73,7 +77,7 @@ async def test_only_an_acknowledgement_counts_as_one(said: bytes, kind: type[Exc
     client = PartlyDeaf()
     client.answers = {b"b": said}
     acks = await opened(client)
-    told = await acks.send(A, [Message(payload, {}) for payload in (b"a", b"b", b"c")], 5.0)
+    told = await acks.send(A, [Message(payload, {}) for payload in (b"a", b"b", b"c")], 5.0, STREAM)
     assert (told[0], told[2]) == (None, None)
     assert isinstance(told[1], kind)
     assert not isinstance(told[1], asyncio.TimeoutError)
@@ -84,11 +88,11 @@ async def test_what_is_not_answered_in_time_is_told_so_and_an_answer_after_it_ch
     client = PartlyDeaf()
     client.answers = {b"b": None}
     acks = await opened(client)
-    told = await acks.send(A, [Message(b"a", {}), Message(b"b", {})], 0.01)
+    told = await acks.send(A, [Message(b"a", {}), Message(b"b", {})], 0.01, STREAM)
     assert told[0] is None
     assert isinstance(told[1], asyncio.TimeoutError)
     assert not acks._waiting
-    late = SimpleNamespace(subject=client.sent[1], data=b'{"stream": "S", "seq": 1}', headers=None)
+    late = SimpleNamespace(subject=client.sent[1], data=b'{"stream": "SEMKV_REPORTS", "seq": 1}', headers=None)
     await acks._on_answer(late)  # type: ignore[arg-type]
     assert isinstance(told[1], asyncio.TimeoutError)
 
@@ -97,14 +101,14 @@ async def test_a_send_that_is_given_up_leaves_nothing_behind_and_another_goes_on
     client = PartlyDeaf()
     client.answers = {b"b": None}
     acks = await opened(client)
-    one = asyncio.ensure_future(acks.send(A, [Message(b"b", {})], 60.0))
-    other = asyncio.ensure_future(acks.send(B, [Message(b"b", {}), Message(b"c", {})], 60.0))
+    one = asyncio.ensure_future(acks.send(A, [Message(b"b", {})], 60.0, STREAM))
+    other = asyncio.ensure_future(acks.send(B, [Message(b"b", {}), Message(b"c", {})], 60.0, STREAM))
     await asyncio.sleep(0)
     one.cancel()
     with pytest.raises(asyncio.CancelledError):
         await one
     assert list(acks._waiting) == [client.sent[1]]
-    answer = SimpleNamespace(subject=client.sent[1], data=b'{"stream": "S", "seq": 1}', headers=None)
+    answer = SimpleNamespace(subject=client.sent[1], data=b'{"stream": "SEMKV_REPORTS", "seq": 1}', headers=None)
     await acks._on_answer(answer)  # type: ignore[arg-type]
     assert await other == [None, None]
     assert len(set(client.sent)) == len(client.sent) == 3
@@ -112,12 +116,12 @@ async def test_a_send_that_is_given_up_leaves_nothing_behind_and_another_goes_on
 
 async def test_what_cannot_be_sent_is_told_at_once_and_the_rest_is_sent() -> None:
     acks = await opened(PartlyDeaf())
-    told = await acks.send(A, [Message(p, {}) for p in (b"x" * 101, b"broken", b"a")], 60.0)
+    told = await acks.send(A, [Message(p, {}) for p in (b"x" * 101, b"broken", b"a")], 60.0, STREAM)
     assert [type(error) for error in told] == [
         nats.errors.MaxPayloadError,
         nats.errors.ConnectionClosedError,
         type(None),
     ]
-    told = await acks.send(A, [Message(b"broken", {})], 60.0)
+    told = await acks.send(A, [Message(b"broken", {})], 60.0, STREAM)
     assert [type(error) for error in told] == [nats.errors.ConnectionClosedError]
-    assert await acks.send(A, [], 60.0) == []
+    assert await acks.send(A, [], 60.0, STREAM) == []

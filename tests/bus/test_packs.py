@@ -93,8 +93,10 @@ async def test_a_pack_whose_acknowledgement_is_lost_is_stored_once(
     send = Acks.send
     deaf: dict[str, int] = defaultdict(int)
 
-    async def lose(self: Acks, subject: str, heads: Sequence[Message], timeout: float) -> list[Exception | None]:
-        told = await send(self, subject, heads, timeout)
+    async def lose(
+        self: Acks, subject: str, heads: Sequence[Message], timeout: float, stream: str
+    ) -> list[Exception | None]:
+        told = await send(self, subject, heads, timeout, stream)
         deaf[subject] += 1
         if deaf[subject] <= 2:
             return [nats.errors.TimeoutError() for _ in told]
@@ -116,8 +118,10 @@ async def test_records_that_the_session_s_end_puts_back_are_neither_packed_nor_s
     """What was stored and not acknowledged comes back as it was, and what waited beside it is packed without it."""
     send, goes_on = Acks.send, threading.Event()
 
-    async def hold(self: Acks, subject: str, heads: Sequence[Message], timeout: float) -> list[Exception | None]:
-        told = await send(self, subject, heads, timeout)
+    async def hold(
+        self: Acks, subject: str, heads: Sequence[Message], timeout: float, stream: str
+    ) -> list[Exception | None]:
+        told = await send(self, subject, heads, timeout, stream)
         if not goes_on.is_set():
             await asyncio.Event().wait()  # until the session ends
         return told

@@ -290,12 +290,12 @@ async def test_of_messages_sent_together_those_that_failed_are_sent_again_in_the
     }
     acks = await opened(client)
     heads = list(bus._kept[A])
-    left = await bus._send(acks, A, heads)
+    left = await bus._send(client, acks, A, heads)
     assert left == [heads[1], heads[3]]  # with their ids
     stats = bus.stats()
     assert (stats.published, stats.dropped, stats.buffered, stats.buffered_bytes) == (2, 1, 2, 6)
     client.answers.clear()
-    assert not await bus._send(acks, A, left)
+    assert not await bus._send(client, acks, A, left)
     assert (bus.stats().published, bus.stats().buffered, bus.stats().buffered_bytes) == (4, 0, 0)
     bus.close(timeout=0.0)
 

@@ -151,3 +151,13 @@ def test_releases_that_are_too_far_apart_are_named_and_forgotten_when_it_is_over
     level, detail = check(heard(VERSION_SECONDS + 1), "versions")
     assert (level, "7 dropped" in detail) == (Level.OK, True)
     assert check(state(), "versions")[0] is Level.OK
+
+
+def test_a_stream_that_the_broker_refuses_is_told_with_its_words() -> None:
+    publisher = state().publisher
+    assert publisher is not None
+    refused = replace(publisher, refused_streams={"SEMKV_DONORS": "insufficient storage resources available"})
+    level, words = check(state(publisher=refused), "bus")
+    assert level is Level.WARN
+    assert "SEMKV_DONORS: insufficient storage resources available" in words
+    assert readiness(state(publisher=refused)).state == "degraded"

@@ -1,0 +1,69 @@
+"""BufferUse: how full a publisher's buffer is, by subject and in all. Numbers only; the owner's lock covers it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dynamo_semkv.config.schema import BusConfig
+
+WINDOW = 256
+"""Messages of one subject that may be on their way before `has_room` says no."""
+
+
+class BufferUse:
+    """Counts records, whatever they are sent as. `passing` are those that no stream keeps; they leave at once."""
+
+    def __init__(self, settings: BusConfig) -> None:
+        self._limit, self._byte_limit = settings.max_buffered_messages, settings.max_buffered_bytes
+        self.records = 0
+        self.bytes = 0
+        self._passing = 0
+        self._passing_bytes = 0
+        self._by_subject: Counter[str] = Counter()
+
+    def fits(self, size: int) -> bool:
+        """Is there a place for one more record of `size` bytes?"""
+        return (
+            self.records + self._passing < self._limit and self.bytes + self._passing_bytes + size <= self._byte_limit
+        )
+
+    @property
+    def half_empty(self) -> bool:
+        return 2 * self.records <= self._limit and 2 * self.bytes <= self._byte_limit
+
+    def has_room(self, subject: str) -> bool:
+        """Few of this subject are on their way, and the buffer that all subjects share is at most half full."""
+        return self._by_subject[subject] < max(1, min(WINDOW, self._limit // 4)) and self.half_empty
+
+    def kept(self, subject: str, size: int) -> None:
+        self.records += 1
+        self.bytes += size
+        self._by_subject[subject] += 1
+
+    def left(self, subject: str, records: int, size: int) -> None:
+        """They have arrived, or never can."""
+        self.records -= records
+        self.bytes -= size
+        self._by_subject[subject] -= records
+        if not self._by_subject[subject]:
+            del self._by_subject[subject]
+
+    def passes(self, size: int) -> None:
+        self._passing += 1
+        self._passing_bytes += size
+
+    def passed(self, size: int) -> None:
+        self._passing -= 1
+        self._passing_bytes -= size
+
+    def forget_passing(self) -> int:
+        """Returns how many there were."""
+        count, self._passing, self._passing_bytes = self._passing, 0, 0
+        return count
+
+    def clear(self) -> int:
+        """Returns how many records there were of any kind."""
+        count = self.records + self.forget_passing()
+        self.records = self.bytes = 0
+        self._by_subject.clear()
+        return count
