@@ -29,6 +29,7 @@ WORKERS = {"aggregated": "TRTLLMWorker", "attention-dp": "TRTLLMWorker", "disagg
 GRAPHS = list(WORKERS)
 FOLDERS = ["nats", *GRAPHS, "monitoring", "podmonitors"]
 KINDS = {
+    "Job": "io.k8s.api.batch.v1.Job",
     "ConfigMap": "io.k8s.api.core.v1.ConfigMap",
     "Service": "io.k8s.api.core.v1.Service",
     "StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
@@ -116,7 +117,7 @@ def test_what_is_mounted_and_asked_for_is_there(folder: str) -> None:
 def test_no_pod_is_told_of_the_namespace_s_services_in_its_environment(folder: str) -> None:
     documents = build(FOLDER / folder)
     pods = [c["podTemplate"]["spec"] for c in one(documents, schema.KIND)["spec"]["components"]]
-    pods.append(one(documents, "StatefulSet")["spec"]["template"]["spec"])
+    pods += [one(documents, kind)["spec"]["template"]["spec"] for kind in ("StatefulSet", "Job")]
     assert [pod["enableServiceLinks"] for pod in pods] == [False] * len(pods)
 
 
@@ -209,7 +210,7 @@ def test_the_connector_refuses_nothing_of_the_engine_s_settings(folder: str, tmp
 def test_every_container_has_a_memory_limit(folder: str) -> None:
     documents = build(FOLDER / folder)
     pods = [c["podTemplate"]["spec"] for c in one(documents, schema.KIND)["spec"]["components"]]
-    pods.append(one(documents, "StatefulSet")["spec"]["template"]["spec"])
+    pods += [one(documents, kind)["spec"]["template"]["spec"] for kind in ("StatefulSet", "Job")]
     for used in (used for pod in pods for used in pod["containers"]):
         assert used["resources"]["requests"]["memory"], used
         assert used["resources"]["limits"]["memory"], used

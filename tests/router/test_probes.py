@@ -39,8 +39,9 @@ def bus_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def start_router(g: TestGraph, url: str, container: dict[str, Any]) -> tuple[Process, int]:
-    """With the environment of the manifest, but for the port of the status server, which the system chooses."""
-    env = {**environment(container), "DYN_SYSTEM_PORT": "0"}
+    """With the environment of the manifest, but for secrets, and the port of the status server, which the system chooses."""
+    written = {name: value for name, value in environment(container).items() if isinstance(value, str)}
+    env = {**written, "DYN_SYSTEM_PORT": "0"}
     config = write_config(g, url)
     process = g.graph.python("router", "-m", "dynamo_semkv", "serve", "--config", str(config), env=g.graph.env(**env))
     return process, int(process.wait_log(rf"status server bound to: {STATUS_PORT}").group(1))
