@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dynamo_semkv.config.host_memory import Available, total_memory
 from dynamo_semkv.config.load import load_config, read_fetch_secret, read_salt_key
 from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materialization, require_request_local_kv
 from dynamo_semkv.contracts.errors import ContractError
@@ -83,6 +84,7 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
     )
     if settings.exact:
         refuse_unsupported(llm_args)
+        _refuse_slabs_beyond(total_memory(), settings.connector.slab_bytes, llm_args)
         _refuse_if(
             settings.connector.async_load_min_tokens is not None and world_of(llm_args) > 1,
             "connector.async_load_min_tokens",
@@ -147,6 +149,20 @@ def refuse_unsupported(llm_args: Any) -> None:
         _log.warning(
             "semkv connector: kv_cache_config.enable_partial_reuse is on; prompts of which the engine holds part of a block are not "
             "loaded. Set it to false."
+        )
+
+
+def _refuse_slabs_beyond(memory: Available | None, slab_bytes: int, llm_args: Any) -> None:
+    """Ranks start at the same time, so each finds the memory free that the others are about to take (slab.py asks for its own)."""
+    parallel = getattr(llm_args, "tensor_parallel_size", None) or 1
+    ranks = min(parallel, getattr(llm_args, "gpus_per_node", None) or parallel)
+    if memory is not None and ranks > 1:
+        _refuse_if(
+            ranks * slab_bytes > memory.size,
+            "connector.slab_bytes",
+            slab_bytes,
+            f"it counts for each of {ranks} ranks here, and all of them may have {memory.size} bytes: {memory.bound}",
+            f"set it to less than {memory.size // ranks}, give the container more memory",
         )
 
 

@@ -22,6 +22,13 @@ class Available(NamedTuple):
     bound: str
 
 
+class _Bound(NamedTuple):
+    left: int
+    total: int
+    """Of what is there, or may be taken, with what is taken already."""
+    name: str
+
+
 class _Files(NamedTuple):
     """What one version of control groups calls its files."""
 
@@ -45,20 +52,30 @@ V2 = _Files(("memory.max", "memory.high"), "memory.current", ("active_file", "in
 
 def available_memory(root: Path = ROOT) -> Available | None:
     """The least of what the machine and each control group above this process leave; None where none of them says. `root`: for tests."""
-    found = []
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            found.append(Available(int(line.split()[1]) * 1024, "MemAvailable of /proc/meminfo"))
+    least = min(_bounds(root), default=None)
+    return None if least is None else Available(least.left, f"{least.name} ({least.total})")
+
+
+def total_memory(root: Path = ROOT) -> Available | None:
+    """The same, with what is taken already: what all processes of this container may have together."""
+    least = min(_bounds(root), key=lambda bound: bound.total, default=None)
+    return None if least is None else Available(least.total, least.name)
+
+
+def _bounds(root: Path) -> Iterator[_Bound]:
+    machine = {key: _number(value.removesuffix("kB")) for key, _, value in _split(root / "proc/meminfo", ":")}
+    left, total = machine.get("MemAvailable"), machine.get("MemTotal")
+    if left is not None and total is not None:
+        yield _Bound(left * 1024, total * 1024, "MemTotal of /proc/meminfo")
     for folder, files in _control_groups(root):
-        left = _left(folder, files)
-        if left is not None:
-            found.append(Available(left.size, f"{left.bound} of /{folder.relative_to(root)}"))
-    return min(found, default=None)
+        bound = _bound(folder, files)
+        if bound is not None:
+            yield bound._replace(name=f"{bound.name} of /{folder.relative_to(root)}")
 
 
-def _left(folder: Path, files: _Files) -> Available | None:
+def _bound(folder: Path, files: _Files) -> _Bound | None:
     """Of one control group; None where it has no limit or does not account memory."""
-    stat = {key: _number(value) for key, _, value in (line.partition(" ") for line in _lines(folder / "memory.stat"))}
+    stat = {key: _number(value) for key, _, value in _split(folder / "memory.stat", " ")}
     limits = [(_number(_text(folder / name)), name) for name in files.limits]
     if files.inherited is not None:
         limits.append((stat.get(files.inherited), files.inherited))
@@ -68,21 +85,19 @@ def _left(folder: Path, files: _Files) -> Available | None:
         return None
     limit, name = min(known)
     cache = sum(stat.get(key) or 0 for key in files.page_cache)
-    return Available(max(0, limit - max(0, usage - cache)), f"{name} ({limit})")
+    return _Bound(max(0, limit - max(0, usage - cache)), limit, name)
 
 
 def _control_groups(root: Path) -> Iterator[tuple[Path, _Files]]:
     """This process's group in each mounted hierarchy that may account memory, then those above it as far as they are visible."""
     paths: dict[str, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
+    for number, _, rest in _split(root / "proc/self/cgroup", ":"):
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
             paths["cgroup"] = path
         elif number == "0" and not controllers:
             paths["cgroup2"] = path
-    for line in _lines(root / "proc/self/mountinfo"):
-        place, _, kind = line.partition(" - ")
+    for place, _, kind in _split(root / "proc/self/mountinfo", " - "):
         fields, kinds = place.split(), kind.split()
         if len(fields) < 5 or len(kinds) < 3 or kinds[0] not in paths:
             continue
@@ -103,8 +118,8 @@ def _below(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
     return path.relative_to(mounted)
 
 
-def _lines(path: Path) -> list[str]:
-    return _text(path).splitlines()
+def _split(path: Path, separator: str) -> list[tuple[str, str, str]]:
+    return [line.partition(separator) for line in _text(path).splitlines()]
 
 
 def _text(path: Path) -> str:

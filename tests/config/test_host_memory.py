@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_semkv.config.host_memory import available_memory
+from dynamo_semkv.config.host_memory import available_memory, total_memory
 from worker_connector.refusal import Refused
 from worker_connector.slab import slots_for
 
@@ -67,13 +67,16 @@ def machine(tmp_path: Path) -> Machine:
 def test_a_slab_beyond_the_container_s_limit_is_refused_on_a_machine_with_more(machine: Machine) -> None:
     machine.v2("/")
     machine.v2_group(".", 2 * GIB, 300 * 2**20)
-    with pytest.raises(Refused, match=r"8192 MiB are wanted and 1748 MiB are available: memory.max \(2147483648\)"):
+    with pytest.raises(
+        Refused, match=r"8192 MiB are wanted and 1748 MiB are available: memory.max of /sys/fs/cgroup \(2147483648\)"
+    ):
         slots_for(8 * GIB, 2**20, available_memory(machine.root))
     assert slots_for(GIB, 2**20, available_memory(machine.root)) == 1024
 
 
 def test_without_control_groups_the_machine_decides(machine: Machine) -> None:
     assert machine.size() == 17 * GIB
+    assert total_memory(machine.root) == (32000000 * 1024, "MemTotal of /proc/meminfo")
     assert available_memory(machine.root / "nowhere") is None
 
 
@@ -95,7 +98,8 @@ def test_version_2_limits_of_groups_above_count(machine: Machine) -> None:
     machine.v2_group("pod/container", "max", 1 * GIB)
     machine.v2_group("pod", 6 * GIB, 4 * GIB)
     found = available_memory(machine.root)
-    assert found == (2 * GIB, f"memory.max ({6 * GIB}) of /sys/fs/cgroup/pod")
+    assert found == (2 * GIB, f"memory.max of /sys/fs/cgroup/pod ({6 * GIB})")
+    assert total_memory(machine.root) == (6 * GIB, "memory.max of /sys/fs/cgroup/pod")
 
 
 def test_version_2_beyond_memory_high_a_process_stands_still(machine: Machine) -> None:

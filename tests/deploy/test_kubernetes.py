@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dynamo_semkv.cli.command import _parser
+from dynamo_semkv.config.host_memory import Available
 from dynamo_semkv.config.load import build as build_config
 from dynamo_semkv.config.load import load_config, parse_yaml
 from scripts import prometheus_rule
@@ -184,8 +185,13 @@ def test_disaggregated_workers_find_each_other_and_no_client_finds_the_prefill_w
 
 
 @pytest.mark.parametrize("folder", GRAPHS)
-def test_the_connector_refuses_nothing_of_the_engine_s_settings(folder: str, tmp_path: Path) -> None:
+def test_the_connector_refuses_nothing_of_the_engine_s_settings(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = build(FOLDER / folder)
+    limits = container(one(documents, schema.KIND), WORKERS[folder])["resources"]["limits"]
+    pod = Available(int(limits["memory"].removesuffix("Gi")) * 2**30, "memory.max of /sys/fs/cgroup")
+    monkeypatch.setattr("worker_connector.settings.total_memory", lambda: pod)
     data = one(documents, "ConfigMap", "semkv")["data"]
     engine = yaml.safe_load(data["engine.yaml"])
     (tmp_path / "semkv.yaml").write_text(data["semkv.yaml"])

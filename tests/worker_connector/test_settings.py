@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_semkv.config.host_memory import Available
 from dynamo_semkv.contracts.errors import ContractError
 from tests.worker_connector.scripted import llm_args
 from worker_connector.ranks import rank_of
@@ -95,6 +96,29 @@ def test_what_cannot_be_served_correctly_is_refused_with_a_remedy(changes: dict[
 )
 def test_what_can_be_served_is_not_refused(changes: dict[str, Any]) -> None:
     assert load_settings(llm_args(32, **changes), ENV).exact
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"tensor_parallel_size": 4}, True),
+        ({"tensor_parallel_size": 4, "enable_attention_dp": True}, True),
+        ({"tensor_parallel_size": 16, "gpus_per_node": 2, "enable_attention_dp": True}, False),
+        ({"tensor_parallel_size": 2}, False),
+        ({}, False),
+    ],
+)
+def test_slabs_of_all_ranks_together_fit_into_the_container(
+    changes: dict[str, Any], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Available(24 * 2**30, "memory.max of /sys/fs/cgroup")
+    monkeypatch.setattr("worker_connector.settings.total_memory", lambda: memory)
+    env = ENV | {"SEMKV_CONNECTOR__SLAB_BYTES": str(8 * 2**30)}
+    if not refused:
+        assert load_settings(llm_args(32, **changes), env).exact
+        return
+    with pytest.raises(Refused, match=r"each of 4 ranks here.*memory.max of /sys/fs/cgroup.*less than 6442450944"):
+        load_settings(llm_args(32, **changes), env)
 
 
 def test_attention_dp_is_refused_on_a_tensorrt_llm_that_has_one_scheduler_for_all_ranks(

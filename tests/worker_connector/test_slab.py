@@ -184,7 +184,7 @@ def test_slots_for_says_the_numbers() -> None:
     ):
         slots_for(4000, 100, None)
     with pytest.raises(Refused, match=r"2 MiB are wanted and 1 MiB are available: memory.max.*at most 943718"):
-        slots_for(2 * 1024 * 1024, 100, Available(1024 * 1024, "memory.max (2097152) of /sys/fs/cgroup"))
+        slots_for(2 * 1024 * 1024, 100, Available(1024 * 1024, "memory.max of /sys/fs/cgroup (2097152)"))
 
 
 def test_scrub_goes_round_and_reports_damage_with_what_was_loaded_first() -> None:
