@@ -72,7 +72,7 @@ UNITS = {
     "overlap": "share, 0 to 1",
     "confidence": "share, 0 to 1",
     "sheet_rows": "count",
-    **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "extra"), "tokens"),
+    **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "decode", "extra"), "tokens"),
     **dict.fromkeys(("offered", "honoured", "copied", "confirmed"), "tokens"),
 }
 ENDINGS = {

@@ -13,7 +13,7 @@ from dynamo_semkv.cli import text as t
 from dynamo_semkv.cli.words import CROSS_CHECKS, DECISIONS, ENDS, REASONS
 from dynamo_semkv.contracts.route_events import ADVISED
 
-SHEET_PARTS = ("device", "host", "disk", "donor", "load", "extra", "total")
+SHEET_PARTS = ("device", "host", "disk", "donor", "load", "decode", "extra", "total")
 
 
 def render(route: Mapping[str, Any]) -> RenderableType:
@@ -87,7 +87,7 @@ def _sheet(opened: Mapping[str, Any]) -> RenderableType:
         table.add_column(part, justify="right")
     table.add_column("")
     for line in lines:
-        notes = ["Dynamo's by overlap and load alone"] if line["replica"] == opened.get("dynamo_choice") else []
+        notes = ["what Dynamo's router would choose"] if line["replica"] == opened.get("dynamo_choice") else []
         if line.get("filtered_by"):
             notes.append(f"might not be chosen: {t.clean(line['filtered_by'])}")
         counts = [f"{line.get(part, 0):,}" for part in parts]

@@ -256,6 +256,8 @@ class ScoringConfig(Section, frozen=True):
 
     load_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     """Tokens of credit that one queued prefill token on a replica costs it."""
+    decode_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    """Tokens of credit that one token of KV held by running requests costs a replica. 1: as Dynamo's own router weighs it."""
     prior: MatchPriors = MatchPriors()
     calibration: CalibrationConfig = CalibrationConfig()
     tier_credit: TierCredit = TierCredit()

@@ -36,6 +36,8 @@ class SheetLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the best donor beyond all of these."""
     load: int = 0
     """Queued prefill above the idlest replica, negative."""
+    decode: int = 0
+    """KV that running requests hold above the replica with the fewest, negative."""
     extra: int = 0
     """What plugged scorers said."""
     filtered_by: str | None = None
@@ -90,7 +92,7 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     shadow_choice: str | None = None
     """`stable_routing_id/dp_rank` that we would have chosen, when we did not act on it."""
     dynamo_choice: str | None = None
-    """`stable_routing_id/dp_rank` that is the best by exact device overlap and load alone, which is what Dynamo weighs. None: nothing was
+    """`stable_routing_id/dp_rank` that Dynamo's own router would choose, by its cost and the weights that it was given. None: nothing was
     weighed (there was no evidence, so the choice was Dynamo's alone), or an older router did not say."""
     sheet: tuple[SheetLine, ...] = ()
     """The best lines of the score sheet, best first, at most 8; the one of `dynamo_choice` is among them."""

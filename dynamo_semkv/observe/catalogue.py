@@ -41,6 +41,11 @@ MATERIALIZED = _tokens(
     "Hinted tokens that the backend confirmed: copied on every rank, and the forward pass started behind them.",
     "The only step that is reuse. Low against hinted: semkv_outcome_total says why.",
 )
+BEYOND_DYNAMO = _tokens(
+    "beyond_dynamo",
+    "Materialized tokens of routes that Dynamo's own router would have sent to another replica.",
+    "What placement adds to Dynamo's router with the same connector. Near zero: Dynamo sees the same residency itself.",
+)
 UNHINTED = _tokens(
     "unhinted",
     "Tokens that the backend confirmed and that nobody had hinted.",

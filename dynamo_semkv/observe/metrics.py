@@ -91,6 +91,7 @@ class Metrics:
             "placed": self._counter(catalogue.PLACED),
             "hinted": self._counter(catalogue.HINTED),
             "materialized": self._counter(catalogue.MATERIALIZED),
+            "beyond_dynamo": self._counter(catalogue.BEYOND_DYNAMO),
             "unhinted": self._counter(catalogue.UNHINTED),
         }
         self._lookups = _Labelled(self._counter(catalogue.LOOKUPS))

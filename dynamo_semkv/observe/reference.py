@@ -28,7 +28,7 @@ from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
-    "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.UNHINTED),
+    "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.BEYOND_DYNAMO, c.UNHINTED),
     "Decisions": (
         c.LOOKUPS,
         c.LOOKUP_SECONDS,

@@ -72,6 +72,8 @@ class Funnel(NamedTuple):
     placed: int
     hinted: int
     materialized: int
+    beyond_dynamo: int
+    """Of these, on routes that Dynamo's own router, with its own weights, would have sent to another replica: what is ours."""
     unhinted: int
     """Confirmed by the backend beyond what was hinted."""
 
@@ -83,7 +85,8 @@ class Funnel(NamedTuple):
         placed = min(max(0, opened.placed_tokens), evidence)
         hinted = min(max(0, opened.hinted_tokens), placed)
         materialized = min(max(0, confirmed), hinted)
-        return cls(input_tokens, evidence, placed, hinted, materialized, max(0, confirmed) - materialized)
+        ours = 0 if dynamo_agrees(opened) else materialized
+        return cls(input_tokens, evidence, placed, hinted, materialized, ours, max(0, confirmed) - materialized)
 
 
 class ReplicaName(NamedTuple):
@@ -99,6 +102,12 @@ class ReplicaName(NamedTuple):
 def placed_on(opened: RouteOpened) -> ReplicaName | None:
     """The replica that the route was pinned to; None when the choice was Dynamo's."""
     return ReplicaName(opened.stable_routing_id, opened.dp_rank) if opened.stable_routing_id is not None else None
+
+
+def dynamo_agrees(opened: RouteOpened) -> bool:
+    """Was the route pinned to the replica that Dynamo's own router would have chosen? An older router did not say: then it was not."""
+    placed = placed_on(opened)
+    return placed is not None and opened.dynamo_choice == str(placed)
 
 
 def served_by(opened: RouteOpened, observed: RouteObserved | None) -> ReplicaName | None:

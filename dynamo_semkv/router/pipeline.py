@@ -3,7 +3,6 @@
     narrow(facts, view, salt_key) -> Prompt         namespace, digest and keys of this request
     covers(exact, prompt, share) -> bool            is a donor lookup worth while
     weigh(prompt, exact, lookup, ...) -> Advice     evidence -> score sheet -> decision
-    opened_event(advice, ...) -> RouteOpened
 
 Evidence has two sources, and neither is Dynamo's device overlap: donors that a provider found, and host-tier KV that Dynamo's index
 knows of (provider `dynamo`) and the connector may load. Both must still be confirmed by the backend.
@@ -13,23 +12,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import msgspec
 
 from dynamo_semkv.advice.decision import Decision, DecisionReason
 from dynamo_semkv.advice.gate import Candidate, decide, no_advice
 from dynamo_semkv.config.schema import Config, PlacementMode
-from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
-from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
+from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
+from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.keys import PromptKey, TokenArray, as_tokens, on_bytes, prompt_key
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
-from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.router.facts import UNCONSTRAINED, Constraints, RequestFacts
-from dynamo_semkv.router.replicas import ModelView, Place, ReplicaDirectory, Standing
+from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
-from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
 from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, choose
 from dynamo_semkv.scoring.credit import Credit
@@ -164,7 +161,13 @@ def worth_a_row(
     holding = {replica for replica in live if any(ranks.get(replica, _NOTHING))} | {r for r in evidenced if r in live}
     bare = [replica for replica in live if replica not in holding]
     at = turn % len(bare) if bare else 0
-    idlest = heapq.nsmallest(IDLEST, bare[at:] + bare[:at], key=lambda replica: (barred(replica), queued[replica]))
+
+    def busy(replica: ReplicaKey) -> tuple[bool, int]:
+        load = exact.loads.get(replica)
+        held = load.decode_blocks * exact.overlap.block_size if load is not None else 0
+        return barred(replica), (queued[replica] or 0) + held
+
+    idlest = heapq.nsmallest(IDLEST, bare[at:] + bare[:at], key=busy)
     return holding.union(idlest)
 
 
@@ -200,6 +203,7 @@ def views(
             device = overlap.device * size
             host = max(0, min(overlap.host_pinned_extension * size, length - device))
             device, disk = min(device, length), overlap.disk_extension * size
+        needed = -(-(length - device) // size) if size else 0
         found.append(
             ReplicaView(
                 replica=replica,
@@ -210,6 +214,7 @@ def views(
                 queued_prefill_tokens=waiting,
                 active_decode_blocks=load.decode_blocks if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
+                needed_blocks=needed,
                 overloaded=(waiting or 0) - idlest > max_load_gap,
                 mode=place.mode,
                 wrong_role=not place.fits,
@@ -308,7 +313,8 @@ def weigh(
         turn = int.from_bytes(seed_material[-8:], "little")
         wanted = worth_a_row(live, exact, queued, {replica for _, replica in pairs}, turn, barred)
     rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints, queued, wanted)
-    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers)
+    size = exact.overlap.block_size
+    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers, block_size=size)
     candidates = [
         Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens, row.proven_tokens)
         for row in sheet.rows
@@ -367,77 +373,3 @@ def _without_evidence(lookup: Lookup) -> DecisionReason:
     if not lookup.asked:
         return DecisionReason.EXACT_COVERS
     return _BY_STATUS.get(lookup.status, DecisionReason.NO_EVIDENCE)
-
-
-def opened_event(
-    advice: Advice,
-    *,
-    route_id: RouteId,
-    request_id: str,
-    router: str,
-    attempt: int,
-    model: str,
-    opened_at: float,
-    config_hash: str,
-    traceparent: str | None,
-    directory: ReplicaDirectory,
-) -> RouteOpened:
-    decision, match = advice.decision, advice.decision.match
-    placed, sheet = decision.placed, advice.sheet
-    places = directory.places()
-    dynamo = dynamo_choice(sheet) if sheet is not None else None
-    said = directory.announcement_of(placed) if placed is not None else None
-    stable = directory.stable_of(placed) if placed is not None else None
-    return RouteOpened(
-        route_id=route_id,
-        request_id=request_id or None,
-        router=router,
-        attempt=attempt,
-        model=model,
-        mode=decision.mode._value_,
-        opened_at=opened_at,
-        prompt_key=advice.prompt.key,
-        input_tokens=len(advice.prompt.tokens),
-        exact_device_tokens=advice.exact_device_tokens,
-        exact_host_tokens=advice.exact_host_tokens,
-        evidence_tokens=decision.evidence_tokens,
-        placed_tokens=decision.placed_tokens,
-        hinted_tokens=decision.hinted_tokens,
-        proven_tokens=decision.proven_tokens,
-        lookup=advice.lookup.status,
-        lookup_seconds=advice.lookup.seconds,
-        decision_reason=decision.reason._value_,
-        stable_routing_id=stable.stable_routing_id if stable is not None else None,
-        dp_rank=placed.dp_rank if placed is not None else None,
-        worker_id=str(placed.worker_id) if placed is not None else None,
-        donor_id=match.donor_id if match is not None else None,
-        donor_generation=match.provider_generation if match is not None else None,
-        match_type=match.match_type if match is not None else None,
-        overlap=match.overlap_bucket if match is not None else Bucket.NONE,
-        tier=match.location.tier if match is not None else None,
-        provider=match.provider if match is not None else None,
-        materialization=said.materialization if said is not None else None,
-        expected_tokens=_expected(advice),
-        shadow_choice=_name(decision.shadow_choice, places) if decision.shadow_choice is not None else None,
-        dynamo_choice=_name(dynamo.replica, places) if dynamo is not None else None,
-        sheet=sheet_lines(sheet, dynamo, partial(_name, places=places)) if sheet is not None else (),
-        sheet_rows=len(sheet.rows) if sheet is not None else 0,
-        config_hash=config_hash,
-        traceparent=traceparent,
-    )
-
-
-def _expected(advice: Advice) -> int | None:
-    chosen = advice.decision.placed or advice.decision.shadow_choice
-    if chosen is None or advice.sheet is None:
-        return None
-    for row in advice.sheet.rows:
-        if row.replica == chosen:
-            return round(row.evidence)
-    return None
-
-
-def _name(replica: ReplicaKey, places: Mapping[ReplicaKey, Place]) -> str:
-    """`stable_routing_id/dp_rank`."""
-    place = places.get(replica)
-    return place.name if place is not None else f"{replica.worker_id}/{replica.dp_rank}"

@@ -30,7 +30,8 @@ from dynamo_semkv.contracts.route_events import ADVISED, RouteObserved, RouteOpe
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
 from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
-from dynamo_semkv.router.pipeline import Advice, opened_event
+from dynamo_semkv.router.opened_event import opened_event
+from dynamo_semkv.router.pipeline import Advice
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request, WorkerRole
@@ -124,6 +125,7 @@ class RouterService:
         self._fallbacks = fallbacks
         self._config = config
         self._config_hash = config_hash
+        self._kv_router = config.dynamo.kv_router  # as Dynamo's router was made with: changes need a restart
         self._router = router
         self._instance_id = instance_id
         self._role = role
@@ -296,6 +298,7 @@ class RouterService:
                     config_hash=config_hash,
                     traceparent=call.traceparent,
                     directory=self._directory,
+                    kv_router=self._kv_router,
                 )
             )
         except Exception as error:  # noqa: BLE001 - a record that cannot be written does not stop a request; counted and logged

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dynamo_semkv.config.schema import KvRouterOptions
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.route_events import MAX_SHEET_LINES, SheetLine
 from dynamo_semkv.scoring.choose import ScoreRow, ScoreSheet
+from dynamo_semkv.scoring.filters import FilteredBy
 
+_KEPT_FROM_DYNAMO = (FilteredBy.NOT_ALLOWED, FilteredBy.LACKS_TAINT)
 Named = Callable[[ReplicaKey], str]
 
 
-def dynamo_choice(sheet: ScoreSheet) -> ScoreRow | None:
-    """The best row by exact device overlap and load alone; of equal ones the first in the sheet. None: no replica may be chosen."""
-    free = [row for row in sheet.rows if row.filtered_by is None]
-    best, most = None, 0.0
-    for row in free:
-        device, _, _, _, load, *_ = row.values  # in the order of SCORERS
-        if best is None or device + load > most:
-            best, most = row, device + load
-    return best
+def dynamo_choice(sheet: ScoreSheet, options: KvRouterOptions) -> ScoreRow | None:
+    """The row that Dynamo's own router would choose, by its cost and the weights that it was given; of equal ones the first in the sheet.
+    None: it may choose no replica. What only we keep out (load, room, role) it may choose all the same."""
+    free = [row for row in sheet.rows if row.filtered_by not in _KEPT_FROM_DYNAMO]
+    return min(free, key=lambda row: dynamo_cost(row, options), default=None)
+
+
+def dynamo_cost(row: ScoreRow, options: KvRouterOptions) -> float:
+    """Tokens; the lowest is chosen. Dynamo 1.6.1, lib/kv-router, `DefaultWorkerSelector`: what is left to prefill there, with a credit for
+    each tier that holds part of the prompt, and the KV blocks that running requests hold. Its unit is the block, ours the token."""
+    view, at = row.view, row.situation
+    queued = at.usual_queued if view.queued_prefill_tokens is None else view.queued_prefill_tokens
+    credit = (
+        options.overlap_score_credit * view.device_tokens
+        + options.host_cache_hit_weight * view.host_tokens
+        + options.disk_cache_hit_weight * view.disk_tokens
+    )
+    return max(0.0, queued + at.input_tokens - credit) + view.active_decode_blocks * at.block_size
 
 
 def sheet_lines(sheet: ScoreSheet, dynamo: ScoreRow | None, named: Named) -> tuple[SheetLine, ...]:
@@ -31,7 +43,7 @@ def sheet_lines(sheet: ScoreSheet, dynamo: ScoreRow | None, named: Named) -> tup
 
 
 def _line(row: ScoreRow, named: Named) -> SheetLine:
-    device, host, disk, donor, load, *extra = [round(value) for value in row.values]
+    device, host, disk, donor, load, decode, *extra = [round(value) for value in row.values]
     return SheetLine(
         replica=named(row.replica),
         total=round(row.total),
@@ -40,6 +52,7 @@ def _line(row: ScoreRow, named: Named) -> SheetLine:
         disk=disk,
         donor=donor,
         load=load,
+        decode=decode,
         extra=sum(extra),
         filtered_by=row.filtered_by.value if row.filtered_by is not None else None,
     )

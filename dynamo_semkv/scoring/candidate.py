@@ -26,6 +26,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     active_decode_blocks: int = 0
     total_blocks: int = 0
     """KV blocks of the replica; 0: unknown."""
+    needed_blocks: int = 0
+    """KV blocks that this prompt takes beyond those that the device has of it."""
     overloaded: bool = False
     mode: Materialization = Materialization.EXACT
     """Of its connector, as it announced it."""

@@ -3,6 +3,7 @@
     total = device tokens + host and disk tokens x share(exact) x saving(tier)
           + donor tokens beyond those x share(exact or semantic) x saving(tier)
           - load_weight x queued prefill tokens above the idlest replica
+          - decode_weight x tokens of KV that running requests hold above the replica with the fewest
           + what scorers of somebody else say (scoring/extra.py)
 
 `share` and `saving` are the Credit's: of such a claim on this replica, what the backend confirms, and what a confirmed token spares.
@@ -68,8 +69,8 @@ class ScoreRow(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """`device`, `host`, `disk`, `donor`, `load` and what extra scorers are called; their values add up to `total`. Made when somebody
-        looks: a decision needs none of them."""
+        """`device`, `host`, `disk`, `donor`, `load`, `decode` and what extra scorers are called; their values add up to `total`. Made
+        when somebody looks: a decision needs none of them."""
         view, at = self.view, self.situation
         found = [
             Part(name, scorer(view, self.match, at), value)
@@ -99,9 +100,11 @@ def choose(
     seed_material: bytes,
     credit: Credit | None = None,
     extra: Sequence[GuardedScorer] = (),
+    *,
+    block_size: int = 0,
 ) -> ScoreSheet:
     """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`. `credit` None: the
-    prior of `config`.
+    prior of `config`. `block_size`: tokens in a KV block; 0: unknown, and what running requests hold costs nothing.
 
     Raises ContractError when two views name one replica: which of them is true is not for us to guess.
     """
@@ -113,7 +116,7 @@ def choose(
         donors.setdefault(replica, []).append(match)
     filters = [filtered_by(view) for view in views]
     free = [view for view, reason in zip(views, filters, strict=True) if reason is None]
-    situation = _situation(free or views, input_tokens)
+    situation = _situation(free or views, input_tokens, block_size)
     credit = credit if credit is not None else PriorCredit(config)
     exact_values = [exact_value(view, input_tokens, config, credit) for view in views]
     strongest = [
@@ -135,9 +138,11 @@ def choose(
     return ScoreSheet(tuple(rows), best, SheetReason.CHOSEN if best else SheetReason.ALL_FILTERED, ignored)
 
 
-def _situation(views: Sequence[ReplicaView], input_tokens: int) -> Situation:
+def _situation(views: Sequence[ReplicaView], input_tokens: int, block_size: int) -> Situation:
     known = [view.queued_prefill_tokens for view in views if view.queued_prefill_tokens is not None]
-    return Situation(input_tokens, min(known, default=0), sum(known) / len(known) if known else 0.0)
+    least_active = min([view.active_decode_blocks for view in views], default=0)
+    usual = sum(known) / len(known) if known else 0.0
+    return Situation(input_tokens, min(known, default=0), usual, least_active, block_size)
 
 
 _NO_DONOR = (None, TokenValue(0.0), TokenValue(0.0), 0, 0)
@@ -157,7 +162,9 @@ def _row(
     """`extra`: names of scorers of somebody else, and beside them in `said` what they say of this replica."""
     device, host, disk = exact_values
     match, donor, _, claimed, proven = strongest if strongest is not None else _NO_DONOR
-    values = (device, host, disk, donor, TokenValue(-config.load_weight * situation.excess(view)), *said)
+    load = TokenValue(-config.load_weight * situation.excess(view))
+    decode = TokenValue(-config.decode_weight * situation.excess_active(view))
+    values = (device, host, disk, donor, load, decode, *said)
     return ScoreRow(
         view.replica,
         view.stable,

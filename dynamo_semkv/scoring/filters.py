@@ -27,7 +27,11 @@ def filtered_by(view: ReplicaView) -> FilteredBy | None:
         return FilteredBy.LACKS_TAINT
     if view.overloaded:
         return FilteredBy.OVERLOADED
-    if 0 < view.total_blocks <= view.active_decode_blocks:
-        # Running requests hold every KV block: a request sent there waits, or preempts one of them.
+    if (
+        0
+        < view.total_blocks
+        < view.active_decode_blocks + max(1, view.needed_blocks if view.active_decode_blocks else 1)
+    ):
+        # Running requests leave no room for this prompt's KV: a request sent there waits, or preempts one of them.
         return FilteredBy.NO_ROOM
     return None

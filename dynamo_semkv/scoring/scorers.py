@@ -18,11 +18,19 @@ class Situation(msgspec.Struct, frozen=True):
     """Prefill tokens queued on the idlest replica that may be chosen."""
     usual_queued: float
     """Mean over the replicas whose queue is known: what an unknown queue counts as."""
+    least_active: int = 0
+    """KV blocks that running requests hold on the replica with the fewest of those that may be chosen."""
+    block_size: int = 0
+    """Tokens in a block; 0: unknown, and blocks cost nothing."""
 
     def excess(self, view: ReplicaView) -> float:
         """Queued prefill tokens above the idlest replica."""
         queued = self.usual_queued if view.queued_prefill_tokens is None else view.queued_prefill_tokens
         return max(0.0, queued - self.least_queued)
+
+    def excess_active(self, view: ReplicaView) -> int:
+        """Tokens of KV that running requests hold on it above the replica with the fewest."""
+        return max(0, view.active_decode_blocks - self.least_active) * self.block_size
 
 
 Scorer = Callable[[ReplicaView, SemanticTrtMatch | None, Situation], float]
@@ -50,7 +58,19 @@ def load(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> fl
     return 1.0 / (1.0 + at.excess(view) / max(1, at.input_tokens))
 
 
-SCORERS: dict[str, Scorer] = {"device": device, "host": host, "disk": disk, "donor": donor, "load": load}
+def decode(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> float:
+    """As `load`, of the KV that running requests hold: each of their steps reads it, and a new request waits for theirs."""
+    return 1.0 / (1.0 + at.excess_active(view) / max(1, at.input_tokens))
+
+
+SCORERS: dict[str, Scorer] = {
+    "device": device,
+    "host": host,
+    "disk": disk,
+    "donor": donor,
+    "load": load,
+    "decode": decode,
+}
 
 
 def _share(tokens: int, at: Situation) -> float:

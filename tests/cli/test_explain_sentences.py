@@ -62,7 +62,7 @@ def test_the_sheet_is_shown_with_what_dynamo_would_have_chosen_and_what_was_left
     rows = {words[0]: words[1:] for words in map(str.split, text.splitlines()) if words and words[0].startswith("pod-")}
     assert rows["pod-a/0"] == ["0", "2,000", "-100", "1,900"]
     assert rows["pod-b/1"][:4] == ["512", "0", "0", "512"]
-    assert "Dynamo's by overlap and load alone" in text
+    assert "what Dynamo's router would choose" in text
     assert "might not be chosen: overloaded" in text
     assert "and 2 more" in text
     assert " host " not in next(line for line in text.splitlines() if "tokens expected to be saved" in line)

@@ -27,7 +27,7 @@ from tests.graphs.traffic import Traffic, get, read, snapshot, wait_until
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
 REPORT_SECONDS = 8.0
-STEPS = ("input", "evidence", "placed", "hinted", "materialized")
+STEPS = ("input", "evidence", "placed", "hinted", "materialized", "beyond_dynamo")
 
 
 class OnBus(NamedTuple):
@@ -108,6 +108,8 @@ def summed(routes: Iterable[RouteOpened], confirmed: dict[str, int]) -> dict[str
         totals["placed"] += route.placed_tokens
         totals["hinted"] += route.hinted_tokens
         totals["materialized"] += min(got, route.hinted_tokens)
+        if route.dynamo_choice != f"{route.stable_routing_id}/{route.dp_rank}":
+            totals["beyond_dynamo"] += min(got, route.hinted_tokens)
         totals["unhinted"] += max(0, got - route.hinted_tokens)
     return {step: totals[step] for step in (*STEPS, "unhinted")}
 

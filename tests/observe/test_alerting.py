@@ -93,7 +93,7 @@ def faults(expression: str) -> list[str]:
             else:
                 known = set(re.findall(r"`(\w+)`", label_values(spec, label)))
                 found += [f"{series}: {label} is never {value}" for value in values.split("|") if value not in known]
-    dynamo = re.findall(r"dynamo_\w+", expression)
+    dynamo = re.findall(r"\bdynamo_\w+", expression)
     found += [f"Dynamo has no series {name}" for name in dynamo if name not in DYNAMO_SERIES]
     used = set(re.findall(r"(?<![\w:])(?:job|job_outcome):semkv_\w+:\w+", expression))
     return found + [f"nothing records {name}" for name in sorted(used - RECORDED)]

@@ -31,9 +31,9 @@ def test_it_says_what_the_totals_say() -> None:
     snapshot = build_snapshot(state)
     tokens = {row["step"]: row["tokens"] for row in snapshot["funnel"]}
     assert tokens == state.totals.funnel.tokens
-    assert list(tokens) == ["input", "evidence", "placed", "hinted", "materialized"]
+    assert list(tokens) == ["input", "evidence", "placed", "hinted", "materialized", "beyond_dynamo"]
     assert list(tokens.values()) == sorted(tokens.values(), reverse=True)
-    assert snapshot["funnel"][-1]["share"] == pytest.approx(tokens["materialized"] / tokens["input"])
+    assert snapshot["funnel"][-2]["share"] == pytest.approx(tokens["materialized"] / tokens["input"])
     assert sum(row["routes"] for row in snapshot["outcomes"]) == snapshot["requests"] == 600
     assert snapshot["beside"]["confirmed_tokens"] == tokens["materialized"] + snapshot["beside"]["unhinted_tokens"]
     assert sum(snapshot["course"]["requests"]) == 600
@@ -44,7 +44,7 @@ def test_it_says_what_the_totals_say() -> None:
 
 def test_no_division_by_nothing() -> None:
     snapshot = build_snapshot(empty_state())
-    assert [row["share"] for row in snapshot["funnel"]] == [None] * 5
+    assert [row["share"] for row in snapshot["funnel"]] == [None] * 6
     assert [row["median_seconds"] for row in snapshot["ttft"]] == [None] * 3
     assert snapshot["since"] is None
 

@@ -28,8 +28,16 @@ def test_totals_of_a_hit_a_decline_and_a_silence() -> None:
         "placed": 1_600,
         "hinted": 1_600,
         "materialized": 800,
+        "beyond_dynamo": 800,
     }
-    assert totals.funnel.requests == {"input": 3, "evidence": 3, "placed": 2, "hinted": 2, "materialized": 1}
+    assert totals.funnel.requests == {
+        "input": 3,
+        "evidence": 3,
+        "placed": 2,
+        "hinted": 2,
+        "materialized": 1,
+        "beyond_dynamo": 1,
+    }
     assert totals.outcomes == {
         ("materialized_exact", "ok"): 1,
         ("declined", "not_resident"): 1,

@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from dynamo_semkv.config.schema import KvRouterOptions, ScoringConfig
+from dynamo_semkv.contracts.identity import ReplicaKey
+from dynamo_semkv.router.sheet_lines import dynamo_choice
+from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.choose import choose
 from tests.router.conftest import OpenGraph
 from tests.router.graph.build import TestGraph, http_json
 from tests.router.graph.processes import Process, wait_until
@@ -191,3 +196,44 @@ def test_the_form_that_leaks_is_known(tiers: Tiers) -> None:
 def test_a_block_of_another_size_is_not_published(tiers: Tiers) -> None:
     tiers.publish({**stored([520], 1600), "token_ids": tokens(1600, 1)[:16], "block_size": 16})
     assert tiers.rank(1600, 1, None) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "second", "chosen"),
+    [
+        (5_000, ("CPU_PINNED", 28), ("GPU", 10), 0),
+        (6_000, ("CPU_PINNED", 12), ("GPU", 10), 1),
+        (7_000, ("DISK", 28), ("GPU", 10), 1),
+        (8_000, ("DISK", 28), ("CPU_PINNED", 8), 0),
+        (9_000, ("GPU", 3), ("CPU_PINNED", 5), 1),
+    ],
+)
+def test_what_we_take_for_dynamo_s_choice_is_dynamo_s(
+    tiers: Tiers, start: int, first: tuple[str, int], second: tuple[str, int], chosen: int
+) -> None:
+    """Host and disk tier have the weights that Dynamo's router was given (0.75 and 0.25)."""
+    for rank, (medium, blocks) in enumerate((first, second)):
+        hashes = [start * 10 + rank * 1_000 + n for n in range(blocks)]
+        tiers.publish(stored(hashes, start, medium=medium), rank=rank)
+    prompt = tokens(start, 30)
+    said = tiers.graph.query(tiers.router, prompt)
+    views = []
+    for name, (device, host, disk) in said["overlap"].items():
+        worker, rank = name.split("/")
+        replica = ReplicaKey(int(worker), int(rank))
+        views.append(
+            ReplicaView(
+                replica,
+                device_tokens=device * BLOCK,
+                host_tokens=host * BLOCK,
+                disk_tokens=disk * BLOCK,
+                queued_prefill_tokens=said["loads"].get(name, [0, 0, 0])[0],
+                active_decode_blocks=said["loads"].get(name, [0, 0, 0])[1],
+            )
+        )
+    sheet = choose(views, [], len(prompt), ScoringConfig(), b"seed", block_size=BLOCK)
+    ours = dynamo_choice(sheet, KvRouterOptions())
+    assert ours is not None
+    worker, rank, _ = said["choice"]
+    assert (str(ours.replica.worker_id), ours.replica.dp_rank) == (worker, rank)
+    assert rank == chosen

@@ -66,6 +66,7 @@ def test_every_term_of_the_sum() -> None:
             "disk": 200 * 0.5 * 0.8,
             "donor": 0.75 * (400 * 0.8 + 2_000 * 0.1),
             "load": -0.5 * 200,
+            "decode": 0.0,
         }
     )
     assert row.total == pytest.approx(sum(values.values()))

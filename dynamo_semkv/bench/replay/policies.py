@@ -25,7 +25,8 @@ from dynamo_semkv.contracts.route_events import RouteObserved
 from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
-from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, opened_event, weigh
+from dynamo_semkv.router.opened_event import opened_event
+from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, weigh
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
 

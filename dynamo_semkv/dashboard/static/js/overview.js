@@ -48,7 +48,7 @@ function tiles(s) {
   const unconfirmed = outcome(s, "unconfirmed");
   const unhinted = s.beside.unhinted_tokens;
   const acts = s.mode === "enforce" || s.mode === "canary";
-  const confirmed = `${f.count(materialized.tokens)} hinted tokens confirmed by the backend` + (unhinted ? `; ${f.count(unhinted)} more without a hint` : "");
+  const confirmed = `${f.count(materialized.tokens)} hinted tokens confirmed by the backend, ${f.count(step(s, "beyond_dynamo").tokens)} of them where Dynamo’s own router would not have sent the request` + (unhinted ? `; ${f.count(unhinted)} more without a hint` : "");
   const tile = (name, big, unit, text) =>
     keyed(name, h("article", { class: "tile" }, h("h2", {}, name), h("p", { class: "big" }, big, unit ? h("small", {}, ` ${unit}`) : null), h("p", {}, text)));
   reconcile(byId("tiles"), [
@@ -75,7 +75,7 @@ function funnel(s) {
       "li",
       { class: `step${last}`, "data-step": row.step, "data-tokens": row.tokens },
       h("span", { class: "name" }, name),
-      bar(row.share, row.step),
+      bar(row.share, row.step === "beyond_dynamo" ? "materialized" : row.step),
       h("span", { class: "numbers" }, h("b", {}, f.count(row.tokens)), " ", h("span", { class: "pct" }, f.percent(row.share))),
       h("span", { class: "why" }, meaning, kept === null ? null : `; ${f.percent(kept)} of ${word(STEPS, before.step)[0].toLowerCase()}`, row.step === "input" ? null : `, ${f.plural(row.requests, "request", "requests")}`),
     );

@@ -67,8 +67,8 @@ function story(route) {
 
 /** Expected tokens of prefill saved, by replica and by what they come from. */
 function sheet({ sheet: lines, dynamo_choice: dynamo, sheet_rows: rows }) {
-  const parts = ["device", "host", "disk", "donor", "load", "extra", "total"].filter((part) => part === "total" || lines.some((row) => row[part]));
-  const note = (row) => [row.replica === dynamo ? "Dynamo’s by overlap and load alone" : null, row.filtered_by ? `might not be chosen: ${row.filtered_by}` : null].filter(Boolean).join(", ");
+  const parts = ["device", "host", "disk", "donor", "load", "decode", "extra", "total"].filter((part) => part === "total" || lines.some((row) => row[part]));
+  const note = (row) => [row.replica === dynamo ? "what Dynamo’s router would choose" : null, row.filtered_by ? `might not be chosen: ${row.filtered_by}` : null].filter(Boolean).join(", ");
   return h("div", { class: "table-box" }, h("table", { class: "sheet" },
     h("caption", {}, rows > lines.length ? `Tokens of prefill expected to be saved; ${f.count(rows - lines.length)} more replicas are not shown` : "Tokens of prefill expected to be saved"),
     h("thead", {}, h("tr", {}, h("th", {}, "Replica"), ...parts.map((part) => h("th", { class: "num" }, part)), h("th", {}, ""))),

@@ -5,6 +5,7 @@ export const STEPS = {
   evidence: ["Evidence", "The best donor that was found could save these"],
   placed: ["Placed", "The request was pinned to the replica that has them"],
   hinted: ["Hinted", "The engine was told of them"],
+  beyond_dynamo: ["Beyond Dynamo", "Of these, where Dynamo’s own router, with its weights, would have sent the request elsewhere: what is ours"],
   materialized: ["Materialized", "The backend confirmed: copied on every rank, and the forward pass started behind them"],
 };
 

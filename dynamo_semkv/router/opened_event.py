@@ -1,0 +1,91 @@
+"""The record of one attempt's decision: what it was, on what evidence, and what Dynamo's own router would have chosen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from dynamo_semkv.config.schema import KvRouterOptions
+from dynamo_semkv.contracts.evidence import Bucket
+from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
+from dynamo_semkv.contracts.route_events import RouteOpened
+from dynamo_semkv.router.pipeline import Advice
+from dynamo_semkv.router.replicas import Place, ReplicaDirectory
+from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
+
+DEFAULT_KV_ROUTER = KvRouterOptions()
+
+
+def opened_event(
+    advice: Advice,
+    *,
+    route_id: RouteId,
+    request_id: str,
+    router: str,
+    attempt: int,
+    model: str,
+    opened_at: float,
+    config_hash: str,
+    traceparent: str | None,
+    directory: ReplicaDirectory,
+    kv_router: KvRouterOptions = DEFAULT_KV_ROUTER,
+) -> RouteOpened:
+    decision, match = advice.decision, advice.decision.match
+    placed, sheet = decision.placed, advice.sheet
+    places = directory.places()
+    dynamo = dynamo_choice(sheet, kv_router) if sheet is not None else None
+    said = directory.announcement_of(placed) if placed is not None else None
+    stable = directory.stable_of(placed) if placed is not None else None
+    return RouteOpened(
+        route_id=route_id,
+        request_id=request_id or None,
+        router=router,
+        attempt=attempt,
+        model=model,
+        mode=decision.mode._value_,
+        opened_at=opened_at,
+        prompt_key=advice.prompt.key,
+        input_tokens=len(advice.prompt.tokens),
+        exact_device_tokens=advice.exact_device_tokens,
+        exact_host_tokens=advice.exact_host_tokens,
+        evidence_tokens=decision.evidence_tokens,
+        placed_tokens=decision.placed_tokens,
+        hinted_tokens=decision.hinted_tokens,
+        proven_tokens=decision.proven_tokens,
+        lookup=advice.lookup.status,
+        lookup_seconds=advice.lookup.seconds,
+        decision_reason=decision.reason._value_,
+        stable_routing_id=stable.stable_routing_id if stable is not None else None,
+        dp_rank=placed.dp_rank if placed is not None else None,
+        worker_id=str(placed.worker_id) if placed is not None else None,
+        donor_id=match.donor_id if match is not None else None,
+        donor_generation=match.provider_generation if match is not None else None,
+        match_type=match.match_type if match is not None else None,
+        overlap=match.overlap_bucket if match is not None else Bucket.NONE,
+        tier=match.location.tier if match is not None else None,
+        provider=match.provider if match is not None else None,
+        materialization=said.materialization if said is not None else None,
+        expected_tokens=_expected(advice),
+        shadow_choice=_name(decision.shadow_choice, places) if decision.shadow_choice is not None else None,
+        dynamo_choice=_name(dynamo.replica, places) if dynamo is not None else None,
+        sheet=sheet_lines(sheet, dynamo, partial(_name, places=places)) if sheet is not None else (),
+        sheet_rows=len(sheet.rows) if sheet is not None else 0,
+        config_hash=config_hash,
+        traceparent=traceparent,
+    )
+
+
+def _expected(advice: Advice) -> int | None:
+    chosen = advice.decision.placed or advice.decision.shadow_choice
+    if chosen is None or advice.sheet is None:
+        return None
+    for row in advice.sheet.rows:
+        if row.replica == chosen:
+            return round(row.evidence)
+    return None
+
+
+def _name(replica: ReplicaKey, places: Mapping[ReplicaKey, Place]) -> str:
+    """`stable_routing_id/dp_rank`."""
+    place = places.get(replica)
+    return place.name if place is not None else f"{replica.worker_id}/{replica.dp_rank}"
