@@ -31,6 +31,8 @@ One YAML file serves routers and connectors; every section and field may be left
 
 *Live*: a running router takes the change over; everything else waits for a restart, and connectors read their file once. An unknown key, a
 value out of range or a file that is not there is refused with its path, the value and what is allowed (`python -m dynamo_semkv check-config FILE`).
+A value is used as it is written. What YAML 1.1 and 1.2 read in different ways (`010`, `0o17`, `1:30`, `yes`, dates) is a text, and refused where a number
+or a boolean is meant; a text has no line end, tab or blank at its ends, and a number as text wants quotes.
 """
 
 

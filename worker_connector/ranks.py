@@ -33,7 +33,7 @@ def rank_of(llm_args: Any, env: Mapping[str, str]) -> int:
     found = engine_rank()
     if found is None:
         said = next((env[name] for name in RANK_VARIABLES if env.get(name, "").strip()), None)
-        found = int(said) if said is not None and said.strip().isdigit() else None
+        found = int(said) if said is not None and said.strip().isdecimal() else None
     if found is None or not 0 <= found < world:
         raise Refused(
             "tensor_parallel_size",

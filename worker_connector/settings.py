@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dynamo_semkv.bus.access_files import unusable
+from dynamo_semkv.config.files import missing_everywhere
 from dynamo_semkv.config.host_memory import Available, total_memory
 from dynamo_semkv.config.load import load_config, read_fetch_secret, read_salt_key
 from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materialization, require_request_local_kv
-from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.errors import ContractError, ContractErrors
 from dynamo_semkv.contracts.identity import check_stable_routing_id
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from worker_connector.engine import KvCacheConnectorScheduler as engine_scheduler
@@ -54,6 +56,9 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
     config = loaded.config
     for warning in loaded.warnings:
         _log.warning("semkv connector: %s", warning)
+    unusable_files = [*missing_everywhere(config)] or [*unusable(config.bus)]
+    if unusable_files:
+        raise ContractErrors.of(unusable_files)
     require_request_local_kv(config, advertised=bool(getattr(llm_args, "request_local_kv", False)))
     if config.connector.materialization is Materialization.EXPERIMENTAL:
         raise Refused(

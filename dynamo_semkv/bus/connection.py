@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,6 +17,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
+from dynamo_semkv.bus.access_files import credentials, tls_context
 from dynamo_semkv.config.schema import BusConfig
 
 _log = logging.getLogger(__name__)
@@ -206,7 +206,6 @@ async def connect_once(client: Client, settings: BusConfig, name: str) -> None:
 
 
 async def _connect_client(client: Client, settings: BusConfig, name: str, **callbacks: Any) -> None:
-    tls = ssl.create_default_context(cafile=settings.tls_ca) if settings.tls_ca else None
     await client.connect(
         servers=[url.strip() for url in settings.url.split(",")],
         name=name,
@@ -216,9 +215,9 @@ async def _connect_client(client: Client, settings: BusConfig, name: str, **call
         connect_timeout=_CONNECT_SECONDS,
         ping_interval=_PING_SECONDS,
         max_outstanding_pings=_MISSED_PINGS,
-        user_credentials=settings.credentials_file,
+        user_credentials=credentials(settings),
         inbox_prefix=settings.inbox_prefix,
-        tls=tls,
+        tls=tls_context(settings),
         **callbacks,
     )
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from dynamo_semkv.cli import configuration
 from dynamo_semkv.cli.exit_status import OK, REFUSED
 from dynamo_semkv.config.json_schema import json_schema
-from dynamo_semkv.config.schema import plain
+from dynamo_semkv.config.schema import Config, plain
+from dynamo_semkv.contracts.errors import ContractError
+
+_CLOSE_SECONDS = 5.0
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
@@ -30,6 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     if loaded is None:
         return REFUSED
     config = loaded.config
+    try:
+        _make_evidence(config)
+    except ContractError as error:
+        print(f"{loaded.source}: {error}", file=sys.stderr)
+        return REFUSED
     print(
         f"{loaded.source}: ok, hash {loaded.hash}, placement {config.placement.mode.value}, "
         f"materialization {config.connector.materialization.value}, hints {'on' if config.hints.enabled else 'off'}"
@@ -37,3 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show:
         print(json.dumps(plain(config), indent=2))
     return OK
+
+
+def _make_evidence(config: Config) -> None:
+    """Loads what the router would load from names and directories: whether a plugin can be imported, or a model read, shows in no other
+    way. Raises ContractError. Nothing is imported where nothing but ours is asked for."""
+    if not any(
+        (
+            config.plugins.providers,
+            config.plugins.scorers,
+            config.evidence.embedding.enabled,
+            config.evidence.semblend.enabled,
+        )
+    ):
+        return
+    from dynamo_semkv.evidence.provider import Closes
+    from dynamo_semkv.router.plugins import plugged_scorers
+    from dynamo_semkv.router.providers import providers
+
+    for provider in providers(config):
+        if isinstance(provider, Closes):
+            provider.close(_CLOSE_SECONDS)
+    plugged_scorers(config, lambda error: None)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from dynamo_semkv.bus.access_files import unusable
 from dynamo_semkv.config.files import missing_files, missing_on_workers
 from dynamo_semkv.config.load import Loaded, load_config, read_salt_key
 from dynamo_semkv.config.schema import require_request_local_kv
@@ -53,6 +54,7 @@ def _refused(loaded: Loaded) -> Iterator[Exception]:
     yield from missing
     fields = {error.field for error in missing}
     checks: list[Callable[[], object]] = [lambda: require_request_local_kv(config, advertised=False)]
+    yield from (error for error in unusable(config.bus) if error.field not in fields)
     if "security.salt_key_file" not in fields:
         checks.append(lambda: read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY))
     for field, file in (

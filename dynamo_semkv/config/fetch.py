@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_address
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from dynamo_semkv.config.forms import NETWORKS, extra
 from dynamo_semkv.config.limits import check_limits
-from dynamo_semkv.config.section import GIB, MIB, Section, Text
+from dynamo_semkv.config.section import GIB, MIB, Address, FilePath, Section
 from dynamo_semkv.contracts.errors import ContractError
 
 
@@ -19,15 +20,15 @@ class FetchConfig(Section, frozen=True):
 
     enabled: bool = False
     """Pull on hints, and serve others. False: neither."""
-    secret_file: Text | None = None
+    secret_file: FilePath | None = None
     """File with the 16 to 1024 byte secret that all workers of the fleet share. It never goes over the wire. Needed with `enabled`."""
-    host: Text = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """IP address that other workers connect to. 0.0.0.0 or ::, for all of them, needs `advertise_host`."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     """Data-parallel rank r takes this port plus r. 0: chosen by the system."""
-    advertise_host: Text | None = None
+    advertise_host: Address | None = None
     """IP address under which others reach this worker, such as the pod's; null: `host`."""
-    allowed_networks: Text = "127.0.0.0/8,::1/128"
+    allowed_networks: Annotated[str, Meta(min_length=1, max_length=4096, extra=extra(NETWORKS))] = "127.0.0.0/8,::1/128"
     """Networks, separated by commas, in which sources may be. A hint that names any other address is not followed."""
     wait_ms: Annotated[float, Meta(ge=0.0, le=60_000.0)] = 100.0
     """How long a hinted request may be held, before the engine sees it, for its blocks to come. 0: not at all."""
@@ -42,23 +43,10 @@ class FetchConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         check_limits(self.PATH, self)
-        for network in self.allowed_networks.split(","):
-            try:
-                ip_network(network.strip())
-            except ValueError as error:
-                raise ContractError(
-                    "connector.fetch.allowed_networks",
-                    network.strip(),
-                    "networks such as 10.0.0.0/8, with commas between",
-                ) from error
-        for name in ("host", "advertise_host"):
-            value = getattr(self, name)
-            if value is not None and (address := _ip(value)) is None:
-                raise ContractError(f"connector.fetch.{name}", value, "an IP address")
-            if name == "advertise_host" and value is not None and address is not None and address.is_unspecified:
-                raise ContractError("connector.fetch.advertise_host", value, "an IP address that others can connect to")
-        listening = _ip(self.host)
-        if listening is not None and listening.is_unspecified and self.advertise_host is None and self.enabled:
+        if self.advertise_host is not None and ip_address(self.advertise_host).is_unspecified:
+            allowed = "an IP address that others can connect to"
+            raise ContractError("connector.fetch.advertise_host", self.advertise_host, allowed)
+        if ip_address(self.host).is_unspecified and self.advertise_host is None and self.enabled:
             raise ContractError(
                 "connector.fetch.advertise_host", None, f"an IP address, as connector.fetch.host is {self.host}"
             )
@@ -72,10 +60,3 @@ class FetchConfig(Section, frozen=True):
     @property
     def advertised(self) -> str:
         return self.host if self.advertise_host is None else self.advertise_host
-
-
-def _ip(text: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(text)
-    except ValueError:
-        return None

@@ -52,6 +52,8 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
     tree: dict[str, Any] = {}
     source = "defaults"
     if path is not None:
+        if not str(path):
+            raise ContractError("config", "", "the path of a file; for none, say nothing")
         tree, source = parse_yaml(_read(path)), str(path)
     said = override(tree, env or {}, _scalar)
     errors = list(said.errors)
@@ -125,14 +127,18 @@ def _build(section: type[msgspec.Struct], tree: Mapping[str, Any], path: str, er
         try:
             converted = value if value is None else msgspec.convert(value, limits.kind)
         except (msgspec.ValidationError, OverflowError, ValueError):  # the last two: of integers beyond any float
-            errors.append(ContractError(where, value, limits.allowed()))
+            quotes = (
+                "; what looks like another kind wants quotes"
+                if limits.kind is str and isinstance(value, (bool, int, float))
+                else ""
+            )
+            errors.append(ContractError(where, value, limits.allowed() + quotes))
             continue
-        if isinstance(converted, str) and not _is_unicode(converted):
-            errors.append(ContractError(where, value, "text that UTF-8 can carry"))
-        elif limits.accepts(converted):
+        fault = limits.fault(where, converted)
+        if fault is None:
             values[key] = converted
         else:
-            errors.append(ContractError(where, value, limits.allowed()))
+            errors.append(fault)
     if len(errors) > before:
         return None
     try:
@@ -146,17 +152,8 @@ def _shown(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
 
 
-def _is_unicode(text: str) -> bool:
-    """A variable of the environment with other bytes in it becomes half a surrogate pair, which nothing can write down."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _scalar(text: str, kind: type, optional: bool) -> Any:
-    if optional and text.strip() in ("", "null"):
+    if optional and text in ("", "null"):
         return None
     if kind in (bool, int, float):
         try:

@@ -13,9 +13,10 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from dynamo_semkv.config import forms
 from dynamo_semkv.config.fetch import FetchConfig
 from dynamo_semkv.config.limits import check_limits
-from dynamo_semkv.config.section import GIB, MIB, Count, Name, Seconds, Section, Share, Text
+from dynamo_semkv.config.section import GIB, MIB, Count, FilePath, Host, Name, Seconds, Section, Share, Text
 from dynamo_semkv.contracts.errors import ContractError
 
 
@@ -41,7 +42,7 @@ class ModelConfig(Section, frozen=True):
 
     name: Text | None = None
     """Name that clients put in `model`. None: the name on the workers' model card."""
-    path: Text | None = None
+    path: FilePath | None = None
     """Model directory with tokenizer and chat template for the public card. None: what the workers' card names."""
 
 
@@ -87,11 +88,11 @@ class DynamoConfig(Section, frozen=True):
 class BusConfig(Section, frozen=True):
     PATH: ClassVar[str] = "bus"
 
-    url: Text = "nats://127.0.0.1:4222"
+    url: Annotated[str, Meta(min_length=1, max_length=4096, extra=forms.extra(forms.BROKERS))] = "nats://127.0.0.1:4222"
     """NATS server, or several separated by commas."""
-    credentials_file: Text | None = None
+    credentials_file: FilePath | None = None
     """NATS `.creds` file."""
-    tls_ca: Text | None = None
+    tls_ca: FilePath | None = None
     """PEM file of the certificate authority; with it, TLS is required."""
     max_buffered_messages: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     """Kept while the broker is away; more are dropped, counted and, for donor events, made good by a generation reset."""
@@ -114,10 +115,10 @@ class BusConfig(Section, frozen=True):
 class SecurityConfig(Section, frozen=True):
     PATH: ClassVar[str] = "security"
 
-    salt_key_file: Text | None = None
+    salt_key_file: FilePath | None = None
     """File with the 1 to 64 byte key under which cache salts are digested; the same on routers and engines.
     None: tenants are kept apart, but who guesses a salt can recognise its digest."""
-    advise_token_file: Text | None = None
+    advise_token_file: FilePath | None = None
     """File with the token that a gateway sends with each question to `/engine/semkv/advise` (docs/gateway.md). None: that route answers
     only where DYN_SYSTEM_HOST is a loopback address."""
 
@@ -146,9 +147,9 @@ class EmbeddingConfig(Section, frozen=True):
     PATH: ClassVar[str] = "evidence.embedding"
 
     enabled: bool = False
-    model_path: Text | None = None
+    model_path: FilePath | None = None
     """Directory of the sentence encoder: `tokenizer.json` and `model.onnx` or `onnx/model.onnx`. Nothing is downloaded."""
-    tokenizer_path: Text | None = None
+    tokenizer_path: FilePath | None = None
     """`tokenizer.json` of the served model, or the directory it is in, to get text from token ids. null: `model.path`."""
     budget_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 30.0
     """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`, which therefore has
@@ -175,9 +176,9 @@ class SemBlendConfig(Section, frozen=True):
     PATH: ClassVar[str] = "evidence.semblend"
 
     enabled: bool = False
-    model_path: Text | None = None
+    model_path: FilePath | None = None
     """Directory of all-MiniLM-L6-v2 as sentence-transformers wants it. Nothing is downloaded."""
-    tokenizer_path: Text | None = None
+    tokenizer_path: FilePath | None = None
     """As `evidence.embedding.tokenizer_path`."""
     max_donors: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     """SemBlend needs about 0.7 MB and, on a CPU, a fifth of a second a donor of 8k tokens."""
@@ -299,23 +300,24 @@ class DashboardConfig(Section, frozen=True):
     PATH: ClassVar[str] = "dashboard"
 
     enabled: bool = True
-    host: Text = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     """0: chosen by the system and logged."""
-    token_file: Text | None = None
+    token_file: FilePath | None = None
     """File with a bearer token; needed when `host` is not a loopback address."""
 
 
 class ObserveConfig(Section, frozen=True):
     PATH: ClassVar[str] = "observe"
 
-    otlp_endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=1024)] | None = None
+    otlp_endpoint: Annotated[str, Meta(min_length=1, max_length=1024, extra=forms.extra(forms.COLLECTOR))] | None = None
     """Collector that takes OTLP over HTTP, such as http://127.0.0.1:4318, for spans of routers and connectors. null: what OpenTelemetry's
     environment variables say, together with Dynamo's OTEL_EXPORT_ENABLED; nothing said, no spans."""
 
 
+_DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 _Imports = Annotated[
-    str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\s*,\s*[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)*$", max_length=4096)
+    str, Meta(pattern=rf"^{_DOTTED}:{_DOTTED}(\s*,\s*{_DOTTED}:{_DOTTED})*$", min_length=1, max_length=4096)
 ]
 
 
@@ -336,7 +338,7 @@ class ConnectorConfig(Section, frozen=True):
     materialization: Materialization = Materialization.EXACT
     slab_bytes: Annotated[int, Meta(ge=MIB, le=64 * 1024 * GIB)] = GIB
     """Host memory per rank in which full blocks are kept."""
-    disk_path: Text | None = None
+    disk_path: FilePath | None = None
     """Directory of a tier below the slab, for blocks that outlive it and the process; null: none."""
     disk_bytes: Annotated[int, Meta(ge=MIB, le=1024 * 1024 * GIB)] = 16 * GIB
     """Bytes of files per rank below `disk_path`."""
@@ -364,7 +366,7 @@ class ConnectorConfig(Section, frozen=True):
     metrics_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
     """Serve the connector's metrics from the engine process at `/metrics` of this port; data-parallel rank r takes this port plus r.
     0: chosen by the system and logged. null: not at all, where the worker's status server has them."""
-    metrics_host: Text = "127.0.0.1"
+    metrics_host: Host = "127.0.0.1"
     fetch: FetchConfig = FetchConfig()
 
     def __post_init__(self) -> None:
@@ -396,14 +398,10 @@ class Config(Section, frozen=True):
 
     def __post_init__(self) -> None:
         check_limits(self.PATH, self)
-        if not _loopback(self.dashboard.host) and self.dashboard.enabled and self.dashboard.token_file is None:
+        if not forms.is_loopback(self.dashboard.host) and self.dashboard.enabled and self.dashboard.token_file is None:
             raise ContractError(
                 "dashboard.host", self.dashboard.host, "127.0.0.1, ::1 or localhost, unless dashboard.token_file is set"
             )
-
-
-def _loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def plain(config: Section) -> Mapping[str, Any]:

@@ -17,11 +17,25 @@ from dynamo_semkv.contracts.errors import ContractError
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 MAX_SCALAR = 1_024
-"""Characters of what is no text: integers of base 60 take the square of their length to read."""
+"""Characters of what is no text."""
+
+_FORMS = {
+    "null": (re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
+    "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    "int": (re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*|0x[0-9a-fA-F]+)"), list("-+0123456789")),
+    "float": (
+        re.compile(
+            r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+        ),
+        list("-+.0123456789"),
+    ),
+}
+"""What is no text, with its first characters. All of it means the same in YAML 1.1 and 1.2. So `010` (8 in one and 10 in the other), `1:30`
+(90 or a text), `0o17`, `0b1`, `yes` and dates are texts: used as written where text is allowed, and refused elsewhere."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the booleans and floats (`1e9`) of YAML 1.2, without duplicate keys, and with bounds on what it builds."""
+    """SafeLoader without what versions of YAML read in different ways, without duplicate keys, and with bounds on what it builds."""
 
     def __init__(self, stream: bytes | str) -> None:
         super().__init__(stream)
@@ -47,6 +61,8 @@ class _Loader(yaml.SafeLoader):
         kind = node.tag.rpartition(":")[2]
         if kind != "str" and len(node.value) > MAX_SCALAR:
             raise ContractError(line, node.value, f"at most {MAX_SCALAR} characters of {kind}")
+        if kind in _FORMS and not _FORMS[kind][0].fullmatch(node.value):  # of `!!int 010`
+            raise ContractError(line, node.value, f"a valid {kind}, or quotes around a text")
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, str):
@@ -72,15 +88,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [found for found in resolvers if found[0] == "tag:yaml.org,2002:merge"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+for _kind, (_form, _first) in _FORMS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_form.pattern})\Z"), _first)
 
 
 def parse_yaml(raw: bytes | str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dynamo_semkv.config.forms import is_loopback
 from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.contracts.errors import ContractError
 
@@ -50,15 +50,6 @@ class Access:
         scheme, _, bearer = (authorization or "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else query
         return same_secret(given, self.token) or same_secret(cookie, self.cookie)
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_token(path: str, field: str = "dashboard.token_file") -> str:

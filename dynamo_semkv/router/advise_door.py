@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from dynamo_semkv.config.forms import is_loopback
 from dynamo_semkv.config.schema import SecurityConfig
-from dynamo_semkv.dashboard.access import is_loopback, read_token, same_secret
+from dynamo_semkv.dashboard.access import read_token, same_secret
 
 _log = logging.getLogger(__name__)
 

@@ -25,22 +25,27 @@ def providers(config: Config) -> list[EvidenceProvider]:
     if evidence.fingerprint.enabled:
         found.append(FingerprintProvider(evidence.fingerprint))
     if evidence.semblend.enabled:
-        found.append(_with_extra("semblend", lambda: _semblend(config)))
+        found.append(_made("semblend", lambda: _semblend(config)))
     if evidence.embedding.enabled:
-        found.append(_with_extra("embedding", lambda: _embedding(config)))
+        found.append(_made("embedding", lambda: _embedding(config)))
     return distinct([*found, *plugged_providers(config)])
 
 
 _EXTRAS = {"embedding": "embeddings", "semblend": "semblend"}
 
 
-def _with_extra(section: str, make: Callable[[], T]) -> T:
+def _made(section: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except ImportError as error:
         raise ContractError(
             f"evidence.{section}.enabled", True, f"false, or {remedy(_EXTRAS[section])} ({error})"
         ) from error
+    except ContractError:
+        raise
+    except Exception as error:  # what a library makes of a file that is no model or tokenizer has no type of its own
+        allowed = f"false, or files that can be loaded ({type(error).__name__}: {error})"
+        raise ContractError(f"evidence.{section}.enabled", True, allowed) from error
 
 
 def _tokenizer(config: Config, own: str | None, section: str) -> TokenizerFile:
@@ -57,8 +62,9 @@ def _embedding(config: Config) -> EvidenceProvider:
     from dynamo_semkv.evidence.embedding import EmbeddingProvider
 
     section = config.evidence.embedding
-    import_module("usearch.index")  # missing, it would only be noticed by the first donor
+    # In this order: onnxruntime 1.32 ends the process with a segmentation fault when usearch 2.26 was imported before it.
     encoder = OnnxEncoder(section.model_path or "")
+    import_module("usearch.index")  # missing, it would only be noticed by the first donor
     encoder.encode(["A first text, so that no request pays for the start."], section.window_tokens)
     return EmbeddingProvider(section, encoder, _tokenizer(config, section.tokenizer_path, "embedding"))
 

@@ -16,10 +16,13 @@ from dynamo_semkv.config.yaml_text import MAX_DEPTH, MAX_NODES, MAX_SCALAR, pars
 from dynamo_semkv.contracts.errors import ContractError, each
 
 HOSTILE = {
-    "no such date": ("\nmodel: {name: 2020-13-45}", "config line 2: got '2020-13-45', allowed: a valid timestamp"),
-    "no such time zone": ("\nmodel: {name: 2001-12-14t21:59:43.10-99:99}", "config line 2"),
-    "no hex digit": ("\nconnector: {slab_bytes: 0x_}", "config line 2: got '0x_', allowed: a valid int"),
-    "no binary digit": ("\nconnector: {slab_bytes: 0b_}", "config line 2: got '0b_'"),
+    "no such date": (
+        "\nmodel: {name: !!timestamp 2020-13-45}",
+        "config line 2: got '2020-13-45', allowed: a valid timestamp",
+    ),
+    "no such time zone": ("\nmodel: {name: !!timestamp '2001-12-14t21:59:43.10-99:99'}", "config line 2"),
+    "no hex digit": ("\nconnector: {slab_bytes: 0x_}", "connector.slab_bytes: got '0x_', allowed: an integer"),
+    "no binary digit": ("\nconnector: {slab_bytes: 0b_}", "connector.slab_bytes: got '0b_'"),
     "too long an integer": (f"\nconnector: {{slab_bytes: {'9' * 5000}}}", f"config line 2: got '9999.* {MAX_SCALAR} "),
     "as long in hex": (
         f"connector: {{slab_bytes: 0x{'f' * 1000}}}",

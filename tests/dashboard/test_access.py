@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_semkv.config.forms import is_loopback
 from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.dashboard.access import Access, is_loopback
+from dynamo_semkv.dashboard.access import Access
 
 TOKEN = "correct-horse-battery-staple"
 

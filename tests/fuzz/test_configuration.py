@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynamo_semkv.config import forms
 from dynamo_semkv.config.load import Loaded, build, load_config, read_salt_key
 from dynamo_semkv.config.schema import Config, plain
 from dynamo_semkv.config.yaml_text import parse_scalar, parse_yaml
@@ -36,6 +37,14 @@ def test_any_scalar(text: str) -> None:
         parse_scalar(text)
     except ContractError as error:
         odd.is_short(error, 2_000)
+
+
+@given(odd.texts | st.from_regex(r"(nats|ws|http)://[^/]{0,20}(:[0-9]{0,6})?(,.{0,20})?"))
+def test_any_text_of_a_form(text: str) -> None:
+    for form in (forms.ADDRESS, forms.BROKERS, forms.COLLECTOR, forms.HOST, forms.NETWORKS, forms.PATH, forms.TEXT):
+        wrong = form.wrong(text)
+        assert wrong is None or isinstance(wrong, str)
+        assert wrong is not None or (text.isprintable() and text == text.strip())
 
 
 @settings(max_examples=80)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -65,3 +66,16 @@ def test_a_section_that_cannot_work_is_refused_as_it_is_read(section: dict[str, 
     kinds = {"embedding": EmbeddingConfig, "semblend": SemBlendConfig}
     with pytest.raises(ContractError, match=said):
         EvidenceConfig(**{name: kinds[name](**fields) for name, fields in section.items()})  # type: ignore[arg-type]
+
+
+def test_both_libraries_load_in_a_process_that_has_neither(tmp_path: Path) -> None:
+    """Imported in the other order they end the process, which no test notices that has one of them already."""
+    write_encoder(tmp_path)
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"model: {{path: {tmp_path}}}\nevidence: {{deadline_ms: 40, embedding: {{enabled: true, model_path: {tmp_path}}}}}\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "dynamo_semkv", "check-config", str(file)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
