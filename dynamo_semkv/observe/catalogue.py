@@ -331,6 +331,7 @@ FALLBACK_REASONS = (
 STANDINGS = (
     "ok",
     "no_stable_id",
+    "stable_id_shared",
     "unannounced",
     "block_size_mismatch",
     "model_differs",

@@ -31,6 +31,8 @@ _OF_A_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
 
 _STANDINGS = {
     "no_stable_id": "set DYN_STABLE_ROUTING_ID for the worker, e.g. the pod's name",
+    "stable_id_shared": "give each worker a DYN_STABLE_ROUTING_ID of its own, e.g. the pod's name: under one name nobody can tell "
+    "whose KV is meant",
     "unannounced": "is the connector attached (kv_connector_config), and does it reach bus.url? Its log says what it refused at start",
     "block_size_mismatch": "the model card and the connector count different tokens per block: set kv_cache_config.tokens_per_block "
     "explicitly, and look whether the attention backend changes it",

@@ -6,7 +6,7 @@ Dynamo's own choices. The broker alone can never make a router unready for long:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -63,6 +63,7 @@ def readiness(state: RouterState) -> Readiness:
     return Readiness(
         (
             _workers(state),
+            _stable_ids(state),
             _advice(state),
             _bus(state),
             _replay(state),
@@ -82,13 +83,24 @@ def _workers(state: RouterState) -> Check:
     return Check("workers", Level.OK, f"{len(state.replicas)} replicas on {workers} workers")
 
 
+def _stable_ids(state: RouterState) -> Check:
+    carriers: dict[str, set[int]] = {}
+    for replica in state.replicas:
+        if replica.standing == "stable_id_shared" and replica.stable_routing_id is not None:
+            carriers.setdefault(replica.stable_routing_id, set()).add(replica.worker_id)
+    if not carriers:
+        return Check("stable_ids", Level.OK, "no two workers carry one DYN_STABLE_ROUTING_ID")
+    told = listed(f"{stable} (instances {listed(map(str, workers))})" for stable, workers in carriers.items())
+    return Check("stable_ids", Level.WARN, f"one DYN_STABLE_ROUTING_ID for several workers: {told}")
+
+
 def _advice(state: RouterState) -> Check:
     if state.mode == "off":
         return Check("advice", Level.OK, "placement.mode is off: requests pass through")
     kept_out = [replica for replica in state.replicas if replica.standing != "ok"]
     if not kept_out:
         return Check("advice", Level.OK, "every live replica may be advised")
-    return Check("advice", Level.WARN, f"no advice for {listed(f'{r.name} ({r.standing})' for r in kept_out)}")
+    return Check("advice", Level.WARN, f"no advice for {listed({f'{r.name} ({r.standing})' for r in kept_out})}")
 
 
 def _bus(state: RouterState) -> Check:
@@ -182,7 +194,7 @@ def _configuration(state: RouterState) -> Check:
     return Check("configuration", Level.OK, f"{state.config_hash} is in force")
 
 
-def listed(names: Iterator[str] | list[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """The first few in order, and how many more."""
     all_names = sorted(names)
     more = len(all_names) - _NAMED

@@ -232,17 +232,17 @@ def _donor_streams(state: RouterState) -> list[dict[str, Any]]:
 
 
 def _replicas(live: Iterable[ReplicaStatus], totals: Mapping[str, ReplicaTotals]) -> list[dict[str, Any]]:
-    """Live ones first, then those that only history knows."""
-    statuses = {status.name: status for status in live}
-    names = [*sorted(statuses), *sorted(totals.keys() - statuses.keys())][:MAX_REPLICA_ROWS]
-    rows = []
-    for name in names:
-        status = statuses.get(name)
-        row: dict[str, Any] = {"name": name, "live": status is not None, **asdict(totals.get(name, ReplicaTotals()))}
-        if status is not None:
-            row |= {**asdict(status), "worker_id": str(status.worker_id)}
-        rows.append(row)
-    return rows
+    """Live ones first, then those that only history knows. Totals belong to a name: where two instances carry one, the first row has
+    them."""
+    rows: list[dict[str, Any]] = []
+    shown: set[str] = set()
+    for status in sorted(live, key=lambda status: (status.name, status.worker_id)):
+        counted = ReplicaTotals() if status.name in shown else totals.get(status.name, ReplicaTotals())
+        shown.add(status.name)
+        row = {"name": status.name, "live": True, **asdict(counted), **asdict(status)}
+        rows.append({**row, "worker_id": str(status.worker_id)})
+    gone = sorted(totals.keys() - shown)
+    return [*rows, *({"name": name, "live": False, **asdict(totals[name])} for name in gone)][:MAX_REPLICA_ROWS]
 
 
 def _ranked(counts: Mapping[str, int], key: str, value: str) -> list[dict[str, Any]]:

@@ -148,7 +148,9 @@ class Knowledge:
         self.view.reload(loaded.config, loaded.hash)
 
     def tidy(self) -> None:
-        """What has to happen without requests too: donors of dead workers end, and what is over leaves the index."""
+        """What has to happen without requests too: donors of dead workers end, what is over leaves the index, an id that two workers
+        carry is noticed."""
+        self.directory.tidy(time.monotonic())
         self.catalog.forget_absent()
         self.catalog.sweep(SWEEP)
 

@@ -12,7 +12,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import msgspec
 
@@ -22,6 +21,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, check_stable_routing_id, stable_worker_id
 from dynamo_semkv.contracts.namespace import CacheNamespace, differing_field
 from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
+from dynamo_semkv.router.shared_ids import SharedIds
 from dynamo_semkv.scoring.credit import mode_of
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class Standing(str, Enum):
     OK = "ok"
     NO_STABLE_ID = "no_stable_id"
     """Started without DYN_STABLE_ROUTING_ID: its engine's announcements and reports cannot be told from another's."""
+    STABLE_ID_SHARED = "stable_id_shared"
+    """Several live instances carry its stable id, for longer than a restart takes: what is said under that name may be any one's."""
     UNANNOUNCED = "unannounced"
     """No connector has spoken for it (yet)."""
     BLOCK_SIZE_MISMATCH = "block_size_mismatch"
@@ -110,6 +112,7 @@ class ReplicaDirectory:
         self._places: dict[ReplicaKey, Place] | None = None
         self._cards: dict[ReplicaKey, ReplicaCard] = {}
         self._sights = 0
+        self._shared = SharedIds()
         self.counts: Counter[str] = Counter()
         """`removed`, `unresolved`, `announcement_dropped` and one per Standing that kept a replica from advice."""
 
@@ -150,6 +153,11 @@ class ReplicaDirectory:
             self._removed(replica, card)
         for replica in new:
             self._present(replica)
+
+    def tidy(self, now: float) -> None:
+        """What changes by time alone; call it every second or so. `now`: monotonic seconds."""
+        if self._shared.look(((replica, known.stable) for replica, known in self._live.items()), now):
+            self._changed()
 
     def announce(self, announcement: ReplicaAnnouncement) -> None:
         """The last announcement of a replica stands, whether or not discovery lists it yet."""
@@ -221,21 +229,6 @@ class ReplicaDirectory:
         names = sorted({a.model for r in self._live if (a := self._announcement(r)) is not None})
         return {name: self.view_of(name) for name in names}
 
-    def readiness(self) -> dict[str, Any]:
-        """JSON-able: how many replicas live, how many may be advised, and what keeps models and replicas from it."""
-        views = self.models()
-        standings = Counter(standing.value for standing in self.standings().values())
-        return {
-            "live": len(self._live),
-            "advisable": len(set().union(*(view.eligible for view in views.values()))),
-            "standings": dict(standings),
-            "models": {
-                model: {"standing": view.standing.value, "differing_field": view.differing_field}
-                for model, view in views.items()
-            },
-            "duplicate_stable_ids": sorted(self._duplicates()),
-        }
-
     def _changed(self) -> None:
         self._views.clear()
         self._places = None
@@ -252,11 +245,14 @@ class ReplicaDirectory:
         return self._announced.get(stable) if stable is not None else None
 
     def _standing(self, replica: ReplicaKey, model: str | None) -> Standing:
-        card = self._live[replica].card
+        known = self._live[replica]
+        card = known.card
         if not self.fits(card):
             return Standing.ROLE_DIFFERS
-        if card.stable_routing_id is None:
+        if known.stable is None:
             return Standing.NO_STABLE_ID
+        if known.stable in self._shared:
+            return Standing.STABLE_ID_SHARED
         announcement = self._announcement(replica)
         if announcement is None:
             return Standing.UNANNOUNCED
@@ -325,14 +321,6 @@ class ReplicaDirectory:
         for name in (replica.worker_id, wire_id(announcement.stable_routing_id)):
             if name is not None:
                 self._on_present(name, replica.dp_rank, announcement.generation)
-
-    def _duplicates(self) -> set[str]:
-        """Stable ids that more than one live instance carries: a restart for some seconds, a misconfiguration if it stays."""
-        owners: dict[str, set[int]] = {}
-        for replica, known in self._live.items():
-            if known.card.stable_routing_id is not None:
-                owners.setdefault(known.card.stable_routing_id, set()).add(replica.worker_id)
-        return {stable for stable, workers in owners.items() if len(workers) > 1}
 
 
 def wire_id(stable_routing_id: str) -> int | None:

@@ -95,6 +95,22 @@ async def test_a_hot_and_busy_replica_is_said_in_words_among_thousands(chromium:
             assert await overflows(watched.page) == []
 
 
+async def test_two_workers_with_one_stable_id_are_two_rows_and_a_check_that_names_both(chromium: Browser) -> None:
+    first = replace(fake_replicas()[0], standing="stable_id_shared")
+    second = replace(first, worker_id=first.worker_id + 1)
+    state = fake_state(replicas=[first, second, *fake_replicas()[1:]])
+    async with served(state) as site, opened_page(chromium, site.server.url) as watched:
+        rows = {
+            row[0].split("\n")[1]: row for row in await cells(watched.page, "replicas") if row[0].startswith(first.name)
+        }
+        assert set(rows) == {f"Dynamo instance {one.worker_id}" for one in (first, second)}
+        assert all("stable id shared" in row[1].lower() for row in rows.values()), rows
+        shown = await text_of(watched.page, "#checks")
+        assert all(str(one.worker_id) in shown for one in (first, second))
+        assert f"one DYN_STABLE_ROUTING_ID for several workers: {first.stable_routing_id}" in shown
+        quiet(watched, site.server.url)
+
+
 async def test_calibration_of_each_bucket(chromium: Browser) -> None:
     async with served() as site, opened_page(chromium, site.server.url) as watched:
         page = watched.page

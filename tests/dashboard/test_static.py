@@ -12,8 +12,11 @@ from dynamo_semkv.config.schema import PlacementMode
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.dashboard.files import page_files
 from dynamo_semkv.evidence.deadline import LookupStatus
+from dynamo_semkv.observe.health import readiness
 from dynamo_semkv.outcome.closed import TtftClass
 from dynamo_semkv.outcome.totals import STEPS
+from dynamo_semkv.router.replicas import Standing
+from tests.observe.fake_state import empty_state
 
 STATIC = Path(__file__).resolve().parents[2] / "dynamo_semkv" / "dashboard" / "static"
 OWN = sorted(path for path in STATIC.rglob("*") if path.is_file() and "vendor" not in path.parts)
@@ -50,6 +53,8 @@ def table(name: str) -> set[str]:
         ("MODES", {mode.value for mode in PlacementMode}),
         ("TTFT", {kind.value for kind in TtftClass}),
         ("STEPS", set(STEPS)),
+        ("STANDINGS", {standing.value for standing in Standing}),
+        ("CHECKS", {check.name for check in readiness(empty_state()).checks}),
     ],
 )
 def test_every_value_of_a_closed_set_has_its_words(name: str, values: set[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +90,6 @@ def test_namespaces_that_differ_silence_the_model_and_name_the_field() -> None:
     view = directory.view_of("m")
     assert view.namespace is None
     assert (view.standing, view.differing_field) == (Standing.NAMESPACE_DIFFERS, "kv_dtype")
-    assert directory.readiness()["models"]["m"] == {"standing": "namespace_differs", "differing_field": "kv_dtype"}
     assert directory.counts["namespace_differs"] == 1
     directory.announce(announcement("w-b", 1))
     assert directory.view_of("m").eligible == {A0, A1, B0, B1}
@@ -157,13 +155,11 @@ def test_kthena_1550_a_restarted_worker_already_listed_keeps_its_donors() -> Non
     directory.update_live({old: card("w-a")})
     # The old instance stays listed until its lease ends; the new process is listed at once under another instance id.
     directory.update_live({old: card("w-a"), new: card("w-a")})
-    assert directory.readiness()["duplicate_stable_ids"] == ["w-a"]
     assert directory.resolve(stable_worker_id("w-a"), 0) == new
     assert directory.resolve(11, 0) == old
     directory.update_live({new: card("w-a")})
     assert removed == [(11, 0)]
     assert directory.resolve(stable_worker_id("w-a"), 0) == new
-    assert directory.readiness()["duplicate_stable_ids"] == []
 
 
 def test_kthena_1428_what_was_announced_before_it_went_does_not_count_after() -> None:
@@ -210,20 +206,6 @@ def test_announcements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert directory.counts["announcement_dropped"] == 2
     directory.update_live({A0: card("w-4"), B0: card("w-0")})
     assert directory.view_of("m").eligible == {A0}
-
-
-def test_readiness_is_json_and_says_what_is_missing() -> None:
-    directory = ReplicaDirectory()
-    directory.update_live({A0: card("w-a"), B0: card("w-b"), B1: card(None)})
-    directory.announce(announcement("w-a", 0))
-    readiness = json.loads(json.dumps(directory.readiness()))
-    assert readiness == {
-        "live": 3,
-        "advisable": 1,
-        "standings": {"ok": 1, "unannounced": 1, "no_stable_id": 1},
-        "models": {"m": {"standing": "ok", "differing_field": None}},
-        "duplicate_stable_ids": [],
-    }
 
 
 def test_what_decisions_ask_about_a_replica_follows_every_change() -> None:

@@ -13,7 +13,7 @@ export function heat(s) {
   const queued = live.reduce((sum, row) => sum + (row.queued_prefill_tokens ?? 0), 0);
   const rows = live.map((row) => ({ row, share: f.share(row.placed_tokens, placed), load: f.share(row.queued_prefill_tokens, queued) }));
   rows.sort((a, b) => (b.share ?? 0) - (a.share ?? 0) || (b.load ?? 0) - (a.load ?? 0));
-  reconcile(byId("heat"), rows.slice(0, SHOWN).map(({ row, share, load }) => keyed(row.name, one(row, share, load, live.length))));
+  reconcile(byId("heat"), rows.slice(0, SHOWN).map(({ row, share, load }) => keyed(`${row.name} ${row.worker_id ?? ""}`, one(row, share, load, live.length))));
   show(byId("heat-title"), live.length > 0);
   const more = rows.length - SHOWN;
   byId("heat-note").textContent = live.length

@@ -74,7 +74,7 @@ function replicas(s) {
     const [state, kind] = Array.isArray(standing) ? standing : [standing, "warn"];
     const use = (part, total) => (part === null || part === undefined || !total ? null : bar(part / total, "placed"));
     return keyed(
-      row.name,
+      `${row.name} ${row.worker_id ?? ""}`,
       h(
         "tr",
         { class: row.live ? null : "gone" },

@@ -124,9 +124,11 @@ export const TTFT = {
 
 export const CHECKS = {
   workers: "Workers",
+  stable_ids: "Stable ids",
   advice: "Advice",
   bus: "Broker",
   replay: "Replay",
+  versions: "Versions",
   donor_events: "Donor events",
   catalog: "Catalog",
   providers: "Providers",
@@ -136,6 +138,7 @@ export const CHECKS = {
 export const STANDINGS = {
   ok: ["Advised", "good"],
   no_stable_id: ["No stable id", "warn"],
+  stable_id_shared: ["Stable id shared", "bad"],
   unannounced: ["Not announced", "warn"],
   block_size_mismatch: ["Block size differs", "bad"],
   model_differs: ["Other model", "warn"],
