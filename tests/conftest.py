@@ -66,6 +66,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails the run (what CI uses)")
 
 
+@pytest.fixture(autouse=True)
+def _log_of_its_own() -> None:
+    """Else a line is missing from a test's log because another test has caused it three times before."""
+    throttled = sys.modules.get("dynamo_semkv.telemetry.throttled")
+    if throttled is not None:
+        throttled.forget()
+
+
 _complaints: list[str] = []
 
 

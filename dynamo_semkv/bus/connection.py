@@ -19,8 +19,10 @@ from nats.aio.client import Client
 
 from dynamo_semkv.bus.access_files import credentials, tls_context
 from dynamo_semkv.config.schema import BusConfig
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 BACKOFF_MIN_SECONDS = 0.05
 BACKOFF_MAX_SECONDS = 2.0
@@ -165,7 +167,7 @@ class Connection:
         if error is not None:
             self._record(error)
             if not isinstance(error, (nats.errors.Error, OSError, asyncio.TimeoutError)):
-                _log.error("bus %s: a session failed", self._name, exc_info=error)
+                _throttled.error("bus %s: a session failed", self._name, exc_info=error)
         self._log_outage("connection lost")
 
     async def _close(self, client: Client) -> None:

@@ -33,8 +33,10 @@ from dynamo_semkv.bus.refusals import Refusals, words_of
 from dynamo_semkv.bus.streams import STREAMS, ensure_streams, in_any_order, stream_of
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.pack import MAX_PACK_RECORDS
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _ACK_SECONDS = 5.0
 _QUIET_ROUNDS = 2
@@ -371,7 +373,7 @@ class BusPublisher:
         error = flight.exception()
         if error is not None:
             self._record(subject, error)
-            _log.error("bus %s: sending on %s failed", self._name, subject, exc_info=error)
+            _throttled.error("bus %s: sending on %s failed", self._name, subject, exc_info=error)
             self._put_back(subject, left)
             self._wake.set()
 
@@ -418,14 +420,14 @@ class BusPublisher:
             lost = sorted(self._lost)
             self._lost.clear()
         for subject in lost:
-            _log.warning("bus %s: messages on %s were dropped", self._name, subject)
+            _throttled.warning("bus %s: messages on %s were dropped", self._name, subject)
             if self.on_loss is None:
                 continue
             try:
                 self.on_loss(subject)
             except Exception:  # noqa: BLE001 - the owner's fault, which may not end the thread that serves all subjects
                 self._count(callback_errors=1)
-                _log.exception("bus %s: on_loss(%r) failed", self._name, subject)
+                _throttled.exception("bus %s: on_loss(%r) failed", self._name, subject)
 
     def _count(self, *, published: int = 0, dropped: int = 0, callback_errors: int = 0) -> None:
         with self._lock:

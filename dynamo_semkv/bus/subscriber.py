@@ -30,8 +30,10 @@ from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.codec import decode_pack
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.pack import PACK
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -394,9 +396,7 @@ class BusSubscriber:
             return call(*args, **kwargs)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the handler's own, counted
             self._counts.handler_errors += 1
-            errors = self._counts.handler_errors
-            if errors & (errors - 1) == 0:  # 1, 2, 4, 8, ...: a handler that always fails does not fill the log
-                _log.error("bus %s: a handler failed (%d so far)", self._name, errors, exc_info=error)
+            _throttled.error("bus %s: a handler failed", self._name, exc_info=error)
             return None
 
     def _record(self, what: str, error: BaseException) -> None:

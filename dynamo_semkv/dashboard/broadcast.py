@@ -10,7 +10,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from dynamo_semkv.telemetry.throttled import Throttled
+
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class Full(Exception):
@@ -69,10 +72,9 @@ class Broadcast:
     def _text(self) -> str | None:
         try:
             return self._make()
-        except Exception:  # noqa: BLE001 - the next beat may succeed; counted, and logged at 1, 2, 4, 8, ...
+        except Exception:  # noqa: BLE001 - the next beat may succeed; counted and logged
             self.faults += 1
-            if self.faults & (self.faults - 1) == 0:
-                _log.exception("snapshot failed (%d so far)", self.faults)
+            _throttled.exception("snapshot failed")
             return None
 
 

@@ -34,8 +34,10 @@ from dynamo_semkv.dashboard.rate import Rate
 from dynamo_semkv.observe.health import Readiness
 from dynamo_semkv.observe.snapshot import explain
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 MAX_WATCHERS = 32
 WRITE_SECONDS = 10.0
@@ -135,7 +137,7 @@ class DashboardServer:
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except Exception:  # noqa: BLE001 - a page that fails may not fail the router; logged
-            _log.exception("dashboard: %r failed", request.path)
+            _throttled.exception("dashboard: %r failed", request.path)
             response = _json({"error": "internal error; the router's log has it"}, status=500)
         if not response.prepared:
             response.headers.update(HEADERS)

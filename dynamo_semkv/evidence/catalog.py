@@ -30,8 +30,10 @@ from dynamo_semkv.evidence.emitters import donor_from, in_scope, may_place, may_
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.evidence.retention import Retention
 from dynamo_semkv.evidence.stream import Stream, Verdict
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 BYTES_PER_DONOR = 4_096
 
@@ -242,9 +244,7 @@ class DonorCatalog:
         try:
             donor = donor_from(data, partition, stream.key, life, self._on_use)
         except ContractError as error:
-            count = self.counts[Verdict.BAD_SKETCH.value] + 1
-            if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: an emitter that is always wrong does not fill the log
-                logger.warning("donor %r of %s dropped (%d so far): %s", data.donor_id, stream.key, count, error)
+            _throttled.warning("donor %r of %s dropped: %s", data.donor_id, stream.key, error)
             return Verdict.BAD_SKETCH
         self._put(donor)
         return Verdict.APPLIED
@@ -364,13 +364,9 @@ class DonorCatalog:
                 what(listener)
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ):  # a listener's fault, SystemExit included, must not cost the others their events, or the loop
+            except BaseException:  # noqa: BLE001 - a listener's fault, SystemExit included, must not cost the others their events, or the loop
                 self.counts["listener_error"] += 1
-                count = self.counts["listener_error"]
-                if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: one that always fails does not fill the log
-                    logger.exception("a donor listener failed (%d so far); its index may miss a donor", count)
+                _throttled.exception("a donor listener failed; its index may miss a donor")
 
 
 def _sketch_bytes(donor: CatalogDonor) -> int:

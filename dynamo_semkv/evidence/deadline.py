@@ -26,8 +26,10 @@ from dynamo_semkv.contracts.location import Location
 from dynamo_semkv.evidence.breaker import Breaker
 from dynamo_semkv.evidence.provider import Closes, EvidenceProvider, LookupQuery, PromptListener, Snapshots
 from dynamo_semkv.evidence.worker import LATE, Answer, ProviderWorker
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 ENOUGH = 0.5
 """Share of the prompt that a match must have located for the providers after its own not to be waited for."""
@@ -154,14 +156,11 @@ class DeadlineRunner:
             listener.prompt_routed(query)
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ):  # somebody else's code, and SystemExit or CancelledError of its would end the loop or the request
+        except BaseException:  # noqa: BLE001 - somebody else's code, and SystemExit or CancelledError of its would end the loop or the request
             seat.counts["prompt_errors"] += 1
-            count = seat.counts["prompt_errors"]
-            if count & (count - 1) == 0:
-                text = "provider %s failed to take note of a prompt (%d so far); donors made of it have no text there"
-                logger.exception(text, seat.worker.name, count)
+            name = seat.worker.name
+            text = "provider %s failed to take note of a prompt; donors made of it have no text there"
+            _throttled.exception(text, name, key=name)
 
     def _abandon(self, asked: Container[str]) -> None:
         """The answer is not wanted any more: a trial that the lookup was carrying is owed to the next one."""
@@ -217,8 +216,8 @@ class DeadlineRunner:
                 raise ValueError(f"a snapshot of {len(text)} characters, allowed: {MAX_STATE}")
         except Exception as error:  # noqa: BLE001 - somebody else's code; counted and logged
             seat.counts["snapshot_errors"] += 1
-            if seat.counts["snapshot_errors"] == 1:
-                logger.warning("provider %s has no state to show: %r", seat.worker.name, error)
+            name = seat.worker.name
+            _throttled.warning("provider %s has no state to show: %r", name, error, key=name)
             return {}
         copied: dict[str, Any] = json.loads(
             text
@@ -253,9 +252,9 @@ class DeadlineRunner:
     ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
         seat.breaker.failure()
         # The type only: a message may quote the prompt.
-        if seat.last_error != type(error).__name__:
-            seat.last_error = type(error).__name__
-            logger.warning("provider %s failed with %s; its lookups are misses", seat.worker.name, seat.last_error)
+        name, seat.last_error = seat.worker.name, type(error).__name__
+        text = "provider %s failed with %s; its lookups are misses"
+        _throttled.warning(text, name, seat.last_error, key=f"{name} {seat.last_error}")
         return LookupStatus.ERROR, seconds, []
 
     def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:

@@ -14,8 +14,10 @@ from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.evidence.routed import RoutedPrompts
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 
 class DonorLearner:
@@ -90,9 +92,9 @@ class DonorLearner:
         while (job := self._jobs.get()) is not None:
             try:
                 self._take_in(*job)
-            except Exception:  # the thread must live on: one donor that cannot be taken in is one donor less
+            except Exception:  # noqa: BLE001 - the thread must live on: one donor that cannot be taken in is one donor less
                 self.counts["failed"] += 1
-                logger.exception("%s could not take in a donor", self.name)
+                _throttled.exception("%s could not take in a donor", self.name)
 
     def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         """In the thread."""

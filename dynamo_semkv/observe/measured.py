@@ -19,8 +19,10 @@ from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class Journal(Protocol):
@@ -87,4 +89,4 @@ class MeasuredHistory:
 
 def _not_counted() -> None:
     """A counter may not fail the request that it counts; logged, in the handler of what it raised."""
-    _log.exception("a metric was not counted")
+    _throttled.exception("a metric was not counted")

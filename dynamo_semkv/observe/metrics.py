@@ -35,6 +35,7 @@ from dynamo_semkv.outcome.totals import bounded
 from dynamo_semkv.telemetry.catalogue import SPANS
 from dynamo_semkv.telemetry.label_sets import SPAN_STATES
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _LOOKUPS = frozenset(status.value for status in LookupStatus)
 _HIT, _SKIPPED = LookupStatus.HIT.value, LookupStatus.SKIPPED.value
@@ -61,6 +62,7 @@ TOGETHER = 32
 """Decisions and answers that are counted at once; nobody can see those that are not yet."""
 _Answer = tuple[str, LookupStatus, float]
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 M = TypeVar("M", Counter, Histogram)
@@ -133,7 +135,7 @@ class Metrics:
                 else:
                     self._answered(*told)
             except Exception:  # noqa: BLE001 - one that cannot be counted may not cost the others; logged
-                _log.exception("a metric was not counted")
+                _throttled.exception("a metric was not counted")
 
     def _opened(self, event: RouteOpened) -> None:
         lookup = bounded(event.lookup, _LOOKUPS)

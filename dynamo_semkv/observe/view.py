@@ -27,8 +27,10 @@ from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
 from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.intake import Intake
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 T = TypeVar("T")
 
@@ -159,7 +161,7 @@ class RouterView:
         except Exception:  # noqa: BLE001 - it shows as unknown; logged once until it answers again
             if what not in self._failing:
                 self._failing.add(what)
-                _log.exception("the state of %s cannot be read", what)
+                _throttled.exception("the state of %s cannot be read", what, key=what)
             return unknown
         self._failing.discard(what)
         return answer

@@ -45,8 +45,10 @@ from dynamo_semkv.outcome.join import (
     same_replica,
 )
 from dynamo_semkv.outcome.queues import Bounded, DueQueue, Groups
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _T = TypeVar("_T")
 
@@ -381,4 +383,4 @@ class OutcomeBook:
             callback(value)
         except Exception:  # noqa: BLE001 - counted and logged
             self.stats.callback_errors += 1
-            _log.exception("a listener of the outcome book failed (%d so far)", self.stats.callback_errors)
+            _throttled.exception("a listener of the outcome book failed")

@@ -45,8 +45,10 @@ from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.replay import Replay
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _T = TypeVar("_T")
 
@@ -295,9 +297,7 @@ class Intake:
     def _refused(self, stream: str, kind: str, error: ContractError) -> None:
         name = f"{stream}.{kind}"
         self.counts[name] += 1
-        count = self.counts[name]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a broken peer does not fill the log
-            _log.warning("%s: message dropped (%d so far): %s", name, count, error)
+        _throttled.warning("%s: message dropped: %s", name, error, key=name)
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -306,7 +306,7 @@ class Intake:
                 self.tick()
             except Exception:  # noqa: BLE001 - a tick that fails may not end all later ones; counted and logged
                 self.counts["tick_errors"] += 1
-                _log.exception("outcome tick failed (%d so far)", self.counts["tick_errors"])
+                _throttled.exception("outcome tick failed")
 
 
 class RouteJournal:
@@ -338,7 +338,7 @@ class RouteJournal:
             )
         except Exception:  # noqa: BLE001 - whatever is wrong here, the request goes on; counted and logged
             self.counts["errors"] += 1
-            _log.exception("route event not written (%d so far)", self.counts["errors"])
+            _throttled.exception("route event not written")
             return
         self.counts["published" if accepted else "not_published"] += 1
 

@@ -14,8 +14,10 @@ from typing import Any
 from dynamo_semkv.config.forms import is_loopback
 from dynamo_semkv.config.schema import SecurityConfig
 from dynamo_semkv.dashboard.access import read_token, same_secret
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 ANYWHERE = "0.0.0.0"
 """Where Dynamo 1.6 listens unless DYN_SYSTEM_HOST says otherwise."""
@@ -38,9 +40,7 @@ class AdviseDoor:
         refusal = self._refusal(body)
         if refusal is not None:
             self.counts["refused"] += 1
-            count = self.counts["refused"]
-            if count & (count - 1) == 0:
-                _log.warning("advise: a question was refused (%d so far): %s", count, refusal)
+            _throttled.warning("advise: a question was refused: %s", refusal)
             return {"error": refusal}
         self.counts["answered"] += 1
         if isinstance(body, dict) and "token" in body and self._token is not None:

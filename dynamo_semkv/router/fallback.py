@@ -10,8 +10,10 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from dynamo_semkv.router.runtime_errors import FailureKind
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 T = TypeVar("T")
 
@@ -57,20 +59,17 @@ def pin_reason(kind: str) -> FallbackReason:
 
 
 class Fallbacks:
-    """Counts by reason; logs the 1st, 2nd, 4th, 8th, ... of each, so that a fault that stays does not fill the log."""
+    """Counts by reason, and tells of each reason apart."""
 
     def __init__(self) -> None:
         self.counts: Counter[FallbackReason] = Counter()
 
     def add(self, reason: FallbackReason, detail: object = "") -> None:
         self.counts[reason] += 1
-        count = self.counts[reason]
-        if count & (count - 1) == 0:
-            # A deadline that passed is an event, not a fault with a place in the code.
-            error = detail if isinstance(detail, BaseException) and not isinstance(detail, Late) else None
-            logger.warning(
-                "%s (%d so far): %s", reason.value, count, repr(detail) if error else detail, exc_info=error or None
-            )
+        # A deadline that passed is an event, not a fault with a place in the code.
+        error = detail if isinstance(detail, BaseException) and not isinstance(detail, Late) else None
+        said = repr(detail) if error else detail
+        _throttled.warning("%s: %s", reason.value, said, key=reason.value, exc_info=error)
 
 
 class Late(Exception):

@@ -45,9 +45,11 @@ from dynamo_semkv.router.traced import (
     traced,
 )
 from dynamo_semkv.telemetry.target import otlp_target
+from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.tracing import start_tracing
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 BEAT_DEADLINE = 1.0
 COUNT_SECONDS = 2.0
@@ -225,17 +227,14 @@ async def _freeze_what_was_replayed(knowledge: Knowledge) -> None:
 
 
 async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: DynamoEdge) -> None:
-    failures = 0
     while True:
         await asyncio.sleep(seconds)
         try:
             advisor.refresh()
             knowledge.tidy()
             knowledge.loads = await within(BEAT_DEADLINE, edge.loads())
-        except Exception:  # a beat that fails may not end all later ones; counted and logged
-            failures += 1
-            if failures & (failures - 1) == 0:
-                logger.warning("beat failed (%d so far)", failures, exc_info=True)
+        except Exception:  # noqa: BLE001 - a beat that fails may not end all later ones; counted and logged
+            _throttled.exception("a beat failed")
 
 
 async def _count(knowledge: Knowledge) -> None:

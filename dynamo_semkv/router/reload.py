@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from dynamo_semkv.config.load import Loaded
 from dynamo_semkv.config.watch import ConfigWatch, Reload
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 
 class Reloader:
@@ -26,7 +28,6 @@ class Reloader:
 
     async def run(self, seconds: float) -> None:
         """Looks at the file every so often and when asked, for ever. A file system that hangs keeps nothing else from going on."""
-        failures = 0
         while True:
             try:
                 await asyncio.wait_for(self._asked.wait(), seconds)
@@ -36,10 +37,8 @@ class Reloader:
             self._asked.clear()
             try:
                 await self.look(forced)
-            except Exception:  # a look that fails may not end all later ones; counted and logged
-                failures += 1
-                if failures & (failures - 1) == 0:
-                    logger.warning("the configuration was not looked at (%d so far)", failures, exc_info=True)
+            except Exception:  # noqa: BLE001 - a look that fails may not end all later ones; counted and logged
+                _throttled.exception("the configuration was not looked at")
 
     async def look(self, forced: bool = False) -> None:
         if forced and self._watch.path is None:

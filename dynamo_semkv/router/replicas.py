@@ -23,8 +23,10 @@ from dynamo_semkv.contracts.namespace import CacheNamespace, differing_field
 from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
 from dynamo_semkv.router.shared_ids import SharedIds
 from dynamo_semkv.scoring.credit import mode_of
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 MAX_ANNOUNCEMENTS = 16_384
 
@@ -281,7 +283,7 @@ class ReplicaDirectory:
             field = differing_field(first, namespace)
             if field is not None:
                 self.counts[Standing.NAMESPACE_DIFFERS.value] += 1
-                logger.warning(
+                _throttled.warning(
                     "replicas of model %r announce different namespaces: first differing field %s; no advice for it until "
                     "they agree",
                     model,

@@ -13,8 +13,10 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 MAX_RANKS = 1024
 PLACED = frozenset({WorkerRole.AGGREGATED, WorkerRole.PREFILL})
@@ -148,6 +150,6 @@ class CardTable:
                     f"kv_cache_block_size: {card.block_size}, expected {self._block_size} as the other workers have"
                 )
         except CardError as error:
-            logger.warning("a worker is left out of placement, Dynamo still routes to it: %s", error)
+            _throttled.warning("a worker is left out of placement, Dynamo still routes to it: %s", error)
             return None
         return card

@@ -24,8 +24,10 @@ from dynamo_semkv.contracts.keys import TokenArray, packed
 from dynamo_semkv.router.ingress import PIN_KEYS
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed, classify, message
 from dynamo_semkv.router.runtime_types import Chunk, ChunkStream, Request
+from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 SERVED_KEY = "semkv"
 """Key in a chunk's `engine_data` that tells the client which replica served (with nvext.extra_fields ["engine_data"])."""
@@ -148,7 +150,7 @@ class RequestDispatch:
             return None
         except Exception as error:
             if self._choices_open <= 0:
-                logger.info("worker failed after a complete answer: %s", error)
+                _throttled.info("worker failed after a complete answer: %s", error)
                 return None
             raise self._failed(error) from error
         self.chunks += 1
@@ -190,7 +192,7 @@ class RequestDispatch:
         self.fallback = kind.value
         if kind in (FailureKind.WORKER_LOST, FailureKind.NO_WORKER):
             self._losses.lost(self._pin.worker_id)
-        logger.info("pin to worker %d rank %d given up (%s): %s", *self._pin, kind.value, error)
+        _throttled.info("pin to worker %d rank %d given up (%s): %s", *self._pin, kind.value, error, key=kind.value)
 
     def _failed(self, error: Exception) -> RequestFailed:
         kind = classify(error)

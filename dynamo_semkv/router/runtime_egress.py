@@ -12,9 +12,11 @@ from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArg
 from dynamo_semkv.router.departures import Departures, gone
 from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
+from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.traceparent import of_call
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 OVERLOADED_STATUS = 529
 """The status Dynamo's own frontend gives when its router refuses a request for lack of capacity."""
@@ -88,7 +90,7 @@ async def _push(
                 raise ClientGone(str(error)) from error
     except ClientGone as error:
         # The chunk that finds the client gone may come before the word that it left.
-        logger.info("a request ends early: %s", error)
+        _throttled.info("a request ends early: %s", error)
         return
     except (Exception, asyncio.CancelledError) as error:
         # Asked as well as looked at: a worker that was stopped may say so before the next look.

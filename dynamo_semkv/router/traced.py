@@ -34,12 +34,14 @@ from dynamo_semkv.router.runtime_errors import RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Handler, Request
 from dynamo_semkv.router.service import Advising, Hints, Journal
 from dynamo_semkv.telemetry import names
+from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.tracing import Attributes, Tracing, traceparent_of
 
 if TYPE_CHECKING:
     from dynamo_semkv.telemetry.tracing import Span
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -97,8 +99,8 @@ class TracedHandler:
             }
             span = self._tracing.start(names.ROUTE, parent=call.traceparent, attributes=attributes)
             return _Trace(span), msgspec.structs.replace(call, traceparent=traceparent_of(span))
-        except Exception:  # a request without a trace is served all the same; logged
-            logger.exception("no trace was begun")
+        except Exception:  # noqa: BLE001 - a request without a trace is served all the same; logged
+            _throttled.exception("no trace was begun")
             return None, call
 
 
@@ -361,5 +363,5 @@ def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _guarded(tell: Callable[[], object]) -> None:
     try:
         tell()
-    except Exception:  # a span may not fail the request that it tells of; logged
-        logger.exception("a span was not made")
+    except Exception:  # noqa: BLE001 - a span may not fail the request that it tells of; logged
+        _throttled.exception("a span was not made")

@@ -26,8 +26,10 @@ from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.telemetry import catalogue as c
 from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.metric_spec import MetricSpec
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 Snapshot = Mapping[str, Any]
 Source = Callable[[], Snapshot]
@@ -53,8 +55,7 @@ class ConnectorCollector(Collector):
             return shot if shot.get("dp_rank") is not None else None
         except Exception:  # noqa: BLE001 - one rank's fault may not hide the others; counted and logged
             self.failures += 1
-            if self.failures & (self.failures - 1) == 0:
-                _log.exception("a connector's numbers cannot be read (%d so far)", self.failures)
+            _throttled.exception("a connector's numbers cannot be read")
             return None
 
 

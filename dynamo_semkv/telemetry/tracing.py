@@ -21,6 +21,7 @@ from dynamo_semkv import __version__
 from dynamo_semkv.config.extras import remedy
 from dynamo_semkv.telemetry import names
 from dynamo_semkv.telemetry.target import Target, shown
+from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.traceparent import TraceContext, form, parse
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as Span  # others take the type from here
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 Attributes = Mapping[str, Any]
 EXTRA = remedy("telemetry")
@@ -191,8 +193,7 @@ def _counting(exporter: SpanExporter, counts: Counter[str]) -> SpanExporter:
                 return result
             counts["failed"] += len(spans)
             self.failures += 1
-            if self.failures & (self.failures - 1) == 0:
-                _log.warning("tracing: %d spans are lost (%d failures so far): %s", len(spans), self.failures, why)
+            _throttled.warning("tracing: %d spans are lost: %s", len(spans), why)
             return result
 
         def shutdown(self) -> None:

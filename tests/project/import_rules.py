@@ -17,8 +17,8 @@ OURS = ("dynamo_semkv", "worker_connector", "graphs", "tests")
 LAYERS = (
     "contracts",
     "config",
-    "bus",
     "telemetry",
+    "bus",
     "evidence",
     "scoring",
     "advice",
