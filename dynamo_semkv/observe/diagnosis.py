@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.bus.inspection import BusInspection
+from dynamo_semkv.bus.server_version import advice, objection
 from dynamo_semkv.config.schema import Config, Materialization
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
@@ -87,6 +88,7 @@ def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
         yield Finding("bus", Level.FAIL, f"no connection to {bus.address} ({bus.error})", remedy)
         return
     yield Finding("bus", Level.OK, f"connected to {bus.address}")
+    yield from _server_version(bus)
     if bus.jetstream_error is not None:
         yield Finding(
             "jetstream",
@@ -120,6 +122,18 @@ def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
             f"the broker's clock and this machine's differ by {abs(offset):.1f} s",
             "synchronize clocks (NTP): ages and times on the page are off by that much; joins do not depend on it",
         )
+
+
+def _server_version(bus: BusInspection) -> Iterator[Finding]:
+    if bus.server_version is None:
+        return
+    old, lax = objection(*bus.server_version), advice(*bus.server_version)
+    if old is not None:
+        yield Finding(
+            "broker", Level.FAIL, old, "upgrade nats-server: docs/security.md says what an older one lets a worker do"
+        )
+    elif lax is not None:
+        yield Finding("broker", Level.WARN, lax, "set it, as deploy/nats/nats.conf does, or run 2.12 or newer")
 
 
 def _stream_limits(config: Config, bus: BusInspection) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.server import EmbeddedNats
-from dynamo_semkv.bus.streams import ensure_streams
+from dynamo_semkv.bus.streams import ensure_streams, stream_config
 from dynamo_semkv.bus.subscriber import BusSubscriber, Message
 from dynamo_semkv.contracts import subjects
 from tests.bus.waiting import settings, until
@@ -242,7 +242,8 @@ async def test_what_retention_took_is_counted(nats_server: EmbeddedNats, subscri
     again.subscribe_stream(REPORTS, ALL_REPORTS, record)
     again._streams[0] = bus._streams[0]  # the same subscription after an outage of the process's network
     await publish(nats_server, (A, b"2"), (A, b"3"))
-    await jetstream(nats_server, lambda js: js.purge_stream(REPORTS, seq=3))
+    fewer = stream_config(REPORTS, settings(nats_server.url)).evolve(max_msgs=1)
+    await jetstream(nats_server, lambda js: js.update_stream(fewer))
     await again.start()
     await until("caught up", lambda: again.caught_up(REPORTS))
     assert record.payloads == [b"1", b"3"]

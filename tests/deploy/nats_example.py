@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from dynamo_semkv.config.schema import BusConfig
 from tests.bus.waiting import wait_for
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "nats"
+OLDEST_SERVER = Path(sys.prefix) / "oldest-nats" / "bin" / "nats-server"
+"""Put there by scripts/setup_env.py."""
+SERVERS = {"newest": find_nats_server, "oldest": lambda: str(OLDEST_SERVER)}
 USERS = {"semkv-setup": "setup", "semkv-router": "router", "worker-0": "worker-0", "worker-1": "worker-1"}
 """User -> the token behind `_INBOX_`."""
 
@@ -41,13 +45,14 @@ class Broker:
 
 
 @contextmanager
-def running(config: Path, folder: Path, scheme: str = "nats", **env: str) -> Iterator[Broker]:
+def running(config: Path, folder: Path, scheme: str = "nats", server: str = "newest", **env: str) -> Iterator[Broker]:
+    """`server`: a key of SERVERS."""
     names = {
         f"SEMKV_{user.removeprefix('semkv-').replace('-', '_').upper()}_PASSWORD": password(user) for user in USERS
     }
     process = ChildProcess(
         "nats-server",
-        [find_nats_server(), "-c", str(config), "-a", LOOPBACK, "-p", "-1", "--ports_file_dir", str(folder)],
+        [SERVERS[server](), "-c", str(config), "-a", LOOPBACK, "-p", "-1", "--ports_file_dir", str(folder)],
         env={**os.environ, "SEMKV_NATS_STORE": str(folder / "store"), **names, **env},
         log_path=folder / "log",
     )

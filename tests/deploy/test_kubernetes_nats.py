@@ -31,7 +31,7 @@ from tests.deploy.nats_example import Broker
 from tests.deploy.test_kubernetes import FOLDER, GRAPHS, ROOT, WORKERS, container, one
 
 POD = StableReplica("semkv-agg-trtllmworker-5d8f-x2x7z", 0)
-PERMISSIONS = re.compile(r"user: (\S+), password: (\S+)\s*permissions: \{(.*?)\n      \}", re.DOTALL)
+PERMISSIONS = re.compile(r"user: (\S+), password: (\S+)\s*permissions: \{(.*?)\n        \}", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +180,11 @@ def test_permissions_are_those_of_the_example_with_one_user_for_all_workers() ->
         assert shipped[user] == example[user]
     own = example["worker-0"].replace("_INBOX_worker-0", "_INBOX_worker").replace("worker-0.*", "*.*")
     assert shipped["semkv-worker"] == own
+
+    def between_accounts(path: Path, worker: str) -> set[str]:
+        return {line.strip() for line in path.read_text().splitlines() if worker in line and "{ s" in line}
+
+    own_lines = between_accounts(ROOT / "deploy" / "nats" / "nats.conf", "worker-0")
+    assert len(own_lines) == 8
+    renamed = {line.replace("worker-0", "*").replace("WORKER_0", "WORKERS") for line in own_lines}
+    assert between_accounts(FOLDER / "nats" / "nats.conf", ".*.*") == renamed

@@ -49,13 +49,21 @@ def steps(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_second_time_does_nothing(setup_env: ModuleType, steps: list[str], tmp_path: Path) -> None:
     assert setup_env.main() == 0
-    assert steps == ["create", "lock.txt", "no-deps.txt", "torch auto", setup_env.PROBE, tmp_path.name]
+    assert steps == [
+        "create",
+        "lock.txt",
+        "no-deps.txt",
+        "oldest-nats.txt",
+        "torch auto",
+        setup_env.PROBE,
+        tmp_path.name,
+    ]
     steps.clear()
     assert setup_env.main() == 0
     assert steps == []
 
 
-@pytest.mark.parametrize("file", ["LOCK", "NO_DEPS", "TORCH"])
+@pytest.mark.parametrize("file", ["LOCK", "NO_DEPS", "TORCH", "OLDEST_NATS"])
 def test_a_changed_lock_makes_it_anew(
     setup_env: ModuleType, steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
