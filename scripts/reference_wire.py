@@ -39,7 +39,7 @@ Types are written as in Python. A field with a default may be absent. Counts of 
 | donor events (`schema_version`) | exactly 1; anything else is dropped and counted. Unknown fields are ignored |
 | hint envelopes (`protocol_version`) | exactly 0.1; an unknown action, or a version of one, skips that action alone |
 | packs (`version`, 2.x; content type `application/vnd.semkv.pack+msgpack`) | as our own messages. Each record in one is then read, or refused, for itself, by its own rule. Who knows no packs finds another major |
-| values of `Outcome` and `Reason` | an unknown one reads as `unknown` |
+| values of `Outcome`, `Reason` and `KvEvents` | an unknown one reads as `unknown` |
 | `CacheNamespace` | an unknown field refuses the whole message: it may decide whether KV is the same |
 | keys, digests, sketches | no version: their algorithm is named in what they hash, and golden vectors fix it. Another algorithm finds nothing |
 

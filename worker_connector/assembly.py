@@ -30,6 +30,7 @@ from worker_connector.disk_door import DiskDoor, offer
 from worker_connector.engine_namespace import CONNECTOR_VERSION
 from worker_connector.event_intake import listen
 from worker_connector.event_pipe import EventEar, pipe_path
+from worker_connector.event_stream import EventStream, stream_address
 from worker_connector.fetch_desk import FetchDesk
 from worker_connector.hint_listener import HintListener
 from worker_connector.leader import Leader
@@ -75,6 +76,7 @@ class LeaderParts:
     endpoint: RankEndpoint | None = None
     _listener: HintListener | None = None
     _ear: EventEar | None = None
+    _stream: EventStream | None = None
     _metrics: _Closeable | None = None
     fetch: FetchDesk | None = None
     door: DiskDoor | None = None
@@ -106,6 +108,7 @@ class LeaderParts:
             self._metrics,
             self._listener,
             self._ear,
+            self._stream,
             self.background,
             self._publisher,
             self.tracing,
@@ -132,7 +135,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         background,
         settings.connector,
         time.monotonic,
-        on_open=lambda identity: _listen(parts, settings, identity),
+        on_open=lambda identity: _listen(parts, settings, llm_args, identity),
     )
     leader, endpoint = _leader(settings, llm_args, outlet, time.monotonic)
     listen(leader)
@@ -278,7 +281,7 @@ def _on_due(parts: LeaderParts) -> None:
         parts.outlet.donors.tell_due()
 
 
-def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:
+def _listen(parts: LeaderParts, settings: Settings, llm_args: Any, identity: Identity) -> None:
     listener = HintListener(
         settings.bus, identity.replica, lambda payload: receive_hint(parts, identity.replica, payload)
     )
@@ -286,14 +289,14 @@ def _listen(parts: LeaderParts, settings: Settings, identity: Identity) -> None:
     listener.start()
     if parts.fetch is not None:
         parts.fetch.open(identity.replica.dp_rank)
-    if not settings.exact:
-        parts._ear = _hear_events(parts, identity)
+    parts._ear = _hear_events(parts, identity)
+    parts._stream = _hear_stream(parts, llm_args, identity)
     if settings.connector.metrics_port is not None:
         parts._metrics = _serve_metrics(parts, settings.connector, identity.replica.dp_rank)
 
 
 def _hear_events(parts: LeaderParts, identity: Identity) -> EventEar | None:
-    """From whoever drains the engine in another process. Without it donors of the device tier stay until others crowd them out."""
+    """From whoever drains the engine in another process."""
     try:
         ear = EventEar(pipe_path(*identity.replica), parts.leader.kv_events)
         ear.start()
@@ -301,6 +304,19 @@ def _hear_events(parts: LeaderParts, identity: Identity) -> EventEar | None:
         _log.warning("semkv connector: KV cache events of other processes are not heard: %s", error)
         return None
     return ear
+
+
+def _hear_stream(parts: LeaderParts, llm_args: Any, identity: Identity) -> EventStream | None:
+    """From the engine itself, where it publishes what happens to its blocks."""
+    try:
+        address = stream_address(llm_args, identity.replica.dp_rank)
+        stream = EventStream(address, parts.leader.kv_events) if address is not None else None
+    except (ImportError, ValueError) as error:
+        _log.warning("semkv connector: the engine's KV event stream is not heard: %s", error)
+        return None
+    if stream is not None:
+        stream.start()
+    return stream
 
 
 def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) -> _Closeable | None:

@@ -54,7 +54,9 @@ class DeviceBlocks:
         self._widest: Scope | None = None
         self._by_key: dict[BlockKey, DeviceBlock] = {}
         self._by_name: dict[str, DeviceBlock] = {}
+        self._new: list[DeviceBlock] = []
         self._gone: list[DeviceBlock] = []
+        self._forgotten = self._cleared = False
         self._moved: list[DeviceBlock] = []
         self.counts: Counter[str] = Counter()
         """Blocks: `unmapped` (media, or behind such a block)."""
@@ -63,7 +65,23 @@ class DeviceBlocks:
         return len(self._by_key)
 
     def get(self, key: BlockKey) -> DeviceBlock | None:
+        """Any thread may ask."""
         return self._by_key.get(key)
+
+    def take_new(self) -> list[DeviceBlock]:
+        """What was stored since the last call and is there still."""
+        new, self._new = self._new, []
+        return [block for block in new if self._by_key.get(block.key) is block]
+
+    def take_cleared(self) -> bool:
+        """Did an event since the last call say that nothing counts any more?"""
+        cleared, self._cleared = self._cleared, False
+        return cleared
+
+    def take_forgotten(self) -> bool:
+        """Was anything given up since the last call without being reported gone?"""
+        forgotten, self._forgotten = self._forgotten, False
+        return forgotten
 
     def take_gone(self) -> list[DeviceBlock]:
         """What left since the last call, deepest first."""
@@ -76,6 +94,7 @@ class DeviceBlocks:
         return moved
 
     def clear(self) -> None:
+        self._new.clear()
         self._moved.clear()
         self._by_key.clear()
         self._by_name.clear()
@@ -85,7 +104,7 @@ class DeviceBlocks:
     # from KvFreshness
 
     def stored(self, scope: Scope, parent: str | None, blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Consecutive whole blocks that continue `parent` became reusable."""
+        """Consecutive whole blocks that continue `parent` became reusable. A token is an integer, or as the serializer spells it."""
         if not self._decides(scope):
             return
         above = None if parent is None else self._by_name.get(parent)
@@ -102,6 +121,10 @@ class DeviceBlocks:
         if self._decides(scope):
             for name in names:
                 self._remove(name)
+
+    def cleared(self) -> None:
+        self.clear()
+        self._cleared = True
 
     def moved(self, scope: Scope, name: str, level: int) -> None:
         block = self._by_name.get(name)
@@ -120,6 +143,7 @@ class DeviceBlocks:
 
     def _forget_all(self) -> None:
         """A group that attends further spoke up: what the narrower one said does not decide. Nothing is reported gone by that."""
+        self._forgotten = bool(self._by_key)
         self._by_key.clear()
         self._by_name.clear()
 
@@ -130,6 +154,7 @@ class DeviceBlocks:
             self._by_key[key] = block
             if above is not None:
                 above.children[key] = block
+            self._new.append(block)
         block.names.add(name)
         self._by_name[name] = block
         return block
@@ -168,6 +193,11 @@ def _plain_tokens(block: Mapping[str, Any]) -> bytes | None:
         return None
     words = []
     for token in block["tokens"]:
+        if isinstance(token, int):
+            words.append(token)
+            continue
+        if isinstance(token, str):
+            return None
         if not isinstance(token["token_id"], int) or token.get("token_extra_id"):
             return None
         words.append(token["token_id"])

@@ -1,11 +1,15 @@
 """DeviceEvents: one leader's ear for the engine's KV cache events, and what they do to its donors.
 
-Only donors of the device tier are concerned (materialization off): KV that is in the slab or on disk does not go with the engine's pages.
-Removed blocks shorten or end their donors, offloaded ones change their tier. Where events were lost nothing is known any more, so every
-donor of the device tier is withdrawn, and the state begins again with the next event: the engine has no way to tell its state anew.
+Stored and removed blocks say what the device holds. A donor of which the device holds as much as any tier is of the
+device tier, and one that left the slab lives as long as the device has it. With materialization off, where donors are
+on the device alone, removed blocks shorten or end them, and offloaded ones change their tier. The ledger asks here too
+what the device holds, before it gives up a block (`holds`). Where events were lost nothing is known any more: donors
+that are nowhere else are withdrawn, and the state begins again with the next event, since the engine has no way to
+tell its state anew.
 
-`offer` may be called from any thread, with one event or many, as often as the caller drains the engine; it never raises and never waits.
-The work is done on the leader's background thread. Beyond `MAX_WAITING` events the oldest are dropped, which is a loss like any other.
+`offer` may be called from any thread, with one event or many, as often as the caller drains the engine; it never
+raises and never waits. The work is done on the leader's background thread. Beyond `MAX_WAITING` events the oldest are
+dropped, which is a loss like any other.
 """
 
 from __future__ import annotations
@@ -92,6 +96,28 @@ class DeviceEvents:
         if not self._submit(self._work):
             self._queued = False  # the next offer tries again
 
+    @property
+    def heard(self) -> bool:
+        """Has any event of this rank come?"""
+        return self.counts["offered"] > 0
+
+    def holds(self, key: BlockKey) -> bool:
+        """Does the device hold this block, and all that it continues? Any thread may ask."""
+        block = self._blocks.get(key)
+        return block is not None and block.level == 0
+
+    def block(self, key: BlockKey) -> DeviceBlock | None:
+        return self._blocks.get(key)
+
+    def forget(self) -> None:
+        """The engine's cache was reset: what was said of it so far counts for nothing. On the background thread."""
+        with self._lock:
+            self._waiting.clear()
+        self._whole = False
+        self._blocks.clear()
+        self._unvouched.clear()
+        self._freshness.resync(self._rank)
+
     def registered(self, donor_id: DonorId, namespace: CacheNamespace, digest: bytes, tokens: bytes) -> None:
         """A donor of the device tier was registered: from now on it lives by the events, if they speak of it."""
         keys = block_keys(digest, unpack_tokens(tokens), self._tokens_per_block)
@@ -128,15 +154,23 @@ class DeviceEvents:
                 self.counts["errors"] += 1
                 _log.exception("semkv connector: a KV cache event could not be used")
                 self._start_anew()
-        donors = self._donors()
-        gone, moved = self._blocks.take_gone(), self._blocks.take_moved()
-        if donors is not None:
-            donors.device_gone(gone)
-            donors.device_moved(moved)
+        self._tell_donors()
         self._batches += 1
         for donor_id, (keys, speaks, since) in list(self._unvouched.items()):
             if self._vouch(donor_id, keys, final=bool(self._whole) and speaks and self._batches - since >= _PATIENCE):
                 del self._unvouched[donor_id]
+
+    def _tell_donors(self) -> None:
+        forgotten, gone = self._blocks.take_forgotten(), self._blocks.take_gone()
+        new, moved = self._blocks.take_new(), self._blocks.take_moved()
+        donors = self._donors()
+        if donors is None:
+            return
+        if forgotten:
+            donors.device_unknown()
+        donors.device_gone(gone)
+        donors.device_stored(new)
+        donors.device_moved(moved)
 
     def _apply(self, event: Mapping[str, Any] | None) -> None:
         if event is None:
@@ -147,6 +181,11 @@ class DeviceEvents:
         if self._whole is None:
             self._whole = event.get("event_id") == 0
         self._freshness.apply((event,))
+        if self._blocks.take_cleared():
+            # Also said by a publisher that lost events: whatever is not reported from now on may be there all the same.
+            self._whole = False
+            self._unvouched.clear()
+            self._withdraw_all()
         if self._freshness.standing(self._rank) is Standing.QUARANTINED:
             # What was lost may be removals, so all is in doubt; the event that showed it is the first of what is known from now on.
             self._start_anew()
@@ -160,9 +199,12 @@ class DeviceEvents:
         self._blocks.clear()
         self._unvouched.clear()
         self._freshness.resync(self._rank)
+        self._withdraw_all()
+
+    def _withdraw_all(self) -> None:
         donors = self._donors()
         if donors is not None:
-            donors.withdraw(donors.device_donors(), "doubtful")
+            donors.withdraw(donors.device_unknown(), "doubtful")
 
     def _vouch(self, donor_id: DonorId, keys: list[BlockKey], *, final: bool) -> bool:
         """Ties a donor to its blocks. `final`: what has not been reported by now is not there. False: look again later."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dynamo_semkv.contracts.donor_events import DonorRegistered
 from dynamo_semkv.contracts.identity import DonorId, Generation
-from dynamo_semkv.contracts.keys import BlockKey, root_key
+from dynamo_semkv.contracts.keys import BlockKey
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.block import BlockEntry
@@ -31,6 +31,22 @@ class KnownDonor:
     """Its last block on disk, where that is beyond `tip`."""
 
 
+def _nowhere(key: BlockKey) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """What the tiers hold now, asked by block key, without a lock, on the background thread."""
+
+    on_disk: Callable[[BlockKey], DiskBlock | None] = _nowhere
+    in_slab: Callable[[BlockKey], BlockEntry | None] = _nowhere
+    on_device: Callable[[BlockKey], DeviceBlock | None] = _nowhere
+
+
+NO_TIERS = Tiers()
+
+
 @dataclass
 class Donor:
     donor_id: DonorId
@@ -43,9 +59,9 @@ class Donor:
     tip: BlockEntry | None
     below: DiskBlock | None
     device: DeviceBlock | None
-    """Its last block as the engine's events know it, if they do."""
+    """Its last block in the engine's own cache as the engine's events know it, if they do."""
     by_engine: bool
-    """It is in the engine's own cache, not in ours: materialization is off."""
+    """It is in the engine's own cache and in no tier of ours: materialization is off."""
     event: DonorRegistered
     """As registered last."""
     registered_blocks: int
@@ -58,24 +74,38 @@ class Donor:
 
     @property
     def tier(self) -> Tier:
-        if self.by_engine:
-            return Tier.HOST_PINNED if self.device is not None and self.device.level > 0 else Tier.DEVICE
-        return Tier.DISK if self.in_slab < self.blocks * (1 - TOLERATED_LOSS) else Tier.HOST_PINNED
+        return tier_of(self.blocks, self.tip, self.device, by_engine=self.by_engine)
+
+    @property
+    def end(self) -> BlockEntry | DiskBlock | DeviceBlock | None:
+        """The deepest of its last blocks; None where no tier can name one."""
+        ends = (end for end in (self.tip, self.below, self.device) if end is not None)
+        return max(ends, key=lambda end: end.ordinal, default=None)
 
     def chain(self) -> Sequence[BlockEntry | DiskBlock | DeviceBlock]:
         """What is here, block 0 first; empty where no tier can name the blocks."""
-        end = self.below or self.tip or self.device
+        end = self.end
         return end.chain() if end is not None else ()
 
 
-def tip_key(donor: Donor) -> BlockKey:
-    return root_key(donor.digest) if donor.tip is None else donor.tip.key
+def tier_of(blocks: int, tip: BlockEntry | None, device: DeviceBlock | None, *, by_engine: bool) -> Tier:
+    """Where a donor of that many blocks is: in the nearest tier that misses no more than an eighth of it. A chain whose end the engine
+    offloaded to a tier of its own counts as that, since chains go from their end."""
+    if by_engine:
+        return Tier.HOST_PINNED if device is not None and device.level > 0 else Tier.DEVICE
+    if device is not None and device.level == 0 and _is_most(device.ordinal + 1, blocks):
+        return Tier.DEVICE
+    return Tier.HOST_PINNED if tip is not None and _is_most(tip.ordinal + 1, blocks) else Tier.DISK
 
 
-def last_of(below: DiskBlock | None, entries: Sequence[BlockEntry]) -> BlockEntry | None:
-    """The last of these consecutive blocks that the chain which ends in `below` has too; None if it goes on with others."""
+def _is_most(there: int, blocks: int) -> bool:
+    return there >= blocks * (1 - TOLERATED_LOSS)
+
+
+def last_of(end: BlockEntry | DiskBlock | DeviceBlock | None, entries: Sequence[BlockEntry]) -> BlockEntry | None:
+    """The last of these consecutive blocks that the chain which ends in `end` has too; None if it goes on with others."""
     by_ordinal = {entry.ordinal: entry for entry in entries}
-    at, found = below, None
+    at, found = end, None
     while at is not None and at.ordinal >= entries[0].ordinal:
         entry = by_ordinal.get(at.ordinal)
         if entry is not None:

@@ -4,9 +4,11 @@ Events are freshness, never authority: nothing is offered, confirmed or identifi
 model, layout and (as serialized) adapters, and are not recomputed here (NVIDIA/TensorRT-LLM#18156, #18160). Whoever wants to follow what is
 stored and removed gives a `Listener`: it is told of what passed all checks, and nothing else (device_blocks.py).
 
-Shapes: `KVCacheEventSerializer` of TensorRT-LLM, `{event_id, data, window_size, attention_dp_rank?, layer_group_id?}` with data of type
-created, stored, removed or updated. Pure: no thread, no clock, no I/O. Whoever drains the engine polls with a timeout, on a thread of its
-own (`get_latest_events` without one blocks until there is an event, NVIDIA/TensorRT-LLM#3857), and hands over what came, in order.
+Shapes: `KVCacheEventSerializer` of TensorRT-LLM, `{event_id, data, window_size, attention_dp_rank?, layer_group_id?}`
+with data of type created, stored, removed or updated. The streaming publisher's events, which also say cleared, are
+brought into this shape by event_batches.py. Pure: no thread, no clock, no I/O. Whoever drains the engine polls with a
+timeout, on a thread of its own (`get_latest_events` without one blocks until there is an event,
+NVIDIA/TensorRT-LLM#3857), and hands over what came, in order.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ class Listener(Protocol):
 
     def moved(self, scope: Scope, name: str, level: int) -> None:
         """To another cache level; 0 is the device."""
+
+    def cleared(self) -> None:
+        """Nothing of what was stored counts any more."""
 
 
 class Standing(str, Enum):
@@ -100,9 +105,9 @@ class KvFreshness:
         self._listeners = dict(listeners or {})
         self._ranks: dict[int, _Rank] = {}
         self.counts: Counter[str] = Counter()
-        """Events: `created`, `stored`, `removed`, `updated`, `gap`, `repeated`, `restarted`, `malformed`, `unknown_type`,
-        `ignored_quarantined`, `resync`, `overflow`, `too_many_ranks`; blocks: `partial`, `unknown_parent`, `already_stored`,
-        `unknown_removed`, `unknown_updated`."""
+        """Events: `created`, `stored`, `removed`, `updated`, `cleared`, `gap`, `repeated`, `restarted`, `malformed`,
+        `unknown_type`, `ignored_quarantined`, `resync`, `overflow`, `too_many_ranks`; blocks: `partial` (not of
+        `tokens_per_block` tokens), `unknown_parent`, `already_stored`, `unknown_removed`, `unknown_updated`."""
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
         """In the order in which the engine gave them, of any ranks mixed. Never raises for what an event says."""
@@ -238,7 +243,7 @@ class KvFreshness:
         whole: list[tuple[str, Mapping[str, Any]]] = []
         for block in data["blocks"]:
             name = block_hash(block["block_hash"])
-            if len(block.get("tokens") or ()) < self._tokens_per_block:
+            if len(block.get("tokens") or ()) != self._tokens_per_block:
                 self.counts["partial"] += 1  # not addressable by a whole block, and what follows it is none
                 break
             if name in resident:
@@ -262,6 +267,14 @@ class KvFreshness:
                 names.append(name)
         if listener is not None and names:
             listener.removed(scope, names)
+
+    def _cleared(self, state: _Rank, scope: Scope, data: Mapping[str, Any], listener: Listener | None) -> None:
+        """Of all scopes. Said after a reset of the cache, and by a publisher that lost events."""
+        for blocks in state.blocks.values():
+            blocks.clear()
+        state.size = 0
+        if listener is not None:
+            listener.cleared()
 
     def _updated(self, state: _Rank, scope: Scope, data: Mapping[str, Any], listener: Listener | None) -> None:
         name_of_block = block_hash(data["block_hash"])
@@ -292,4 +305,5 @@ _HANDLERS = {
     "stored": KvFreshness._stored,
     "removed": KvFreshness._removed,
     "updated": KvFreshness._updated,
+    "cleared": KvFreshness._cleared,
 }

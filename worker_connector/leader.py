@@ -308,12 +308,11 @@ class Leader:
             ),
             self._generation,
         )
-        if not self._settings.exact:
-            self._outlet.hear(self._dp_rank, self._life.pool.tokens_per_block, self._digest_of)
-            early = list(self._early_events)
-            self._early_events.clear()
-            for events in early:
-                self.kv_events(events)
+        self._outlet.hear(self._dp_rank, self._life.pool.tokens_per_block, self._digest_of)
+        early = list(self._early_events)
+        self._early_events.clear()
+        for events in early:
+            self.kv_events(events)
 
     def cache(self) -> tuple[CacheLife | None, RequestNamespaces | None, HostSlab | None]:
         """Under `lock`. The slab may be of a pool that is not heard of yet."""
@@ -396,7 +395,7 @@ class Leader:
         device = self._outlet.device
         if device is not None:
             device.offer(events)
-        elif not self._settings.exact and self._replica is None:
+        elif self._replica is None:
             self._early_events.append(events if isinstance(events, Mapping) else list(events))
 
     def _digest_of(self, salt: str | None, adapter: int | None) -> bytes:

@@ -6,15 +6,18 @@ is at once the lookup and the comparison of tokens that identity demands, and no
 is made once, when the block is entered, and names the block to others: events, donors, plans. Two different blocks with one key are told
 apart and refused (`MatchEnd.TOKENS_DIFFER`).
 
-Eviction takes the least recently used *leaf* that nobody leases, so whatever is resident can be reached from the root. A lease and a use
-are therefore noted at the last block of a chain, whatever its length: the blocks before it cannot go while it is there, and inherit both
-when it is taken out. Slots are freed late: a removed block keeps its slot while a lease covers it or a copy into it may still run.
+Eviction takes the least recently used *leaf* that nobody leases, so whatever is resident can be reached from the root.
+Of the oldest leaves one that the device holds too goes first: what is at the end of this queue and on the device, whose
+order of use is the same, would leave the slab before it leaves the device, and the slab's copy would never be asked
+for. A lease and a use are noted at the last block of a chain, whatever its length: the blocks before it cannot go while
+it is there, and inherit both when it is taken out. Slots are freed late: a removed block keeps its slot while a lease
+covers it or a copy into it may still run.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -23,6 +26,8 @@ from typing import NamedTuple
 from dynamo_semkv.contracts.keys import BlockKey, child_key, root_key
 from worker_connector.block import NO_SLOT, BlockEntry, Segment
 
+LOOKED_AHEAD = 8
+"""Leaves, the oldest ones, among which a slot is looked for that the device makes needless."""
 _LONG = 16
 """Blocks: fewer are stepped through in less time than it takes to compare them at once."""
 
@@ -65,6 +70,8 @@ class LedgerStats:
     retired: int
     """Removed blocks whose slot is not free yet."""
     evicted: int
+    on_device: int
+    """Of those evicted: the device held them too, and they went before older ones."""
     refused: int
     """Blocks that found no slot: everything else was leased, pending, or in the middle of a chain."""
     collisions: int
@@ -76,8 +83,12 @@ class Ledger:
     Blocks that leave are queued in `departed`, deepest first, for whoever must tell others; `take_departed` empties it.
     """
 
-    def __init__(self, slots: int, tokens_per_block: int) -> None:
+    def __init__(
+        self, slots: int, tokens_per_block: int, on_device: Callable[[BlockKey], bool] = lambda key: False
+    ) -> None:
+        """`on_device`: whether the engine's own cache holds a block, as far as is known; asked for every eviction."""
         self.slots = slots
+        self._on_device = on_device
         self.tokens_per_block = tokens_per_block
         self._step = 4 * tokens_per_block
         self._roots: dict[bytes, BlockEntry] = {}
@@ -91,7 +102,11 @@ class Ledger:
         self._tick = 0
         self.departed: list[BlockEntry] = []
         """Only `take_departed` empties it."""
-        self._resident = self._retired = self._evicted = self._refused = self._collisions = 0
+        self._resident = self._retired = self._evicted = self._spared = self._refused = self._collisions = 0
+        self._twin: BlockEntry | None = None
+        """Before the block that went last because the device holds it too: the next one to go, if it does as well."""
+        self._looked_up_to = 0
+        """No leaf used up to this tick was found on the device when they were looked through."""
 
     # lookup
 
@@ -341,9 +356,51 @@ class Ledger:
             if used_before is not None and tick > used_before:
                 self._requeue(entry)  # the oldest one that could go, and it is too young
                 return None
-            self._unlink(entry)
-            self._evicted += 1
+            self._evict(self._twin_of(entry, used_before))
         return self._free.pop()
+
+    def _evict(self, entry: BlockEntry) -> None:
+        self._twin = entry.parent if self._on_device(entry.key) else None
+        self._unlink(entry)
+        self._evicted += 1
+
+    def _twin_of(self, oldest: BlockEntry, used_before: int | None) -> BlockEntry:
+        """What goes in place of the oldest leaf, which waits again then: the block before the last one that went because
+        the device holds it, else one of the next leaves, if the device holds it too; else the oldest itself."""
+        if self._on_device(oldest.key):
+            return oldest
+        found, twin = None, self._twin
+        if twin is not None and self._evictable(twin) and self._on_device(twin.key):
+            found = twin
+        elif oldest.tick > self._looked_up_to:
+            found = self._next_twin()
+        if found is None or (used_before is not None and found.tick > used_before):
+            if found is not None:
+                self._requeue(found)
+            return oldest
+        self._requeue(oldest)
+        self._spared += 1
+        return found
+
+    def _next_twin(self) -> BlockEntry | None:
+        """Taken out of the queue. A search that found none is not repeated before the leaves that it saw are gone."""
+        ahead: list[BlockEntry] = []
+        found: BlockEntry | None = None
+        while self._queue and len(ahead) < LOOKED_AHEAD and found is None:
+            tick, _, entry = heapq.heappop(self._queue)
+            entry.queued = False
+            if tick != entry.tick:
+                self._requeue(entry)  # used since it was queued, if it can go at all
+            elif self._evictable(entry):
+                if self._on_device(entry.key):
+                    found = entry
+                else:
+                    ahead.append(entry)
+        if found is None:
+            self._looked_up_to = max((entry.tick for entry in ahead), default=0)
+        for entry in ahead:
+            self._requeue(entry)
+        return found
 
     # inspection
 
@@ -359,6 +416,7 @@ class Ledger:
             leased=self._covered(),
             retired=self._retired,
             evicted=self._evicted,
+            on_device=self._spared,
             refused=self._refused,
             collisions=self._collisions,
         )

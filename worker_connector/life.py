@@ -72,7 +72,7 @@ class CacheLife:
         """`patience`: iterations that a forward pass's end may take to be heard of."""
         self._patience = patience
         self.pool = pool
-        self.ledger = Ledger(pool.slots, pool.tokens_per_block) if settings.exact else None
+        self.ledger = Ledger(pool.slots, pool.tokens_per_block, outlet.on_device) if settings.exact else None
         self.saves = SavePlanner(self.ledger, pool.windows) if self.ledger is not None else None
         self.attempts = AttemptBook(self.ledger, self._closed)
         self.running = RunningRequests(self.ledger, self.saves, outlet, namespaces.open_digest)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_semkv.config.schema import ConnectorConfig, Materialization
-from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
+from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, KvEvents, ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import MSGPACK, encode_announcement, encode_report
 from dynamo_semkv.contracts.identity import Generation, StableReplica
-from dynamo_semkv.contracts.keys import prompt_key
+from dynamo_semkv.contracts.keys import BlockKey, prompt_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
@@ -29,9 +29,21 @@ from worker_connector.attempt import ClosedAttempt
 from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Job
 from worker_connector.block import BlockEntry
+from worker_connector.cache_changes import (
+    AttachResidency,
+    Change,
+    ComputedDonor,
+    Departed,
+    DiskGone,
+    DonorsOnDisk,
+    Reset,
+    ResidentDonor,
+    Stored,
+)
 from worker_connector.device_blocks import DigestOf
 from worker_connector.device_events import DeviceEvents
 from worker_connector.disk_index import DiskBlock, DiskIndex
+from worker_connector.donor import Tiers
 from worker_connector.donor_stream import DonorStream
 from worker_connector.donors import DonorRegistry
 from worker_connector.engine_namespace import CONNECTOR_VERSION
@@ -69,53 +81,8 @@ class Identity:
     slab_blocks: int
 
 
-@dataclass(frozen=True)
-class _Stored:
-    entries: tuple[BlockEntry, ...]
-    salted: bool
-
-
-@dataclass(frozen=True)
-class _Departed:
-    entries: tuple[BlockEntry, ...]
-
-
-@dataclass(frozen=True)
-class _DiskGone:
-    blocks: tuple[DiskBlock, ...]
-
-
-@dataclass(frozen=True)
-class _DonorsOnDisk:
-    ends: tuple[tuple[CacheNamespace, DiskBlock], ...]
-
-
-@dataclass(frozen=True)
-class _ResidentDonor:
-    namespace: CacheNamespace
-    tip: BlockEntry
-
-
-@dataclass(frozen=True)
-class _ComputedDonor:
-    namespace: CacheNamespace
-    digest: bytes
-    tokens: bytes
-
-
-@dataclass(frozen=True)
-class _Reset:
-    generation: Generation
-    resident: bool
-
-
-@dataclass(frozen=True)
-class _AttachResidency:
-    sink: ResidencySink
-    resident: tuple[tuple[BlockEntry, bool], ...]
-
-
-_Change = _Stored | _Departed | _DiskGone | _DonorsOnDisk | _ResidentDonor | _ComputedDonor | _Reset | _AttachResidency
+_SERVED_ENOUGH = 8
+"""Prompts that became donors, by which one event at least must have been drained."""
 _DONORS_AT_ONCE = 8
 """Donors of an earlier life that one job makes: a sketch takes a millisecond or more, and reports wait behind it."""
 
@@ -143,12 +110,12 @@ class Outlet:
         self._identity: Identity | None = None
         self._generation = Generation("")
         self._residency: ResidencySink | None = None
-        self._changes: deque[_Change] = deque()
+        self._changes: deque[Change] = deque()
         self._disk: DiskIndex | None = None
         self._ledger: Ledger | None = None
         self._early: list[tuple[CacheNamespace, DiskBlock]] = []
         self.device: DeviceEvents | None = None
-        """None until `open`, and where nothing is of the device tier."""
+        """None until the leader is open."""
         self._flush_queued = False
         self.problem: str | None = None
         """Why nothing is materialized though the configuration asks for it."""
@@ -178,9 +145,12 @@ class Outlet:
                 self._config.min_donor_tokens,
                 self._config.max_donors,
                 self._clock,
+                Tiers(
+                    on_disk=lambda key: None if self._disk is None else self._disk.get(key),
+                    in_slab=lambda key: None if self._ledger is None else self._ledger.by_key(key),
+                    on_device=lambda key: None if self.device is None else self.device.block(key),
+                ),
             )
-            self.donors.on_disk = lambda key: None if self._disk is None else self._disk.get(key)
-            self.donors.in_slab = lambda key: None if self._ledger is None else self._ledger.by_key(key)
             self._sink.on_loss = self._lost
             self._queue.submit(self.donors.open)
             if self._on_open is not None:
@@ -199,8 +169,12 @@ class Outlet:
         return self._queue.submit(job)
 
     def hear(self, rank: int, tokens_per_block: int, digest_of: DigestOf) -> None:
-        """Donors are of the device tier, and live by the engine's events."""
+        """From now on the engine's events say what the device holds."""
         self.device = DeviceEvents(rank, tokens_per_block, digest_of, lambda: self.donors, self._queue.submit)
+
+    def on_device(self, key: BlockKey) -> bool:
+        """Does the device hold this block, as far as the engine's events say? Any thread may ask."""
+        return self.device is not None and self.device.holds(key)
 
     def below(self, disk: DiskIndex, ledger: Ledger) -> None:
         """There is a tier below the slab: where a donor's blocks are is looked up here."""
@@ -213,17 +187,17 @@ class Outlet:
     def stored(self, entries: Sequence[BlockEntry], *, salted: bool) -> None:
         """Consecutive blocks of one chain became resident."""
         if entries:
-            self._changed(_Stored(tuple(entries), salted))
+            self._changed(Stored(tuple(entries), salted))
 
     def departed(self, entries: Sequence[BlockEntry]) -> None:
         """Resident blocks are gone, deepest first."""
         if entries:
-            self._changed(_Departed(tuple(entries)))
+            self._changed(Departed(tuple(entries)))
 
     def disk_gone(self, blocks: Sequence[DiskBlock]) -> None:
         """Blocks are not on every rank's disk any more, deepest first."""
         if blocks:
-            self._changed(_DiskGone(tuple(blocks)))
+            self._changed(DiskGone(tuple(blocks)))
 
     def donors_on_disk(self, ends: Sequence[tuple[CacheNamespace, DiskBlock]]) -> None:
         """An earlier life left these chains; the last ones are the most recently used. They become donors a few at a time."""
@@ -233,26 +207,26 @@ class Outlet:
             return
         if not ends:
             return
-        self._changed(_DonorsOnDisk(tuple(ends[:_DONORS_AT_ONCE])))
+        self._changed(DonorsOnDisk(tuple(ends[:_DONORS_AT_ONCE])))
         if (rest := ends[_DONORS_AT_ONCE:]) and not self._queue.submit(lambda: self.donors_on_disk(rest)):
             self.counts["donors_not_restored"] += len(rest)
 
     def donor_resident(self, namespace: CacheNamespace, tip: BlockEntry) -> None:
-        self._changed(_ResidentDonor(namespace, tip))
+        self._changed(ResidentDonor(namespace, tip))
 
     def donor_computed(self, namespace: CacheNamespace, digest: bytes, tokens: bytes) -> None:
-        self._changed(_ComputedDonor(namespace, digest, tokens))
+        self._changed(ComputedDonor(namespace, digest, tokens))
 
     def reset(self, generation: Generation, *, resident: bool) -> None:
         """`resident`: the blocks are still there, only what was said about them was lost."""
         self._generation = generation
-        self._changed(_Reset(generation, resident))
+        self._changed(Reset(generation, resident))
 
     def attach_residency(self, sink: ResidencySink, resident: Sequence[tuple[BlockEntry, bool]]) -> None:
         """From now on `sink` is told; first of what is resident already (with whether it is salted), parents before children."""
-        self._changed(_AttachResidency(sink, tuple(resident)))
+        self._changed(AttachResidency(sink, tuple(resident)))
 
-    def _changed(self, change: _Change) -> None:
+    def _changed(self, change: Change) -> None:
         self._changes.append(change)
         if not self._flush_queued:
             self._flush_queued = True
@@ -278,33 +252,33 @@ class Outlet:
         while self._changes:
             self._apply(self._changes.popleft())
 
-    def _apply(self, change: _Change) -> None:
+    def _apply(self, change: Change) -> None:
         donors = self.donors
-        if isinstance(change, _Stored):
+        if isinstance(change, Stored):
             if donors is not None:
                 donors.stored(change.entries)
             self._tell_stored(change.entries, change.salted)
-        elif isinstance(change, _DiskGone):
+        elif isinstance(change, DiskGone):
             if donors is not None:
                 donors.disk_gone(change.blocks)
-        elif isinstance(change, _DonorsOnDisk):
+        elif isinstance(change, DonorsOnDisk):
             for namespace, end in change.ends:
                 self._restore(namespace, end)
-        elif isinstance(change, _Departed):
+        elif isinstance(change, Departed):
             if donors is not None:
                 donors.departed(change.entries)
             keys = [entry.key for entry in change.entries]
             self._tell(lambda sink: sink.removed(keys))
-        elif isinstance(change, _ResidentDonor):
+        elif isinstance(change, ResidentDonor):
             if donors is not None:
                 donors.register_resident(change.namespace, change.tip)
-        elif isinstance(change, _ComputedDonor):
+        elif isinstance(change, ComputedDonor):
             donor_id = None
             if donors is not None:
                 donor_id = donors.register_computed(change.namespace, change.digest, change.tokens)
             if donor_id is not None and self.device is not None:
                 self.device.registered(donor_id, change.namespace, change.digest, change.tokens)
-        elif isinstance(change, _AttachResidency):
+        elif isinstance(change, AttachResidency):
             self._residency = change.sink
             for entry, salted in change.resident:
                 self._tell_stored((entry,), salted)
@@ -313,6 +287,8 @@ class Outlet:
                 donors.reset(change.generation, resident=change.resident)
             if not change.resident:
                 self._tell(lambda sink: sink.cleared())
+                if self.device is not None:
+                    self.device.forget()
             self.announce()
 
     def _restore(self, namespace: CacheNamespace, end: DiskBlock) -> None:
@@ -362,9 +338,16 @@ class Outlet:
             slab_blocks=identity.slab_blocks,
             resident_blocks=self._owner.resident_blocks() if self._owner is not None else 0,
             connector_version=CONNECTOR_VERSION,
+            kv_events=self._kv_events(),
         )
         self.counts["announcements"] += 1
         self._sink.publish(announcements(identity.replica), encode_announcement(announcement), content_type=MSGPACK)
+
+    def _kv_events(self) -> KvEvents:
+        if self.device is not None and self.device.heard:
+            return KvEvents.HEARD
+        served = self.donors.served if self.donors is not None else 0
+        return KvEvents.SILENT if served >= _SERVED_ENOUGH else KvEvents.WAITING
 
     def _report(self, closed: ClosedAttempt) -> None:
         identity = self._identity

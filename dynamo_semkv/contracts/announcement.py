@@ -6,12 +6,31 @@ replica at once. It is evidence of life only together with Dynamo's discovery: a
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 from dynamo_semkv.contracts.namespace import CacheNamespace
 
 ANNOUNCEMENT_VERSION = "1.0"
 MAX_PROBLEM = 500
+
+
+class KvEvents(str, Enum):
+    """What the connector hears of the engine's own KV cache events. A value of a newer peer reads as `unknown`."""
+
+    HEARD = "heard"
+    """Some have come."""
+    WAITING = "waiting"
+    """None has come, and the engine has served too little to expect one."""
+    SILENT = "silent"
+    """None has come, though prompts were served whose blocks the engine must have stored."""
+    UNKNOWN = "unknown"
+    """The connector does not say, or says what this version does not know."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> KvEvents:
+        return cls.UNKNOWN
 
 
 class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,3 +51,5 @@ class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     connector_version: str = ""
     problem: str | None = None
     """Why `materialization` is `off` though the connector was configured otherwise; at most `MAX_PROBLEM` characters."""
+    kv_events: KvEvents = KvEvents.UNKNOWN
+    """Whether the engine's own KV cache events arrive; `unknown` of a connector that does not say."""

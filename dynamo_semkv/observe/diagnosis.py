@@ -16,7 +16,7 @@ from dynamo_semkv.bus.inspection import BusInspection
 from dynamo_semkv.bus.server_version import advice, objection
 from dynamo_semkv.config.schema import Config, Materialization
 from dynamo_semkv.contracts import subjects
-from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.announcement import KvEvents, ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import decode_announcement
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.namespace import differing_field
@@ -197,6 +197,7 @@ def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Findi
     yield Finding("connectors", Level.OK, f"{len(said)} replicas announced: {listed(list(said))}")
     yield from _namespaces(said)
     yield from _materialization(config, said)
+    yield from _device_events(said)
     versions = {announcement.connector_version for announcement in said.values()} - {""}
     if len(versions) > 1:
         remedy = "blocks of one are nothing to the other: let the rolling upgrade end"
@@ -251,6 +252,22 @@ def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) ->
         without = [name for name, a in said.items() if a.materialization == "exact" and not a.slab_blocks]
         if without:
             yield Finding("slab", Level.FAIL, f"no host memory: {listed(without)}", "connector.slab_bytes")
+
+
+def _device_events(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
+    """Whether connectors hear what their engines store and remove."""
+    silent = [name for name, a in said.items() if a.kv_events is KvEvents.SILENT]
+    heard = [name for name, a in said.items() if a.kv_events is KvEvents.HEARD]
+    if silent:
+        yield Finding(
+            "device_events",
+            Level.WARN,
+            f"no KV cache event of its engine has reached the connector of {listed(silent)}",
+            "kv_cache_config.event_buffer_max_size above 0, and observe_kv_events where they are drained; or "
+            "kv_cache_config.kv_events_config (docs/connector.md). Until then nothing is known of what the device holds",
+        )
+    elif heard:
+        yield Finding("device_events", Level.OK, f"{len(heard)} connectors hear their engine's KV cache events")
 
 
 def _page(snapshot: Mapping[str, Any], now: float) -> Iterator[Finding]:

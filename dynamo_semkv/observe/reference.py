@@ -93,6 +93,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         t.SEALED,
         t.CHECKS,
         t.EVICTED,
+        t.EVICTED_TWINS,
         t.REFUSED_BLOCKS,
         t.COLLISIONS,
         t.SAVES,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import StableReplica
+from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
 from dynamo_semkv.outcome.join import replica_of, same_replica
@@ -65,12 +66,13 @@ def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
 
 def load_lesson(route: ClosedRoute) -> tuple[StableReplica, Lesson] | None:
     """The replica that loaded, and what that spared. A load that nobody had hinted teaches too: it cost what it cost. It counts for the
-    claim that was made, or would have been made, of it: a hinted one's tier is the evidence's, an unhinted one's the report's."""
+    claim that was made, or would have been made, of it: a hinted one's tier is the evidence's, an unhinted one's the report's. Nothing is
+    loaded from the device: where that was claimed, the KV had left it, and the load is the report's tier's."""
     saving, report, opened = route.saving, route.report, route.opened
     if saving is None or report is None:
         return None
     hinted = route.funnel.hinted > 0 and opened.match_type is not None
-    tier = opened.tier if hinted and opened.tier is not None else report.tier
+    tier = opened.tier if hinted and opened.tier not in (None, Tier.DEVICE) else report.tier
     if tier is None or opened.input_tokens < 1:
         return None
     reach = min(1.0, (report.local_tokens + report.confirmed) / opened.input_tokens)

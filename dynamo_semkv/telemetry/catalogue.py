@@ -177,6 +177,14 @@ EVICTED = _connector(
     "Blocks that left the slab for others.",
     "As fast as semkv_connector_save_events_total{event=admitted}: the slab is smaller than the working set, raise connector.slab_bytes.",
 )
+EVICTED_TWINS = _connector(
+    "evicted_device_copies_total",
+    "counter",
+    "blocks",
+    (),
+    "Of the evicted blocks, those that went before older ones because the device held them too, by the engine's KV cache events.",
+    "Most of semkv_connector_evicted_blocks_total: the slab holds little that the device does not; raise connector.slab_bytes.",
+)
 REFUSED_BLOCKS = _connector(
     "refused_blocks_total",
     "counter",
@@ -267,8 +275,7 @@ DEVICE_BLOCKS = _connector(
     "gauge",
     "blocks",
     (),
-    "Blocks that the engine's own KV cache events say are on the device. No series where nobody hands them over, so with the two that "
-    "follow.",
+    "Blocks that the engine's own KV cache events say are on the device.",
     "Zero under traffic: events are off in the engine, or are not handed over.",
 )
 DEVICE_EVENTS = _connector(
@@ -277,7 +284,8 @@ DEVICE_EVENTS = _connector(
     "events",
     ("event",),
     "KV cache events of the engine by what they did.",
-    "`gap`, `quarantined`, `overflow`: events are lost; donors of the device tier count for nothing until `resync`.",
+    "All zero under traffic: events are off in the engine, or are not handed over. `gap`, `quarantined`, `overflow`: events are lost, and "
+    "what the device holds is unknown until it is stored again.",
 )
 DEVICE_STANDING = _connector(
     "kv_events_fresh",

@@ -250,6 +250,7 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.SLAB_BLOCKS, _blocks),
     (c.LEASED_BLOCKS, _of("ledger", "leased")),
     (c.EVICTED, _of("ledger", "evicted")),
+    (c.EVICTED_TWINS, _of("ledger", "on_device")),
     (c.REFUSED_BLOCKS, _of("ledger", "refused")),
     (c.COLLISIONS, _of("ledger", "collisions")),
     (c.SAVES, lambda shot: _closed(shot.get("saves"), label_sets.SAVE_EVENTS)),

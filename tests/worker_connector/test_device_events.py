@@ -75,6 +75,10 @@ def off(**options: Any) -> ScriptedEngine:
     return ScriptedEngine(type(it)(connector, it.bus, it.model, it.salt_key, it.stable_routing_id, "0" * 16), **options)
 
 
+def exact(**options: Any) -> ScriptedEngine:
+    return ScriptedEngine(settings(MIB, **OPTIONS), **options)
+
+
 def donate(engine: ScriptedEngine, tokens: Sequence[int], **scope: Any) -> str:
     before = set(donors(engine.sink))
     engine.serve([*tokens, 999], **scope)
@@ -316,18 +320,8 @@ def test_events_before_the_pool_is_known_are_not_lost() -> None:
     assert engine.leader.snapshot()["kv_events"]["blocks"] == 10
 
 
-def test_donors_of_our_own_tiers_do_not_go_with_the_engine_s_pages() -> None:
-    engine = ScriptedEngine(settings(MIB, **OPTIONS))
-    cache = Cache(engine.leader)
-    cache.stored(TOKENS)
-    donor = donate(engine, TOKENS)
-    cache.removed(TOKENS, *range(10))
-    assert donors(engine.sink) == {donor: (40, "host_pinned")}
-    assert engine.prefill(engine.request([*TOKENS, 1])) == 40
-
-
 def test_nothing_is_offered_because_of_an_event() -> None:
-    for it in (off(), ScriptedEngine(settings(MIB, **OPTIONS))):
+    for it in (off(), exact()):
         Cache(it.leader).stored(TOKENS)
         assert it.prefill(it.request([*TOKENS, 1])) == 0
 

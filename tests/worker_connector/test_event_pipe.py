@@ -211,14 +211,16 @@ def test_sending_never_waits_for_a_listener_that_hangs(path: Path) -> None:
         ear.close()
 
 
-def test_assembled_connector_listens_where_donors_are_of_the_device_tier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("materialization", ["off", "exact"])
+def test_assembled_connector_listens_whatever_it_materializes(
+    materialization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     args = llm_args(4)
     env = {
         "DYN_STABLE_ROUTING_ID": "engine-y",
-        "SEMKV_CONNECTOR__MATERIALIZATION": "off",
+        "SEMKV_CONNECTOR__MATERIALIZATION": materialization,
+        "SEMKV_CONNECTOR__SLAB_BYTES": "1048576",
         "SEMKV_BUS__URL": "nats://127.0.0.1:1",
     }
     parts = assemble_leader(args, env)

@@ -17,6 +17,7 @@ from tests.worker_connector.disk import disk_of, donors, flip, tier_of
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import SIZE, ScriptedEngine
 from tests.worker_connector.test_channel_and_threads import Recorder, believed_and_true
+from tests.worker_connector.test_device_events import Cache
 from tests.worker_connector.test_random_engine import EngineMachine
 from worker_connector.disk_door import DiskDoor
 from worker_connector.donor import KEPT_SHARE
@@ -43,6 +44,7 @@ class DiskMachine(EngineMachine):
         self.door = DiskDoor(self.engine.leader, it.connector, clock=lambda: self.engine.now)
         self.held: list[tuple[Future[int], int]] = []
         self.recorder = Recorder()
+        self.cache = Cache(self.engine.leader)
         self.engine.leader.attach_residency(self.recorder)  # type: ignore[arg-type]
 
     @rule(orders=st.integers(1, 4))
@@ -102,6 +104,16 @@ class DiskMachine(EngineMachine):
             self.engine.serve(tokens, cache_salt=salt)
             disk_of(self.engine).run_pending(orders)
 
+    @rule(tokens=_LONG, salt=st.sampled_from([None, "a"]), kept=st.integers(0, 6), lost=st.integers(0, 9))
+    def engine_says(self, tokens: list[int], salt: str | None, kept: int, lost: int) -> None:
+        """A prompt's blocks are on the device, or only the first ones still are; now and then events are lost."""
+        self.cache.number += lost == 9
+        self.cache.name = lambda path: hash((salt, tuple(path))) & (2**63 - 1)  # type: ignore[method-assign]
+        self.cache.stored(tokens, cache_salt=salt)
+        blocks = len(tokens) // SIZE
+        if kept < blocks:
+            self.cache.removed(tokens, *range(kept, blocks))
+
     @rule(chance=st.integers(0, 9))
     def reset_cache(self, chance: int) -> None:
         if chance == 9 and not self.asked:  # what was promised before it fails closed, as it should
@@ -114,7 +126,7 @@ class DiskMachine(EngineMachine):
         registry = self.engine.parts.outlet.donors
         assert registry is not None
         registry.tell_shrunk()
-        assert not registry._shrinking
+        assert not registry._changing
 
     @invariant()
     def router_s_belief_is_what_is_resident(self) -> None:
@@ -126,19 +138,23 @@ class DiskMachine(EngineMachine):
         assert set(said) == set(registry._donors)
         index = tier_of(self.engine).index
         for donor in registry._donors.values():
-            end = donor.below or donor.tip
+            end = donor.end
             assert end is not None
+            on_device = 0 if donor.device is None else donor.device.ordinal + 1
             for ordinal, block in enumerate(end.chain()):
                 in_slab = ordinal < donor.in_slab
                 assert not in_slab or self.engine.leader._life.ledger.by_key(block.key) is not None  # type: ignore[union-attr]
-                assert in_slab or index.get(block.key) is not None
+                held = self.engine.parts.outlet.on_device(block.key)
+                assert ordinal >= on_device or held
+                assert in_slab or held or index.get(block.key) is not None
             tokens, tier = said[donor.donor_id]
             assert donor.blocks * 4 <= tokens
-            if donor.donor_id in registry._shrinking:
+            if donor.donor_id in registry._changing:
                 assert donor.blocks * 4 >= tokens * KEPT_SHARE
                 continue
             assert donor.blocks * 4 >= tokens * _KEPT
-            assert tier == ("host_pinned" if donor.in_slab >= donor.blocks * _KEPT else "disk")
+            nearest = {"device": on_device, "host_pinned": donor.in_slab}
+            assert tier == next((name for name, there in nearest.items() if there >= donor.blocks * _KEPT), "disk")
 
     @invariant()
     def dynamo_s_belief_is_the_slab(self) -> None:
