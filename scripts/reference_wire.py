@@ -68,6 +68,7 @@ UNITS = {
     "target_block_ids": "page slots",
     "provider_generation": "number or text",
     "generation": "number or text",
+    "ttl": "seconds",
     "provider_metadata": "bytes; in JSON a list of numbers 0 to 255",
     "overlap": "share, 0 to 1",
     "confidence": "share, 0 to 1",

@@ -136,6 +136,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         settings.connector,
         time.monotonic,
         on_open=lambda identity: _listen(parts, settings, llm_args, identity),
+        donor_ttl=settings.donor_ttl,
     )
     leader, endpoint = _leader(settings, llm_args, outlet, time.monotonic)
     listen(leader)
@@ -164,7 +165,7 @@ def assemble_leader_with(
     """Without a bus: `sink` gets what would be published. `background`: what takes the jobs, and is started by the caller; None: they
     run in the caller's thread, where they are handed over."""
     queue: JobQueue = background or InlineQueue()
-    outlet = Outlet(sink, queue, settings.connector, clock)
+    outlet = Outlet(sink, queue, settings.connector, clock, donor_ttl=settings.donor_ttl)
     leader, endpoint = _leader(settings, llm_args, outlet, clock)
     return LeaderParts(
         leader,

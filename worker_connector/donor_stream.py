@@ -9,8 +9,16 @@ from __future__ import annotations
 import threading
 from enum import Enum
 
+from msgspec.structs import replace
+
 from dynamo_semkv.contracts.codec import MSGPACK, encode_donor_event
-from dynamo_semkv.contracts.donor_events import SCHEMA_VERSION, DonorEvent, DonorEventData, GenerationReset
+from dynamo_semkv.contracts.donor_events import (
+    SCHEMA_VERSION,
+    DonorEvent,
+    DonorEventData,
+    DonorRegistered,
+    GenerationReset,
+)
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import StableReplica, stable_worker_id
 from dynamo_semkv.contracts.subjects import donor_events
@@ -30,8 +38,10 @@ class Sent(Enum):
 class DonorStream:
     """Thread-safe. Event ids go on over resets and start at 0 with the process, whose first event is a reset."""
 
-    def __init__(self, sink: ReportSink, replica: StableReplica) -> None:
+    def __init__(self, sink: ReportSink, replica: StableReplica, ttl: float | None = None) -> None:
+        """`ttl`: seconds for which a registration holds unless it is said again; None: the events do not say."""
         self._sink = sink
+        self._ttl = ttl
         self._subject = donor_events(replica)
         self._worker_id = stable_worker_id(replica.stable_routing_id)
         self._dp_rank = replica.dp_rank
@@ -68,6 +78,8 @@ class DonorStream:
 
     def emit(self, data: DonorEventData) -> Sent:
         """An event that is too large uses up no number, so it makes no gap."""
+        if isinstance(data, DonorRegistered):
+            data = replace(data, ttl=self._ttl)
         with self._lock:
             event = DonorEvent(
                 schema_version=SCHEMA_VERSION,

@@ -80,9 +80,9 @@ class DonorRegistry:
         return self._generation
 
     @property
-    def events_beyond_donors(self) -> int:
-        """Events since the last reset that a reset would make needless."""
-        return max(0, self._stream.since_reset - len(self._donors))
+    def events_beyond_donors(self) -> int | None:
+        """Events since the last reset that a reset would make needless; None: what is here is still being said."""
+        return None if self._unstated else max(0, self._stream.since_reset - len(self._donors))
 
     @property
     def served(self) -> int:

@@ -88,7 +88,7 @@ class Leader:
         not have heard yet, until `weights_changed` names the difference."""
         self._iteration = 0
         self._last_batch = clock()
-        self._restatement = Restatement(settings.bus.stream_max_age_seconds, clock)
+        self._restatement = Restatement(settings.restate_seconds, clock)
         self._replica: StableReplica | None = None
         self._disk_orders: list[DiskOrder] = []
         self._early_events: deque[KvEvents] = deque(maxlen=_EARLY_EVENTS)

@@ -95,8 +95,11 @@ class Outlet:
         config: ConnectorConfig,
         clock: Callable[[], float],
         on_open: Callable[[Identity], None] | None = None,
+        donor_ttl: float | None = None,
     ) -> None:
-        """`on_open`: called on the background thread, once, when it is known which replica this is."""
+        """`on_open`: called on the background thread, once, when it is known which replica this is. `donor_ttl`: of
+        DonorStream."""
+        self._donor_ttl = donor_ttl
         self._sink = sink
         self._on_open = on_open
         self._queue = queue
@@ -139,7 +142,7 @@ class Outlet:
         self._generation = generation
         if self.donors is None:
             self.donors = DonorRegistry(
-                DonorStream(self._sink, identity.replica),
+                DonorStream(self._sink, identity.replica, self._donor_ttl),
                 generation,
                 identity.tokens_per_block,
                 self._config.min_donor_tokens,
@@ -239,8 +242,8 @@ class Outlet:
             self._owner.donor_events_lost()
 
     @property
-    def events_to_forget(self) -> int:
-        """Donor events since the last reset that a new one would make needless."""
+    def events_to_forget(self) -> int | None:
+        """Donor events since the last reset that a new one would make needless; None: a restatement is under way."""
         return self.donors.events_beyond_donors if self.donors is not None else 0
 
     # on the background thread

@@ -1,7 +1,9 @@
 """When a replica begins a new generation of its donor events and registers everything resident again.
 
 Routine: before the bus forgets how the present generation began. A router that starts later than the bus remembers would otherwise wait for
-ever for the beginning of the stream, and one that was confused by a forged event of ours would never trust it again. After a loss:
+ever for the beginning of the stream, and one that was confused by a forged event of ours would never trust it again.
+And before what was said is too old to be believed: a registration holds for RESTATES_PER_TTL of these spans, so that
+one that is late or lost costs nothing, while the donors of an emitter that fell silent end. After a loss:
 consumers have a gap, and a new generation ends it; losses that follow each other wait longer and longer, since a generation that is
 lost again costs the broker everything and consumers gain nothing. Pure but for the clock that is handed in.
 """
@@ -13,6 +15,8 @@ from collections.abc import Callable
 
 RESTATES_PER_MEMORY = 6
 """How often within the bus's memory everything resident is registered anew, so that a beginning is always there."""
+RESTATES_PER_TTL = 3
+"""How often within the time to live of what was said."""
 RESTATE_EVENTS = 20_000
 """... and at the latest after so many donor events: the bus forgets by bytes too."""
 FIRST_BACKOFF_SECONDS = 1.0
@@ -21,13 +25,19 @@ CALM_SECONDS = 300.0
 """Without a loss for so long, the next one is answered at once again."""
 
 
+def restate_every(memory_seconds: float, max_donor_age: float) -> float:
+    """Seconds between two routine generations. `memory_seconds`: how long the bus keeps donor events
+    (`bus.stream_max_age_seconds`); `max_donor_age`: how long routers believe one (`evidence.max_donor_age`)."""
+    return min(memory_seconds / RESTATES_PER_MEMORY, max_donor_age / RESTATES_PER_TTL)
+
+
 class Restatement:
     """Not thread-safe: the leader's lock covers it. Times are seconds of `clock`."""
 
-    def __init__(self, memory_seconds: float, clock: Callable[[], float]) -> None:
-        """`memory_seconds`: how long the bus keeps donor events (`bus.stream_max_age_seconds`)."""
+    def __init__(self, every_seconds: float, clock: Callable[[], float]) -> None:
+        """`every_seconds`: between two routine generations (`restate_every`)."""
         self._clock = clock
-        self._every = memory_seconds / RESTATES_PER_MEMORY
+        self._every = every_seconds
         self._stated_at = clock()
         self._lost_at = -math.inf
         self._backoff = 0.0
@@ -48,8 +58,11 @@ class Restatement:
         """Is it time for the new generation that a loss asks for?"""
         return self._clock() >= self.due_at
 
-    def is_routine(self, events_to_forget: int) -> bool:
-        """Is it time without a loss? `events_to_forget`: donor events since the last generation that a new one would make needless."""
+    def is_routine(self, events_to_forget: int | None) -> bool:
+        """Is it time without a loss? `events_to_forget`: donor events since the last generation that a new one would make
+        needless; None: the last one is still being said, and a new one would have to begin all over."""
+        if events_to_forget is None:
+            return False
         return self._clock() - self._stated_at >= self._every or events_to_forget >= RESTATE_EVENTS
 
     def begun(self) -> None:

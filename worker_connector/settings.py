@@ -16,13 +16,20 @@ from dynamo_semkv.bus.access_files import unusable
 from dynamo_semkv.config.files import missing_everywhere
 from dynamo_semkv.config.host_memory import Available, total_memory
 from dynamo_semkv.config.load import load_config, read_fetch_secret, read_salt_key
-from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materialization, require_request_local_kv
+from dynamo_semkv.config.schema import (
+    BusConfig,
+    ConnectorConfig,
+    EvidenceConfig,
+    Materialization,
+    require_request_local_kv,
+)
 from dynamo_semkv.contracts.errors import ContractError, ContractErrors
 from dynamo_semkv.contracts.identity import check_stable_routing_id
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from worker_connector.engine import KvCacheConnectorScheduler as engine_scheduler
 from worker_connector.ranks import world_of
 from worker_connector.refusal import Refused
+from worker_connector.restatement import RESTATES_PER_TTL, restate_every
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +51,23 @@ class Settings:
     """`observe.otlp_endpoint`."""
     fetch_secret: bytes | None = None
     """Of `connector.fetch.secret_file`; None: nothing is pulled or served."""
+    max_donor_age: float = EvidenceConfig().max_donor_age
+    """`evidence.max_donor_age`: seconds for which routers believe a donor that is not said again."""
 
     @property
     def exact(self) -> bool:
         return self.connector.materialization is Materialization.EXACT
+
+    @property
+    def restate_seconds(self) -> float:
+        """Between two routine restatements of the donors, which begin with an announcement."""
+        every = restate_every(self.bus.stream_max_age_seconds, self.max_donor_age)
+        return max(every, self.connector.announce_interval_seconds)
+
+    @property
+    def donor_ttl(self) -> float:
+        """Seconds for which a registration holds unless it is said again."""
+        return self.restate_seconds * RESTATES_PER_TTL
 
 
 def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
@@ -86,6 +106,7 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
         config_hash=loaded.hash,
         otlp_endpoint=config.observe.otlp_endpoint,
         fetch_secret=_fetch_secret(config.connector),
+        max_donor_age=config.evidence.max_donor_age,
     )
     if settings.exact:
         refuse_unsupported(llm_args)

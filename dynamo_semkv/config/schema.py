@@ -201,6 +201,9 @@ class EvidenceConfig(Section, frozen=True):
     max_matches: Annotated[int, Meta(ge=1, le=256)] = 8
     min_overlap_tokens: Count = 64
     """Matches with fewer reusable tokens are not evidence."""
+    max_donor_age: Annotated[float, Meta(ge=60.0, le=30 * 86_400.0)] = 3 * 3_600.0
+    """Seconds for which a donor is believed since its replica last said it; connectors say all of theirs again three
+    times in that span. The same on routers and engines."""
     fingerprint: FingerprintConfig = FingerprintConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     semblend: SemBlendConfig = SemBlendConfig()

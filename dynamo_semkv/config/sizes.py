@@ -28,4 +28,10 @@ def misfits(config: Config) -> tuple[str, ...]:
         found.append(
             f"evidence.fingerprint.max_donors is {known}: one replica may have {donors} (connector.max_donors)"
         )
+    age, beat = config.evidence.max_donor_age, config.connector.announce_interval_seconds
+    if age < 3 * beat:
+        found.append(
+            f"evidence.max_donor_age is {age:g}: connectors say their donors again with an announcement, every "
+            f"{beat:g} s at the most often (connector.announce_interval_seconds), so donors that are there end in between"
+        )
     return tuple(found)

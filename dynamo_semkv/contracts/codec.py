@@ -151,6 +151,7 @@ def _check_registered(data: DonorRegistered) -> DonorRegistered:
     _check_location("donor_registered.location", data.location)
     if not 1 <= data.token_count <= 2**31:
         raise ContractError("donor_registered.token_count", data.token_count, "1 to 2^31")
+    _check_seconds("donor_registered", data, "ttl")
     if not 1 <= len(data.segments) <= donor_events.MAX_SEGMENTS:
         raise ContractError("donor_registered.segments", len(data.segments), f"1 to {donor_events.MAX_SEGMENTS}")
     as_lists = False

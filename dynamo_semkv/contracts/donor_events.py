@@ -62,13 +62,18 @@ class DonorSegment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """Opaque bytes; a list of integers in JSON. Ours carry a `DonorSketch` (contracts/sketch.py), SemBlend's little-endian f32."""
 
 
-class DonorRegistered(msgspec.Struct, frozen=True, tag_field="kind", tag="donor_registered", kw_only=True):
+class DonorRegistered(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="donor_registered", omit_defaults=True, kw_only=True
+):
     donor_id: str
     namespace: WireNamespace
     location: Location
     token_count: int
     segments: list[DonorSegment]
     provider_generation: int | str
+    ttl: float | None = None
+    """Seconds for which this holds, from when it was stored, unless it is said again; absent: the emitter does not say.
+    Ours says everything again three times in that span."""
 
 
 class DonorEvicted(

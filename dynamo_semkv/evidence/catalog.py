@@ -10,6 +10,7 @@ worth to a request.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.evidence.chains import NOBODY, Chains, Row, Sharded, Slots
 from dynamo_semkv.evidence.donor import CatalogDonor, StreamKey, parts_of
 from dynamo_semkv.evidence.emitters import donor_from, in_scope, may_place, may_purge, partition_of, restricted
+from dynamo_semkv.evidence.expiry import Expiry
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.evidence.retention import Retention
 from dynamo_semkv.evidence.stream import Stream, Verdict
@@ -42,7 +44,8 @@ class DonorCatalog:
     """`clock`: monotonic seconds, used only for how long a worker has been gone, never for what is newer.
 
     Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (the oldest unused of the largest namespace goes),
-    `max_streams`, `max_held` events that came before an earlier one, and `absent_seconds` after which a gone worker's donors are dropped.
+    `max_streams`, `max_held` events that came before an earlier one, `absent_seconds` after which a gone worker's donors
+    are dropped, and `max_age_seconds`, or its own `ttl`, after which one is that was not registered again.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class DonorCatalog:
         max_held: int = 4_096,
         max_held_per_stream: int = 512,
         absent_seconds: float = 300.0,
+        max_age_seconds: float = math.inf,
     ) -> None:
         self._listeners = tuple(listeners)
         self._clock = clock
@@ -67,6 +71,7 @@ class DonorCatalog:
         self._max_held = max_held
         self._max_held_per_stream = max_held_per_stream
         self._absent_seconds = absent_seconds
+        self._max_age = max_age_seconds
         self._streams: OrderedDict[StreamKey, Stream] = OrderedDict()
         self._slots = Slots()
         self._donors: Sharded[str, CatalogDonor] = Sharded()
@@ -78,18 +83,20 @@ class DonorCatalog:
         self._ended: deque[int] = deque()
         """Chains of donors whose life is over."""
         self._retention = Retention(self._slots)
+        self._expiry = Expiry(self._slots, max_age_seconds)
         self._count = 0
         self._on_use = self.touch  # one bound method for all donors
         self._bytes = 0
         self._held = 0
         self.counts: Counter[str] = Counter()
-        """Events by Verdict, and `evicted_full`, `quarantined`, `unknown_segment`, `listener_error`."""
+        """Events by Verdict, and `evicted_full`, `expired`, `quarantined`, `unknown_segment`, `listener_error`."""
 
     def __len__(self) -> int:
         return self._count
 
-    def apply(self, event: DonorEvent) -> Verdict:
-        """One event as it was decoded. Never raises; what it did is counted and returned."""
+    def apply(self, event: DonorEvent, stored_at: float | None = None) -> Verdict:
+        """One event as it was decoded. Never raises; what it did is counted and returned. `stored_at`: when the bus
+        stored it, by the clock that `expire` is given; None: now, by `clock`."""
         key = StreamKey(event.worker_id, event.dp_rank)
         stream = self._stream(key)
         if stream is None:
@@ -101,9 +108,10 @@ class DonorCatalog:
             self._end_donors(key)
         if not ready:
             return self._counted(verdict)
-        outcome = self._apply(stream, ready[0])
+        at = self._clock() if stored_at is None else stored_at
+        outcome = self._apply(stream, ready[0], at)
         for waiting in ready[1:]:
-            self._counted(self._apply(stream, waiting))
+            self._counted(self._apply(stream, waiting, at))
         self.sweep(16)
         return self._counted(outcome)
 
@@ -118,8 +126,7 @@ class DonorCatalog:
 
     def purge_replica(self, worker_wire_id: int, dp_rank: int) -> int:
         """The worker is gone from discovery: no credit, and late events of its last generation cannot bring it back.
-
-        Returns how many donors that concerns. They are kept for `absent_seconds`, for a worker that was only out of sight."""
+        Its donors, whose number is returned, are kept for `absent_seconds`: it may only be out of sight."""
         key = StreamKey(worker_wire_id, dp_rank)
         stream = self._streams.get(key)
         if stream is None:
@@ -180,6 +187,19 @@ class DonorCatalog:
             self._end_donors(stream.key)
         return len(gone)
 
+    def expire(self, now: float | None = None, limit: int = 1_000) -> int:
+        """Takes at most `limit` donors away that were not registered again in time, and returns how many. Call it every
+        second or so. `now`: by the clock of `stored_at`; None: by `clock`."""
+        now = self._clock() if now is None else now
+        gone = 0
+        while gone < limit and (slot := self._expiry.due(now)) is not None:
+            donor = self._by_slot[slot]
+            assert donor is not None
+            self._remove(donor)
+            gone += 1
+        self.counts["expired"] += gone
+        return gone
+
     def snapshot(self) -> dict[str, Any]:
         """JSON-able and bounded. Worker ids as strings: they exceed 2^53."""
         return {
@@ -219,10 +239,10 @@ class DonorCatalog:
         self._streams[key] = Stream(key, self._max_held_per_stream)
         return self._streams[key]
 
-    def _apply(self, stream: Stream, event: DonorEvent) -> Verdict:
+    def _apply(self, stream: Stream, event: DonorEvent, stored_at: float) -> Verdict:
         data = event.data
         if isinstance(data, DonorRegistered):
-            return self._register(stream, data)
+            return self._register(stream, data, stored_at)
         if isinstance(data, DonorEvicted):
             return self._evict(stream, data)
         if isinstance(data, DonorRelocated):
@@ -231,7 +251,7 @@ class DonorCatalog:
             return self._purge(stream, data)
         return Verdict.APPLIED  # a reset: the stream has begun a new life already
 
-    def _register(self, stream: Stream, data: DonorRegistered) -> Verdict:
+    def _register(self, stream: Stream, data: DonorRegistered, stored_at: float) -> Verdict:
         life = stream.life
         if life is None or not may_place(stream.key, data.location):
             return Verdict.FOREIGN_LOCATION
@@ -242,7 +262,8 @@ class DonorCatalog:
         if partition is None:
             return Verdict.MALFORMED_NAMESPACE
         try:
-            donor = donor_from(data, partition, stream.key, life, self._on_use)
+            ends_at = stored_at + min(self._max_age if data.ttl is None else data.ttl, self._max_age)
+            donor = donor_from(data, partition, stream.key, life, self._on_use, ends_at)
         except ContractError as error:
             _throttled.warning("donor %r of %s dropped: %s", data.donor_id, stream.key, error)
             return Verdict.BAD_SKETCH
@@ -307,6 +328,7 @@ class DonorCatalog:
         self._chains.append(head, donor.slot)
         self._sizes[donor.stream] += 1
         self._retention.add(donor.namespace_digest_hex, donor.slot)
+        self._expiry.add(donor.slot, donor.ends_at)
         self._bytes += _sketch_bytes(donor)
         self._make_room(donor.namespace_digest_hex)
         if self._donors.get(donor.donor_id) is donor:
@@ -335,6 +357,7 @@ class DonorCatalog:
 
     def _unlink(self, donor: CatalogDonor) -> None:
         self._retention.discard(donor.namespace_digest_hex, donor.slot)
+        self._expiry.discard(donor.slot)
         self._bytes -= _sketch_bytes(donor)
         self._chains.remove(donor.slot)
         if not donor.life.over:

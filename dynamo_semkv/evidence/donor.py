@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeVar, cast
 
@@ -74,6 +75,8 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
     tokens_per_block: int = 1
     parts: tuple[Segment, ...] = ()
     """What `segments` is made of; empty for the one segment that nearly every donor has, number 0 over all its tokens."""
+    ends_at: float = math.inf
+    """When it is no longer believed, by the clock of whoever stored its registration."""
     on_use: Callable[[str], None] = _nobody
     slot: int = -1
     """Its number in the catalog that keeps it, while it does."""

@@ -66,7 +66,12 @@ def partition_of(namespace: WireNamespace) -> str | None:
 
 
 def donor_from(
-    data: DonorRegistered, partition: str, emitter: StreamKey, life: Life, on_use: Callable[[str], None]
+    data: DonorRegistered,
+    partition: str,
+    emitter: StreamKey,
+    life: Life,
+    on_use: Callable[[str], None],
+    ends_at: float,
 ) -> CatalogDonor:
     """Raises ContractError for a sketch that is damaged or describes another donor. Embeddings of other emitters are not read."""
     segments: tuple[Segment, ...] = tuple((s.segment_id, *s.token_range) for s in data.segments)
@@ -85,6 +90,7 @@ def donor_from(
         life=life,
         tokens_per_block=data.namespace.block_size,
         parts=parts_of(segments, data.token_count),
+        ends_at=ends_at,
         on_use=on_use,
     )
 

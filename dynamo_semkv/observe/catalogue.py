@@ -251,7 +251,9 @@ CATALOG_EVENTS = MetricSpec(
     "events",
     ("verdict",),
     "Donor events by what they did.",
-    "`lost`: events are missing, the stream is quarantined. `evicted_full`: raise evidence.fingerprint.max_donors. `bad_sketch`, "
+    "`lost`: events are missing, the stream is quarantined. `evicted_full`: raise evidence.fingerprint.max_donors. "
+    "`expired`: their connector has not said them again within their time to live: it hangs or does not reach the "
+    "broker. `bad_sketch`, "
     "`malformed_namespace`, `foreign_*`: a peer of another version, or a foreign publisher.",
 )
 BUS_CONNECTED = MetricSpec(
@@ -338,7 +340,7 @@ STANDINGS = (
     "namespace_differs",
     "role_differs",
 )
-CATALOG_NOTES = ("evicted_full", "quarantined", "unknown_segment", "listener_error")
+CATALOG_NOTES = ("evicted_full", "expired", "quarantined", "unknown_segment", "listener_error")
 """What DonorCatalog counts besides the verdict of each event."""
 
 _REPLICA = ("worker_id", "dp_rank")

@@ -44,6 +44,7 @@ from dynamo_semkv.contracts.pack import PACK
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.book import OutcomeBook
+from dynamo_semkv.outcome.bus_clock import BusClock
 from dynamo_semkv.outcome.replay import Replay
 from dynamo_semkv.telemetry.throttled import Throttled
 
@@ -85,12 +86,13 @@ class Intake:
         subscriber: Subscriber,
         book: OutcomeBook,
         *,
-        apply_donor_event: Callable[[DonorEvent], object],
+        apply_donor_event: Callable[[DonorEvent, float], object],
         announce: Callable[[ReplicaAnnouncement], object],
         route_opened: Callable[[RouteOpened], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """`apply_donor_event(event, stored_at)`: when the broker stored it, by `clock`."""
         self.counts: Counter[str] = Counter()
         """Of records: `<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`,
         `own_echoes`. A pack that cannot be read counts as one."""
@@ -102,6 +104,7 @@ class Intake:
         self._route_opened = route_opened
         self._monotonic = monotonic
         self._epoch = wall() - monotonic()
+        self.clock = BusClock(monotonic)
         self._replay: Replay[BookEvent] | None = Replay(_JOINED)
         self._replayed_to: float | None = None
         self._own: deque[BookEvent] = deque()
@@ -162,7 +165,7 @@ class Intake:
             ):
                 self._foreign(message, "donors", f"worker {event.worker_id} rank {event.dp_rank}")
                 return
-        self._apply_donor_event(event)
+        self._apply_donor_event(event, message.timestamp)
 
     def on_announcement(self, message: Message) -> None:
         announcement = self._decoded(message, "announcements", decode_announcement)
@@ -282,6 +285,7 @@ class Intake:
 
     def _decoded(self, message: Message, stream: str, decode: Callable[[bytes], _T]) -> _T | None:
         self.counts[f"{stream}.messages"] += 1
+        self.clock.heard(message.timestamp)
         try:
             if message.content_type == PACK:
                 decode_pack(message.payload)  # the bus could not: says why

@@ -60,6 +60,7 @@ class Knowledge:
             clock=time.monotonic,
             max_donors=fingerprint.max_donors,
             max_donors_per_namespace=fingerprint.max_donors_per_namespace,
+            max_age_seconds=config.evidence.max_donor_age,
         )
         self.lookup = DeadlineRunner(
             found,
@@ -148,10 +149,11 @@ class Knowledge:
         self.view.reload(loaded.config, loaded.hash)
 
     def tidy(self) -> None:
-        """What has to happen without requests too: donors of dead workers end, what is over leaves the index, an id that two workers
-        carry is noticed."""
+        """What has to happen without requests too: donors of dead and of silent workers end and leave the index, an id
+        that two workers carry is noticed."""
         self.directory.tidy(time.monotonic())
         self.catalog.forget_absent()
+        self.catalog.expire(self.intake.clock.now(), SWEEP)
         self.catalog.sweep(SWEEP)
 
     async def count_dynamo(self) -> None:

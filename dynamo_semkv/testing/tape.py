@@ -60,6 +60,7 @@ class EventTape:
         location: Location | None = None,
         cuts: Sequence[int] = (),
         sketch: bytes | None = None,
+        ttl: float | None = None,
     ) -> DonorEvent:
         """`cuts`: token positions at which the donor is split into segments 0, 1, ...; the first one carries the sketch."""
         digest = namespace.digest()
@@ -80,7 +81,7 @@ class EventTape:
             block_size=block,
             extra={NAMESPACE_DIGEST_EXTRA: digest.hex()},
         )
-        return self.register_wire(donor_id, len(tokens), wire, segments, location=location)
+        return self.register_wire(donor_id, len(tokens), wire, segments, location=location, ttl=ttl)
 
     def register_wire(
         self,
@@ -90,6 +91,7 @@ class EventTape:
         segments: list[DonorSegment],
         *,
         location: Location | None = None,
+        ttl: float | None = None,
     ) -> DonorEvent:
         return self._record(
             DonorRegistered(
@@ -99,6 +101,7 @@ class EventTape:
                 token_count=token_count,
                 segments=segments,
                 provider_generation=self.generation,
+                ttl=ttl,
             )
         )
 

@@ -20,6 +20,7 @@ def test_the_defaults_fit_together() -> None:
         ({"bus": {"stream_max_bytes": 1048576}}, "bus.stream_max_bytes is 1048576"),
         ({"connector": {"max_donors": 200_000}}, "evidence.fingerprint.max_donors is 100000"),
         ({"bus": {"max_buffered_bytes": 1024}}, "bus.max_buffered_bytes is 1024"),
+        ({"connector": {"announce_interval_seconds": 7200}}, "evidence.max_donor_age is 10800"),
     ],
 )
 def test_what_cannot_fit_is_said_with_both_numbers(

@@ -80,6 +80,7 @@ PLAIN: dict[str, dict[str, Any]] = {
                 "kv_dtype": "fp16",
             },
             "segments": [{"segment_id": 0, "token_range": [0, 96], "digest": 5, "provider_metadata": b"\x01\x02"}],
+            "ttl": 10_800.0,
         },
     },
 }  # fmt: skip
@@ -224,7 +225,7 @@ async def router(url: str, numbers: range, served_by: str, packs: bool = False) 
     intake = Intake(
         subscriber,
         book,
-        apply_donor_event=lambda event: donors.add(event.data.donor_id),
+        apply_donor_event=lambda event, *_: donors.add(event.data.donor_id),
         announce=lambda said: announced.__setitem__(said.stable_routing_id, said.connector_version),
     )
     await subscriber.start()

@@ -90,6 +90,7 @@ def registered(draw: st.DrawFn) -> DonorRegistered:
         token_count=token_count,
         segments=segments,
         provider_generation=draw(generations),
+        ttl=draw(st.none() | st.floats(0.0, 1e10)),
     )
 
 

@@ -69,9 +69,9 @@ class Side:
             self.subscriber, Listener().book, apply_donor_event=self._apply, announce=lambda announcement: None
         )
 
-    def _apply(self, event: DonorEvent) -> None:
+    def _apply(self, event: DonorEvent, stored_at: float) -> None:
         self.events.append(event)
-        self.verdicts.append(self.catalog.apply(event))
+        self.verdicts.append(self.catalog.apply(event, stored_at))
 
     async def run(self, *steps: Any, flavour: str = "dynamo", worker_id: int = 0, generation: int = BOOT) -> None:
         """A process of SemBlend's from start to end, and everything that it published taken in."""

@@ -30,7 +30,7 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
     clock = ManualClock()
     state = fake_state(listener.history)
     intake = Intake(
-        FakeSubscriber(FakeBroker(clock)), listener.book, apply_donor_event=lambda e: None, announce=lambda a: None
+        FakeSubscriber(FakeBroker(clock)), listener.book, apply_donor_event=lambda e, at: None, announce=lambda a: None
     )
     intake.counts["reports.messages"] = 5
     intake.counts["reports.malformed"] = 2

@@ -46,7 +46,7 @@ class Router:
         self.intake = Intake(
             self.subscriber,
             self.listener.book,
-            apply_donor_event=self.donor_events.append,
+            apply_donor_event=lambda event, at: self.donor_events.append(event),
             announce=self.announcements.append,
             monotonic=lambda: self.clock() - 900.0,
             wall=lambda: 5e6,
@@ -238,7 +238,7 @@ async def test_wall_clock_is_never_asked_again(broker: FakeBroker, routers: Any)
     router.intake = Intake(
         router.subscriber,
         router.listener.book,
-        apply_donor_event=lambda event: None,
+        apply_donor_event=lambda event, at: None,
         announce=lambda announcement: None,
         monotonic=broker.clock,
         wall=lambda: next(walls),

@@ -32,7 +32,7 @@ class Router:
         self.intake = Intake(
             self.subscriber,
             self.listener.book,
-            apply_donor_event=self.donor_events.append,
+            apply_donor_event=lambda event, at: self.donor_events.append(event),
             announce=lambda announcement: None,
         )
         self.journal = RouteJournal(self.publisher, self.intake, name)

@@ -20,7 +20,9 @@ async def test_a_worker_of_another_major_is_served_without_advice(
     version: str, spoken: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(announce=False, lookup=donor_on_a1())
-    intake = Intake(Nobody(), Listener().book, apply_donor_event=lambda event: None, announce=rig.directory.announce)
+    intake = Intake(
+        Nobody(), Listener().book, apply_donor_event=lambda event, at: None, announce=rig.directory.announce
+    )
     for stable in ("w-a", "w-b"):
         for rank in (0, 1):
             said = msgspec.structs.replace(announcement(stable, rank), version=version)
