@@ -321,15 +321,14 @@ def _hear_stream(parts: LeaderParts, llm_args: Any, identity: Identity) -> Event
 
 
 def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) -> _Closeable | None:
-    """An engine runs on without its metrics: a port that is taken, a host that is no name (UnicodeError), a library that
-    is not there, are logged."""
+    """An engine runs on without its metrics: a port that is taken or beyond the last, a library that is not there, are logged."""
     port = config.metrics_port
     assert port is not None
     try:
         from dynamo_semkv.telemetry.connector_metrics import MetricsServer
 
         server = MetricsServer([parts.snapshot], config.metrics_host, port + dp_rank if port else 0)
-    except (ImportError, OSError, OverflowError, ValueError, RuntimeError) as error:
+    except (ImportError, OSError, OverflowError, RuntimeError) as error:
         _log.warning("semkv connector: no metrics on %s port %d: %s", config.metrics_host, port, error)
         return None
     _log.info("semkv connector: metrics of rank %d: %s", dp_rank, server.url)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome
 from dynamo_semkv.telemetry import names
 from dynamo_semkv.telemetry.names import Carrier
+from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.tracing import Tracing, traceparent_of
 from worker_connector.attempt import ClosedAttempt
 from worker_connector.hints import ParsedHints
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dynamo_semkv.telemetry.tracing import Span
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _CHILD = (Carrier.REQUEST, Carrier.HINT)
 _FAILED = (Outcome.LOAD_FAILED,)
@@ -48,7 +50,7 @@ class AttemptTracer:
             )
             return AttemptTrace(self._tracing, span, closed)
         except Exception:  # noqa: BLE001 - the report goes out without a span; logged
-            _log.exception("semkv connector: no span was begun")
+            _throttled.exception("semkv connector: no span was begun")
             return None
 
 
@@ -64,7 +66,7 @@ class AttemptTrace:
         try:
             self._tell(report, began, sent)
         except Exception:  # noqa: BLE001 - the report is out; logged
-            _log.exception("semkv connector: spans of a report were not made")
+            _throttled.exception("semkv connector: spans of a report were not made")
 
     def _tell(self, report: MaterializationReport, began: int, sent: bool) -> None:
         tracing, span, moments = self._tracing, self._span, self._closed.moments

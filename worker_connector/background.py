@@ -11,7 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from dynamo_semkv.telemetry.throttled import Throttled
+
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 Job = Callable[[], None]
 
@@ -100,7 +103,7 @@ class Background:
                 job()
             except Exception:  # noqa: BLE001 - jobs are independent: one that fails costs its own report or donor
                 self.failed += 1
-                _log.exception("semkv %s: a background job failed", self._name)
+                _throttled.exception("semkv %s: a background job failed", self._name)
             with self._wake:
                 self._running = False
                 self._wake.notify_all()

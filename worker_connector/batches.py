@@ -13,6 +13,7 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.report import Reason
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.attempt import Attempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
@@ -27,6 +28,7 @@ from worker_connector.sending import load_order
 from worker_connector.tracked import TrackedRequest, begin
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class BatchReader:
@@ -129,7 +131,9 @@ class BatchReader:
 
     def _misread(self, which: str, data: Any, error: Exception) -> None:
         self._counts["misread_reports"] += 1
-        _log.error("semkv connector: the %s report of request %s: %s", which, getattr(data, "request_id", "?"), error)
+        _throttled.error(
+            "semkv connector: the %s report of request %s: %s", which, getattr(data, "request_id", "?"), error
+        )
 
     def _broken(self, request_id: int, error: Exception) -> Unloadable:
         self._counts["unloadable"] += 1

@@ -19,8 +19,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 MAX_REVISION = 256
@@ -82,7 +84,7 @@ def _each(tell: Callable[[Owner], None]) -> int:
         try:
             tell(owner)
         except Exception as error:  # noqa: BLE001 - the others' KV is as wrong as this one's; the first error is raised below
-            _log.exception("semkv connector: a cache was not reset wholly")
+            _throttled.exception("semkv connector: a cache was not reset wholly")
             failed = failed or error
     if failed is not None:
         raise failed

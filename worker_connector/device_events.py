@@ -23,6 +23,7 @@ from typing import Any
 from dynamo_semkv.contracts.identity import DonorId
 from dynamo_semkv.contracts.keys import BlockKey, block_keys
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.background import Job
 from worker_connector.device_blocks import DeviceBlock, DeviceBlocks, DigestOf
 from worker_connector.donors import DonorRegistry
@@ -30,6 +31,7 @@ from worker_connector.kv_events import KvFreshness, Standing
 from worker_connector.request_view import unpack_tokens
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 MAX_WAITING = 100_000
 _AT_ONCE = 256
@@ -152,7 +154,7 @@ class DeviceEvents:
                 self._apply(event)
             except Exception:  # noqa: BLE001 - one event's fault may not end the hearing of all later ones; its rank starts anew
                 self.counts["errors"] += 1
-                _log.exception("semkv connector: a KV cache event could not be used")
+                _throttled.exception("semkv connector: a KV cache event could not be used")
                 self._start_anew()
         self._tell_donors()
         self._batches += 1

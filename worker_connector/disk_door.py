@@ -27,6 +27,7 @@ from typing import Any
 from dynamo_semkv.config.schema import ConnectorConfig
 from dynamo_semkv.contracts.keys import root_key
 from dynamo_semkv.telemetry.catalogue import DISK_HOLD_SECONDS
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.disk_index import DiskBlock
 from worker_connector.disk_tier import DiskTier
 from worker_connector.leader import Leader
@@ -35,6 +36,7 @@ from worker_connector.moments import Durations
 from worker_connector.request_view import RequestScope, pack_tokens
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _PREFILLS = 32
 _LEAST_COMPUTED = 64
@@ -114,7 +116,7 @@ class DiskDoor:
             done = self._hold(found, on_device) if found is not None else None
         except Exception:  # noqa: BLE001 - a fault of the disk's books may not fail the request: it is computed
             self.counts["failed"] += 1
-            _log.exception("semkv connector: what is on disk of a prompt could not be asked for")
+            _throttled.exception("semkv connector: what is on disk of a prompt could not be asked for")
             return
         if found is not None and done is not None:
             await self._wait_for(found, done, gone)
@@ -216,4 +218,4 @@ async def _end_of(gone: Callable[[], Awaitable[Any]]) -> None:
     try:
         await gone()
     except Exception:  # noqa: BLE001 - see above
-        _log.exception("semkv connector: it is not known whether a client that waits has left")
+        _throttled.exception("semkv connector: it is not known whether a client that waits has left")

@@ -33,12 +33,14 @@ from itertools import count
 from pathlib import Path
 
 from dynamo_semkv.contracts.keys import BlockKey
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.block_file import OVERHEAD, BlockFormat, BlockRecord, NotRegular
 from worker_connector.refusal import Refused
 from worker_connector.store_epoch import new_epoch, read_epoch, write_epoch
 from worker_connector.store_lock import own
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _BLOCK_FILE = re.compile(r"[0-9a-f]{64}\.kv")
 _UNFINISHED_FILE = re.compile(r"[0-9a-f]{64}\.[0-9]+\.unfinished")
@@ -151,7 +153,7 @@ class DiskStore:
             return 0, None
         except OSError as error:
             self.counts["read_errors"] += 1
-            _log.warning("semkv disk store: a file could not be looked at, and stays: %s", error)
+            _throttled.warning("semkv disk store: a file could not be looked at, and stays: %s", error)
             return size, None
         if isinstance(why, str):
             self.counts[why] += 1
@@ -222,7 +224,7 @@ class DiskStore:
                 self._size -= size
                 self._forget_child(block.parent, name)
                 self.counts["write_errors"] += 1
-            _log.warning("semkv disk store: a block could not be written: %s", error)
+            _throttled.warning("semkv disk store: a block could not be written: %s", error)
             return False
         with self._lock:
             del self._writing[name]
@@ -262,7 +264,7 @@ class DiskStore:
                 self.counts["odd" if isinstance(error, NotRegular) else "read_errors"] += 1
                 if isinstance(error, NotRegular):
                     self._remove_chain(name)
-            _log.warning("semkv disk store: a block could not be read: %s", error)
+            _throttled.warning("semkv disk store: a block could not be read: %s", error)
             return False
         if sound:
             self._touch(name)
@@ -414,7 +416,7 @@ class DiskStore:
             path.unlink(missing_ok=True)
         except OSError as error:
             self.counts["remove_errors"] += 1
-            _log.warning("semkv disk store: a file could not be removed: %s", error)
+            _throttled.warning("semkv disk store: a file could not be removed: %s", error)
             return False
         return True
 
@@ -423,4 +425,4 @@ def _remove_quietly(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        _log.warning("semkv disk store: an unfinished file stays until the next start: %s", error)
+        _throttled.warning("semkv disk store: an unfinished file stays until the next start: %s", error)

@@ -19,11 +19,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.device_events import KvEvents
 from worker_connector.event_pipe import EventPipe, pipe_path
 from worker_connector.settings import IDENTITY_VARIABLE
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 MAX_RANK = 65_535
@@ -59,8 +61,8 @@ def observe_kv_events(events: KvEvents) -> int:
             hearer.kv_events(batch)
         return len(hearers) or _send(batch, os.environ.get(IDENTITY_VARIABLE, ""))
     except Exception:  # noqa: BLE001 - the caller is the engine's event loop, which must go on
-        if _is_told("faults"):
-            _log.exception("semkv connector: KV cache events could not be taken")
+        _count("faults")
+        _throttled.exception("semkv connector: KV cache events could not be taken")
         return 0
 
 
@@ -85,8 +87,11 @@ def _send(batch: list[Any], stable_routing_id: str) -> int:
             rank = 0
         if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= MAX_RANK:
             by_rank.setdefault(rank, []).append(event)
-        elif _is_told("bad_rank"):
-            _log.warning("semkv connector: a KV cache event's attention_dp_rank is not 0 to %d: dropped", MAX_RANK)
+        else:
+            _count("bad_rank")
+            _throttled.warning(
+                "semkv connector: a KV cache event's attention_dp_rank is not 0 to %d: dropped", MAX_RANK
+            )
     pipes = 0
     for rank, events in by_rank.items():
         pipe = _pipe_to(stable_routing_id, rank)
@@ -104,17 +109,17 @@ def _pipe_to(stable_routing_id: str, rank: int) -> EventPipe | None:
             if pipe is None and len(_pipes) < MAX_PIPES:
                 pipe = _pipes[(stable_routing_id, rank)] = EventPipe(pipe_path(stable_routing_id, rank))
     except (OSError, RuntimeError) as error:  # somebody else's directory, or no thread to be had
-        if _is_told("no_pipe"):
-            _log.warning("semkv connector: KV cache events of rank %d are dropped: %s", rank, error)
+        _count("no_pipe")
+        _throttled.warning("semkv connector: KV cache events of rank %d are dropped: %s", rank, error)
         return None
-    if pipe is None and _is_told("too_many_ranks"):
-        _log.warning("semkv connector: KV cache events of more than %d ranks: dropped for rank %d", MAX_PIPES, rank)
+    if pipe is None:
+        _count("too_many_ranks")
+        _throttled.warning(
+            "semkv connector: KV cache events of more than %d ranks: dropped for rank %d", MAX_PIPES, rank
+        )
     return pipe
 
 
-def _is_told(what: str) -> bool:
-    """Counts it. True at 1, 2, 4, 8, ...: what happens at every event does not fill the log."""
+def _count(what: str) -> None:
     with _lock:
         counts[what] += 1
-        count = counts[what]
-    return count & (count - 1) == 0

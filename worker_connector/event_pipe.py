@@ -25,9 +25,11 @@ from typing import Any
 
 import msgspec
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.local_server import LocalServer
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 MAX_FRAME = 16 * 1024 * 1024
 MAX_WAITING = 20_000
@@ -95,7 +97,7 @@ class EventEar:
             pass  # the other side has gone
         except (ValueError, RecursionError) as error:
             self.counts["refused"] += 1
-            _log.warning("semkv connector: a connection with KV cache events was refused: %s", error)
+            _throttled.warning("semkv connector: a connection with KV cache events was refused: %s", error)
 
 
 class EventPipe:

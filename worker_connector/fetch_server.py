@@ -17,12 +17,14 @@ from collections import Counter
 import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector import fetch_wire as wire
 from worker_connector.fetch_transport import BlockExport, FetchFailed, Rows, Wanted, Why
 from worker_connector.local_server import MAX_NEW, ConnectionServer
 from worker_connector.seal import padded
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 GREETING_SECONDS = 5.0
 """For the whole greeting, however it arrives."""
@@ -78,22 +80,22 @@ class FetchServer:
                 self._server.settle(connection)
             self._listen(channel, admitted)
         except FetchFailed as failed:
-            times = self._count(failed.why)
-            # 1, 2, 4, 8, ...: a stranger who knocks again and again does not fill the log.
-            if failed.why in (Why.UNAUTHORIZED, Why.MALFORMED) and times & (times - 1) == 0:
-                _log.warning("semkv connector: a worker that wanted blocks was refused (%d times): %s", times, failed)
+            self._count(failed.why)
+            if failed.why in (Why.UNAUTHORIZED, Why.MALFORMED):
+                _throttled.warning(
+                    "semkv connector: a worker that wanted blocks was refused: %s", failed, key=failed.why.value
+                )
         except Exception:  # noqa: BLE001 - one connection's fault is that connection's; counted and logged
             with self._lock:
                 self.counts["error"] += 1
-            _log.exception("semkv connector: a worker that wanted blocks could not be served")
+            _throttled.exception("semkv connector: a worker that wanted blocks could not be served")
         finally:
             with self._lock:
                 self._open -= admitted
 
-    def _count(self, why: Why) -> int:
+    def _count(self, why: Why) -> None:
         with self._lock:  # of several threads
             self.counts[why.value] += 1
-            return self.counts[why.value]
 
     def _greet(self, connection: socket.socket) -> wire.Channel:
         deadline = time.monotonic() + GREETING_SECONDS

@@ -19,6 +19,7 @@ import numpy as np
 from dynamo_semkv.config.fetch import FetchConfig
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.telemetry.catalogue import FETCH_SECONDS
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.fetch_peers import Address, NotAllowed, Peers
 from worker_connector.fetch_tier import FetchTier, Pull, Stop
 from worker_connector.fetch_transport import BlockSource, BlockTransport, FetchFailed, Rows, Why
@@ -26,6 +27,7 @@ from worker_connector.fetch_wire import MAX_KEYS
 from worker_connector.moments import Durations
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 THREADS = 2
 MAX_WAITING = 64
@@ -115,9 +117,8 @@ class Fetcher:
     def _not_followed(self, error: NotAllowed) -> None:
         with self._wake:
             self.counts[error.kind] += 1
-            times = self.counts[error.kind]
-        if error.kind != "resting" and times & (times - 1) == 0:  # 1, 2, 4, 8, ...: hints do not fill the log
-            _log.warning("semkv connector: a hint's source is not followed (%d times): %s", times, error.kind)
+        if error.kind != "resting":
+            _throttled.warning("semkv connector: a hint's source is not followed: %s", error.kind, key=error.kind)
 
     def start(self) -> None:
         """Once; until then nothing is pulled. Not where somebody waits: starting a thread takes a while."""
@@ -174,7 +175,7 @@ class Fetcher:
             entered, result = self._pull(order)
         except Exception:  # noqa: BLE001 - a thread that ended would leave every later request waiting for its budget
             result = "error"
-            _log.exception("semkv connector: a pull failed")
+            _throttled.exception("semkv connector: a pull failed")
         with self._wake:
             self.counts[result] += 1
             if self._open.get(order.name) is order:
@@ -208,7 +209,7 @@ class Fetcher:
                 self._peers.failed(address)
             if failed.why in _CALLED_BACK:
                 self._tier.withdraw(pull)
-            _log.info("semkv connector: a pull from %s:%d ended: %s", *address, failed)
+            _throttled.info("semkv connector: a pull from %s:%d ended: %s", *address, failed)
         finally:
             self._tier.keep(pull)
         with self._wake:
@@ -233,7 +234,9 @@ class Fetcher:
             stop = self._tier.land(pull, answer, rows)
             if stop is not None:
                 if stop in _LIES:
-                    _log.warning("semkv connector: a peer sent a block that is not what was asked for: %s", stop.value)
+                    _throttled.warning(
+                        "semkv connector: a peer sent a block that is not what was asked for: %s", stop.value
+                    )
                 return stop.value
             if len(answer.blocks) < len(wanted.keys):
                 return "short"

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.slab import HostSlab
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 SCRUB_BYTES_PER_SECOND = 64 * 1024 * 1024
 """About half a percent of one core. 1 GiB is read in 16 s."""
@@ -126,5 +128,5 @@ class SlabKeeper:
             return job()
         except Exception:  # noqa: BLE001 - one block's fault may not end the sealing of all later ones
             self.failed += 1
-            _log.exception("semkv connector: a job of the slab's thread failed")
+            _throttled.exception("semkv connector: a job of the slab's thread failed")
             return None

@@ -18,6 +18,7 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from dynamo_semkv.contracts.namespace import CacheNamespace
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.cache_reset import checked_revision
 from worker_connector.channel import RankChannel, RankReady, RankResult
 from worker_connector.device_events import KvEvents
@@ -43,7 +44,7 @@ from worker_connector.settings import Settings
 from worker_connector.sink import ResidencySink
 from worker_connector.slab import HostSlab
 
-_log = logging.getLogger(__name__)
+_throttled = Throttled(logging.getLogger(__name__))
 
 NOTHING = Offer(0, False)
 REMOTE_PATIENCE = 64
@@ -157,7 +158,7 @@ class Leader:
             self._see_rank(getattr(output, "attention_dp_rank", None))
         except Exception:  # noqa: BLE001 - who speaks is not what is loaded
             self.counts["batch_errors"] += 1
-            _log.exception("semkv connector: iteration %d has no speaker", self._iteration)
+            _throttled.exception("semkv connector: iteration %d has no speaker", self._iteration)
         if life is None:
             return Orders()
         try:
@@ -169,18 +170,17 @@ class Leader:
             self.counts["batch_errors"] += 1
             if not life.break_promises():
                 raise  # counted, logged and answered with nothing by the caller
-            _log.exception("semkv connector: iteration %d could not be read", self._iteration)
+            _throttled.exception("semkv connector: iteration %d could not be read", self._iteration)
             return Orders(unloadable=[Unloadable(None, f"the batch could not be read: {error}")])
 
     def _end_if_contradicted(self, life: CacheLife) -> None:
         """Materialization ends for good where the engine's reports contradict the registered pool: nothing more is offered or saved,
         what is resident is forgotten, and every announcement says why."""
-        if life.contradiction is None or self._outlet.problem is not None:
+        why = life.contradiction
+        if why is None or self._outlet.problem is not None:
             return
-        _log.error(
-            "semkv connector: materialization ends, nothing is offered or saved any more: %s", life.contradiction
-        )
-        self._outlet.end_materialization(life.contradiction)
+        _throttled.error("semkv connector: materialization ends, nothing is offered or saved any more: %s", why)
+        self._outlet.end_materialization(why)
         self._forget_blocks()
 
     def cancelled(self, request: Any, start: int, end: int) -> None:
@@ -214,7 +214,7 @@ class Leader:
 
     def rank_lost(self, rank: int) -> None:
         """Its connection is gone: what waits for it fails, and nothing is offered until it is back. Never raises."""
-        _log.error("semkv connector: rank %d is lost; nothing is loaded or saved until it is back", rank)
+        _throttled.error("semkv connector: rank %d is lost; nothing is loaded or saved until it is back", rank)
         self._on_ranks(lambda: self._board.lost(rank))
 
     def _on_ranks(self, learn: Callable[[], Sequence[RankResult]]) -> None:
@@ -228,7 +228,7 @@ class Leader:
                 self._missing.note()
         except Exception:  # noqa: BLE001 - a fault of the leader's books may not fail a rank's forward pass
             self.counts["result_errors"] += 1
-            _log.exception("semkv connector: a rank's result could not be booked")
+            _throttled.exception("semkv connector: a rank's result could not be booked")
 
     def warn_of_missing_ranks(self) -> None:
         """From the beat."""
@@ -241,7 +241,7 @@ class Leader:
         """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of the cache."""
         if self._life is not None:
             self.counts["pool_changed"] += 1
-            _log.warning("semkv connector: the KV cache was registered anew; what was saved so far is gone")
+            _throttled.warning("semkv connector: the KV cache was registered anew; what was saved so far is gone")
             self._life.close()
             self._outlet.end_materialization(None)
             self._new_generation()
@@ -265,7 +265,9 @@ class Leader:
             self._life.attach_disk(self._to_disk, self._lock, ranks=self._board.world, clock=self._clock)
         unknown = set(self._namespaces.base.unknown_fields()) - _OF_THE_REQUEST
         if unknown and self._settings.exact:
-            _log.warning("semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown))
+            _throttled.warning(
+                "semkv connector: nothing will be materialized, unknown in the namespace: %s", sorted(unknown)
+            )
         self._open()
 
     def _verify(self, slots: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.report import Reason
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.attempt import Attempt, ClosedAttempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.batches import BatchReader
@@ -37,6 +38,7 @@ from worker_connector.settings import Settings
 from worker_connector.verdict import Decline
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 SWEEP_EVERY = 16
 """Iterations between two looks for requests that vanished."""
@@ -223,7 +225,7 @@ class CacheLife:
             self._keep_house(iteration)
         except Exception:  # noqa: BLE001 - the orders are made: lost here, the engine would run on pages that nobody wrote
             self.counts["upkeep_errors"] += 1
-            _log.exception("semkv connector: the books of iteration %d could not be closed", iteration)
+            _throttled.exception("semkv connector: the books of iteration %d could not be closed", iteration)
         return orders
 
     def _contradicted(self, what: str) -> None:
@@ -295,12 +297,12 @@ class CacheLife:
         self._damaged_entry(entry)
         if loaded:
             self.counts["damaged_loaded"] += 1
-            _log.error("semkv connector: host slot %d was damaged, and it was loaded just before", slot)
+            _throttled.error("semkv connector: host slot %d was damaged, and it was loaded just before", slot)
 
     def _damaged_entry(self, entry: BlockEntry) -> None:
         assert self.ledger is not None
         self.counts["damaged_blocks"] += 1
-        _log.error(
+        _throttled.error(
             "semkv connector: host slot %d does not hold what was saved; its block is not offered again", entry.slot
         )
         entry.damaged = True

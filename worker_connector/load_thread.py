@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dynamo_semkv.contracts.report import Reason
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.channel import LoadDone, LoadGivenUp
 from worker_connector.copy_stream import CopyStream, Ticket
 from worker_connector.geometry import PoolGeometry
@@ -29,6 +30,7 @@ from worker_connector.slab import HostSlab
 from worker_connector.transfer import check_moves, copy_to_pages
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 STEP_BYTES = 8 * 1024 * 1024
 """Copied between two looks at whether the load was stopped: stopping waits for one step at most."""
@@ -223,7 +225,7 @@ class LoadThread:
         except Exception as error:
             self._counts["load_errors"] += 1
             raise LoadFailed(f"a promised load failed: request {request_id}: {why}; once more: {error}") from error
-        _log.warning("semkv connector: the parked load of request %d was repeated: %s", request_id, why)
+        _throttled.warning("semkv connector: the parked load of request %d was repeated: %s", request_id, why)
         self._counts["repeated_loads"] += 1
         load.wrong = None
         self._conclude(request_id, None)
@@ -251,7 +253,7 @@ class LoadThread:
             if failure is not None:
                 if not self._restarts_failed:
                     raise LoadFailed(f"a promised load failed: request {request_id}: {failure}")
-                _log.error("semkv connector: parked request %d is restarted: %s", request_id, failure)
+                _throttled.error("semkv connector: parked request %d is restarted: %s", request_id, failure)
                 self._counts["restarted"] += 1
                 self._failed.add(request_id)
             del self._waiting[request_id]
@@ -279,7 +281,7 @@ class LoadThread:
             if not load.stopped:
                 self._prove(load)
         except Exception as error:  # noqa: BLE001 - decided on the engine's thread, which repeats it or fails
-            _log.exception("semkv connector: the parked load of request %d failed", load.key.request_id)
+            _throttled.exception("semkv connector: the parked load of request %d failed", load.key.request_id)
             self._fail(load, Reason.COPY_FAILED, str(error) or type(error).__name__)
         finally:
             load.seconds = time.perf_counter() - started

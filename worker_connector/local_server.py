@@ -16,7 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from dynamo_semkv.telemetry.throttled import Throttled
+
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 MAX_NEW = 32
 _PAUSE_SECONDS = 0.2
@@ -124,11 +127,7 @@ class ConnectionServer:
         if self._closed.is_set():
             return True
         self._counts["accept_failed"] += 1
-        failures = self._counts["accept_failed"]
-        if failures & (failures - 1) == 0:  # 1, 2, 4, 8, ...: a shortage that lasts does not fill the log
-            _log.warning(
-                "semkv connector: %s: no connection can be accepted (%d times): %s", self._name, failures, error
-            )
+        _throttled.warning("semkv connector: %s: no connection can be accepted: %s", self._name, error, key=self._name)
         return self._closed.wait(_PAUSE_SECONDS)
 
     def _run(self, connection: socket.socket) -> None:
@@ -171,7 +170,7 @@ class LocalServer(ConnectionServer):
         if not other_user(connection):
             return True
         self._counts["refused"] += 1
-        _log.warning("semkv connector: %s: a connection of another user was refused", self._name)
+        _throttled.warning("semkv connector: %s: a connection of another user was refused", self._name)
         return False
 
 

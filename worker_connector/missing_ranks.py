@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.rank_board import RankBoard
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 MISSING_SECONDS = 60.0
 """Between two warnings."""
@@ -36,7 +38,7 @@ class MissingRanks:
         return self._board.missing
 
     def warn(self, missing: list[int]) -> None:
-        _log.warning(
+        _throttled.warning(
             "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as without the connector. "
             "A rank connects with the first batch, to a socket of this machine: ranks on other machines cannot. Remedy: keep "
             "tensor_parallel_size within one machine, or set connector.materialization: off",

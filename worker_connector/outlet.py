@@ -25,6 +25,7 @@ from dynamo_semkv.contracts.subjects import DONOR_EVENTS, announcements, reports
 from dynamo_semkv.telemetry.label_sets import TOKEN_STEPS
 from dynamo_semkv.telemetry.logs import about
 from dynamo_semkv.telemetry.names import Carrier
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.attempt import ClosedAttempt
 from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Job
@@ -55,6 +56,7 @@ from worker_connector.sink import ReportSink, ResidencySink
 from worker_connector.verdict import Decline, HintFacts, explain
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class JobQueue(Protocol):
@@ -321,7 +323,7 @@ class Outlet:
             call(self._residency)
         except Exception:  # noqa: BLE001 - somebody else's code: its fault may not cost us donors and reports
             self.counts["residency_errors"] += 1
-            _log.exception("semkv connector: the residency sink failed")
+            _throttled.exception("semkv connector: the residency sink failed")
 
     def announce(self) -> None:
         """At start, at every beat, and when the generation changed."""
@@ -416,8 +418,8 @@ class Outlet:
 
 
 def _say(level: int, report: MaterializationReport) -> None:
-    _log.log(
-        level,
+    say = _log.debug if level == logging.DEBUG else _throttled.warning
+    say(
         "attempt %d of the engine's request %d: %s (%s); tokens: %d prompt, %d local, %d offered, %d confirmed",
         report.epoch,
         report.request_id,

@@ -15,6 +15,7 @@ from typing import Any
 
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.report import Reason
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.attempt import Attempt
 from worker_connector.attempts import AttemptBook
 from worker_connector.channel import RankReady
@@ -26,6 +27,7 @@ from worker_connector.sending import load_order
 from worker_connector.tracked import TrackedRequest
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 Grouped = Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None
 
@@ -66,7 +68,7 @@ class ParkedLoads:
                 order = self._order(attempt, pages, iteration)
             except Exception as error:  # noqa: BLE001 - one request's fault may not take the others' loads with it
                 self._counts["unloadable"] += 1
-                _log.error("semkv connector: the parked load of request %d: %s", attempt.key.request_id, error)
+                _throttled.error("semkv connector: the parked load of request %d: %s", attempt.key.request_id, error)
                 self._attempts.end(attempt, Reason.COPY_FAILED)
                 orders.unloadable.append(Unloadable(attempt.key.request_id, str(error), parked=True))
                 continue
@@ -127,7 +129,7 @@ class ParkedLoads:
         for attempt, filling in list(self._filling.values()):
             if attempt.key.request_id != owner and not given.isdisjoint(filling):
                 self._counts["pages_reassigned"] += 1
-                _log.error(
+                _throttled.error(
                     "semkv connector: request %d lost its pages while they were being filled; nothing more is written",
                     attempt.key.request_id,
                 )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dynamo_semkv.config.host_memory import available_memory
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.channel import ForwardDone, LoadDone, RankChannel, RankReady, SaveDone, SlotsDamaged
 from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.disk_orders import DiskOrder
@@ -34,6 +35,7 @@ from worker_connector.slab import OFFER_BUDGET, HostSlab, slots_for
 from worker_connector.transfer import copy_stream_for, copy_to_pages, load_by_layer, prepare_copies
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class Rank:
@@ -393,7 +395,7 @@ class Rank:
             checked = [self._check(order, metadata) for order in orders]
             return load_by_layer(self._stream, *checked[0], moves) if checked else None
         except Exception:  # noqa: BLE001 - each order gets its turn, and its answer, alone
-            _log.exception(
+            _throttled.exception(
                 "semkv connector: loads of %d requests by layer failed; they are done one by one", len(orders)
             )
             return None
@@ -417,7 +419,7 @@ class Rank:
         self._link.post(LoadDone(self._number, metadata.iteration, order.key, ok))
 
     def _restart(self, request_id: int, why: str) -> None:
-        _log.error("semkv connector: request %d is restarted without what it was offered: %s", request_id, why)
+        _throttled.error("semkv connector: request %d is restarted without what it was offered: %s", request_id, why)
         self.counts["restarted"] += 1
         self._untaken.add(request_id)
         self._without_pages.add(request_id)
@@ -437,7 +439,7 @@ class Rank:
 
     def _save(self, orders: Sequence[SaveOrder], engine_stream: Any) -> None:
         if self._saves is None or self._keeper is None:
-            _log.error("semkv connector: rank %d has no slab, and is to save into it", self._number)
+            _throttled.error("semkv connector: rank %d has no slab, and is to save into it", self._number)
             self.counts["save_errors"] += len(orders)
             self._not_saved(orders)
             return

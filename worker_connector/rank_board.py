@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dynamo_semkv.contracts.report import Reason
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.channel import (
     ForwardDone,
     LoadDone,
@@ -34,6 +35,7 @@ from worker_connector.disk_orders import DISK_RESULTS
 from worker_connector.plan import PlanKey
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 _OPEN = 65_536
 _OVER = 8_192
@@ -168,7 +170,9 @@ class RankBoard:
         self.disagreement = _disagreement(pools)
         self._count()
         if self.disagreement is not None:
-            _log.error("semkv connector: nothing is loaded or saved, the ranks do not agree: %s", self.disagreement)
+            _throttled.error(
+                "semkv connector: nothing is loaded or saved, the ranks do not agree: %s", self.disagreement
+            )
             return []
         incarnations = tuple(pool.incarnation for pool in pools)
         if incarnations == self._told:

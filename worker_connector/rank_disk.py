@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.block_file import BlockRecord
 from worker_connector.disk_orders import (
     Clear,
@@ -41,6 +42,7 @@ from worker_connector.slab import HostSlab
 from worker_connector.store_lock import InUse
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 FOUND_AT_ONCE = 64
 """Blocks in one report of what is there: it has to fit a frame, and the leader's lock is held for as long as it takes to enter them."""
@@ -219,7 +221,7 @@ class RankDisk:
             self._store.sweep()
         except OSError:
             self.failed += 1
-            _log.exception("semkv connector: the disk could not be cleared; remove %s", self._store.directory)
+            _throttled.exception("semkv connector: the disk could not be cleared; remove %s", self._store.directory)
 
     # on the thread
 
@@ -262,7 +264,7 @@ class RankDisk:
             answer = self._do(order, resets)
         except Exception:  # noqa: BLE001 - an unanswered order would hold slots and leases for ever
             self.failed += 1
-            _log.exception("semkv connector: an order to the disk failed")
+            _throttled.exception("semkv connector: an order to the disk failed")
             answer = self._undone(order)
         gone = self._store.take_gone()
         if isinstance(order, Spill):

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from typing import Protocol
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.channel import RankResult
 from worker_connector.local_server import MAX_NEW, LocalServer, hang_up
 from worker_connector.rank_wire import (
@@ -34,6 +35,7 @@ from worker_connector.rank_wire import (
 )
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 HELLO_SECONDS = 5.0
 """For the whole greeting, however it arrives."""
@@ -102,7 +104,7 @@ class RankEndpoint:
         except (OSError, EOFError, WireError) as error:
             if isinstance(error, WireError):
                 self.counts["refused"] += 1
-                _log.warning("semkv connector: a connection of rank %s was refused: %s", rank, error)
+                _throttled.warning("semkv connector: a connection of rank %s was refused: %s", rank, error)
         finally:
             hang_up(connection)
             if rank is not None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.channel import SaveDone
 from worker_connector.copy_stream import CopyStream, Ticket
 from worker_connector.geometry import PoolGeometry
@@ -20,6 +21,7 @@ from worker_connector.slab import HostSlab
 from worker_connector.transfer import check_moves, copy_to_slab
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class RankSaves:
@@ -50,7 +52,7 @@ class RankSaves:
                     self.save([order], stream, engine_stream, keeper)
                 return
             self._counts["save_errors"] += 1
-            _log.exception("semkv connector: %d blocks could not be saved", len(orders[0].moves))
+            _throttled.exception("semkv connector: %d blocks could not be saved", len(orders[0].moves))
             self._post(SaveDone(self._number, orders[0].save_id, False))
             return
         keeper.submit(lambda: self._seal(ticket, orders))

@@ -15,6 +15,7 @@ from collections import Counter, deque
 
 import msgspec
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.channel import LocalRank, RankReady, RankResult
 from worker_connector.rank_wire import (
     PROTOCOL,
@@ -30,6 +31,7 @@ from worker_connector.rank_wire import (
 )
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 CAPACITY = 8_192
 """Results that wait to be acknowledged; some seconds of a busy engine."""
@@ -94,7 +96,7 @@ class RemoteChannel:
         try:
             data = frame(Numbered(self._last + 1, result))
         except WireError:
-            _log.exception("semkv connector: rank %d: a result is too large for its leader", self._number)
+            _throttled.exception("semkv connector: rank %d: a result is too large for its leader", self._number)
             self._begin_anew()
             return
         self._last += 1
@@ -102,7 +104,9 @@ class RemoteChannel:
 
     def _begin_anew(self) -> None:
         self.counts["new_sessions"] += 1
-        _log.error("semkv connector: rank %d: results for the leader were lost; its slab counts as empty", self._number)
+        _throttled.error(
+            "semkv connector: rank %d: results for the leader were lost; its slab counts as empty", self._number
+        )
         self._session = secrets.token_hex(8)
         self._unseen.clear()
         self._last = self._sent = self._acknowledged = 0
@@ -206,9 +210,9 @@ class RemoteChannel:
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        if self._failures == _LOUD_AFTER or self._failures % 1000 == 0:
+        if self._failures >= _LOUD_AFTER:
             other = self._endpoint.machine and machine_id() and machine_id() != self._endpoint.machine
-            _log.error(
+            _throttled.error(
                 "semkv connector: rank %d does not reach its leader at %s (%s)%s. Nothing is loaded or saved until it does; requests are "
                 "served as without the connector.",
                 self._number,

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.assembly import LeaderParts, assemble_leader
 from worker_connector.device_events import KvEvents
 from worker_connector.disk_door import DiskDoor
@@ -24,6 +25,7 @@ from worker_connector.parked import Grouped
 from worker_connector.sink import ResidencySink
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class SemkvConnectorScheduler(KvCacheConnectorScheduler):
@@ -133,5 +135,4 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
 
     def _fault(self, callback: str) -> None:
         self.faults[callback] += 1
-        if self.faults[callback] in (1, 10, 100) or self.faults[callback] % 1000 == 0:
-            _log.exception("semkv connector: fault %d in %s", self.faults[callback], callback)
+        _throttled.exception("semkv connector: a fault in %s", callback, key=callback)

@@ -1,5 +1,5 @@
 """What the HTTP server of the page logs. A request that is no HTTP (a URL of kilobytes, a TLS handshake, noise) is the sender's fault:
-it is answered 400 by the parser, and told in one line without a traceback, which anybody could fill the log with."""
+it is answered 400 by the parser, and told in lines without a traceback and fewer and fewer of them: anybody could fill the log."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import logging
 
 from aiohttp.http_exceptions import HttpProcessingError
 
+from dynamo_semkv.telemetry.throttled import Throttled
+
+logger = logging.getLogger("dynamo_semkv.dashboard.http")
+_throttled = Throttled(logger)
+
 
 class _OneLine(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            record.levelno, record.levelname = logging.INFO, "INFO"
-            record.msg, record.args = "dashboard: a request that is no HTTP was refused (%s)", (type(error).__name__,)
-            record.exc_info = record.exc_text = None
-        return True
+        if not isinstance(error, HttpProcessingError):
+            return True
+        kind = type(error).__name__
+        _throttled.info("dashboard: a request that is no HTTP was refused: %s", kind, key=kind)
+        return False
 
 
-logger = logging.getLogger("dynamo_semkv.dashboard.http")
 logger.addFilter(_OneLine())
 
 __all__ = ["logger"]

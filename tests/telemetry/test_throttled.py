@@ -83,7 +83,7 @@ def _power_of_two_tests(source: str) -> list[int]:
 def test_there_is_one_throttle() -> None:
     found = {
         str(path.relative_to(ROOT))
-        for package in ("dynamo_semkv",)
+        for package in ("dynamo_semkv", "worker_connector", "graphs")
         for path in (ROOT / package).rglob("*.py")
         if _power_of_two_tests(path.read_text())
     }

@@ -79,7 +79,7 @@ def test_shortage_of_descriptors_ends_no_server(echo: Echo, caplog: pytest.LogCa
         with echo.dial() as connection:
             assert answers(connection)
     assert echo.counts["accept_failed"] == 5
-    assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4]
+    assert [record.args[-1] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4]
 
 
 def test_shortage_of_threads_costs_that_connection_only(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:

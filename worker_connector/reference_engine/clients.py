@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.reference_engine.outcome import OnOutput, RequestStats
 from worker_connector.reference_engine.request import LlmRequest
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 @dataclass
@@ -73,6 +75,6 @@ class Clients:
             client.on_output(tokens, reason, stats)
         except Exception:  # noqa: BLE001 - the submitter's code: its fault ends its own request only
             self.errors += 1
-            _log.exception("rank %d: output callback of request %d failed", self._rank, request.request_id)
+            _throttled.exception("rank %d: output callback of request %d failed", self._rank, request.request_id)
             return reason is not None
         return True

@@ -14,11 +14,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from dynamo_semkv.contracts.hints import DONOR_ACTION, KvHintsEnvelope
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.fetch_desk import FetchDesk
 from worker_connector.hints import HintReader
 from worker_connector.reference_engine.dynamo_request import Submission
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 OPEN_SECONDS = 20.0
 """How long a rank may take to listen."""
@@ -64,9 +66,9 @@ class FetchAhead:
             return
         try:
             pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
-        except Exception:  # a fault of the pull may not fail the request: it is computed
+        except Exception:  # noqa: BLE001 - a fault of the pull may not fail the request: it is computed
             self.waited["failed"] += 1
-            logger.exception("a pull could not be begun")
+            _throttled.exception("a pull could not be begun")
             return
         if pull is None or self._wait <= 0:
             return

@@ -12,11 +12,13 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.reference_engine.dynamo_request import BadRequest, Submission
 from worker_connector.reference_engine.engine import Engine, EngineDeadError, RequestHandle
 from worker_connector.reference_engine.outcome import CANCELLED, ERROR, LENGTH, STOP, RequestStats
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 Chunk = dict[str, Any]
 
@@ -103,7 +105,7 @@ async def push(stream: AsyncGenerator[Chunk, None], sender: Sender) -> None:
             try:
                 sender.send(item)
             except RuntimeError as error:
-                logger.info("a request ends early: %s", error)
+                _throttled.info("a request ends early: %s", error)
                 return
         sender.close()
     finally:

@@ -35,6 +35,7 @@ from dynamo.runtime import DistributedRuntime
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.connector_metrics import registry
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_disk import DiskAhead
 from worker_connector.reference_engine.dynamo_fetch import FetchAhead, desks_of, endpoints_of
@@ -53,6 +54,7 @@ from worker_connector.reference_engine.engine import Engine
 from worker_connector.router_hint import publish_router_hint
 
 logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
 
 _HINT_ROLES = {Role.AGGREGATED: "aggregated", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
@@ -417,7 +419,7 @@ class DynamoWorker:
             return None
         hints, refused = merged_hints(request)
         for why in refused:
-            logger.warning("hints refused: %s", why)
+            _throttled.warning("hints refused: %s", why)
         return hints
 
 

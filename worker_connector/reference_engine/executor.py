@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.reference_engine.behaviours import Dice, SeededDice
 from worker_connector.reference_engine.block_manager import BlockManager
 from worker_connector.reference_engine.clients import Clients
@@ -39,6 +40,7 @@ from worker_connector.reference_engine.request import LlmRequest, RequestState
 from worker_connector.reference_engine.scheduler import BatchScheduler
 
 _log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 #: `probe(stage, batch)`, called on the executor's thread between the steps of an iteration: "scheduled" (the batch as
 #: planned), "allocated" (asked, honoured and given pages), "loaded" (behind start_load_kv), "computed" (behind
@@ -266,7 +268,7 @@ class Executor:
         try:
             launched = self._forward.run(batch)
         except Exception as error:  # noqa: BLE001 - hooks and model: the rank outlives it, its requests do not
-            _log.exception("rank %d: forward pass failed; failing its requests", self._rank)
+            _throttled.exception("rank %d: forward pass failed; failing its requests", self._rank)
             self._probe("failed", batch)
             self._drop(batch)
             self.fail_all(f"{type(error).__name__}: {error}")
