@@ -46,6 +46,10 @@ MAX_REPORT_BYTES = 16 * 1024
 MAX_ANNOUNCEMENT_BYTES = 32 * 1024
 MAX_GENERATION = 256
 """Characters."""
+MAX_COUNT = 2**31 - 1
+"""Tokens of a request, and whatever else is counted of one."""
+MAX_CREDIT = 2**40
+"""Expected tokens of a score sheet: weights of at most 100 times counts. Also blocks of a slab."""
 MAX_SECONDS = 1e10
 """Three hundred years: more than any clock shows, and what a sum or a ratio of 64-bit floats still bears."""
 
@@ -189,7 +193,8 @@ def decode_report(raw: bytes) -> MaterializationReport:
         check_route_id(report.route_id)
     if report.donor_id is not None:
         check_donor_id(report.donor_id)
-    _check_counts("report", report, "request_id", "epoch")
+    _check_counts("report", report, "request_id", most=U64_MAX)
+    _check_counts("report", report, "epoch", "prompt_tokens")
     _check_seconds("report", report, "load_seconds")
     return report
 
@@ -208,8 +213,11 @@ def decode_route_event(raw: bytes) -> RouteEvent:
         _check_counts("route_opened", event, *_OPENED_COUNTS)
         _check_seconds("route_opened", event, "opened_at", "lookup_seconds")
         replica = (event.stable_routing_id, event.dp_rank)
+        _check_credits("route_opened", event, "expected_tokens")
         if len(event.sheet) > MAX_SHEET_LINES:
             raise ContractError("route_opened.sheet", len(event.sheet), f"at most {MAX_SHEET_LINES} lines")
+        for line in event.sheet:
+            _check_credits("route_opened.sheet", line, *_SHEET_CREDITS)
         if event.donor_id is not None:
             check_donor_id(event.donor_id)
     else:
@@ -257,7 +265,7 @@ def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
     announcement = _decode("announcement", raw, MSGPACK, ReplicaAnnouncement)
     check_stable_routing_id(announcement.stable_routing_id)
     _check_rank("announcement.dp_rank", announcement.dp_rank)
-    _check_counts("announcement", announcement, "slab_blocks", "resident_blocks")
+    _check_counts("announcement", announcement, "slab_blocks", "resident_blocks", most=MAX_CREDIT)
     _check_generation("announcement", announcement.generation)
     if announcement.problem is not None and len(announcement.problem) > MAX_PROBLEM:
         raise ContractError("announcement.problem", len(announcement.problem), f"at most {MAX_PROBLEM} characters")
@@ -291,6 +299,7 @@ def _check_rank(field: str, rank: int) -> None:
         raise ContractError(field, rank, f"0 to {DP_RANK_MAX}")
 
 
+_SHEET_CREDITS = ("total", "device", "host", "disk", "donor", "load", "decode", "extra")
 _OPENED_COUNTS = (
     "attempt",
     "input_tokens",
@@ -304,12 +313,20 @@ _OPENED_COUNTS = (
 )
 
 
-def _check_counts(kind: str, message: object, *names: str) -> None:
-    """Totals are sums of these: one negative number would falsify all of them for ever."""
+def _check_counts(kind: str, message: object, *names: str, most: int = MAX_COUNT) -> None:
+    """Totals are sums of these: one negative or absurd number would falsify all of them for ever."""
     for name in names:
         value = getattr(message, name)
-        if value is not None and not 0 <= value <= U64_MAX:
-            raise ContractError(f"{kind}.{name}", value, f"0 to {U64_MAX}")
+        if value is not None and not 0 <= value <= most:
+            raise ContractError(f"{kind}.{name}", value, f"0 to {most}")
+
+
+def _check_credits(kind: str, message: object, *names: str) -> None:
+    """Expected tokens, which may be negative. A page's JSON carries no number beyond 2**53 as one."""
+    for name in names:
+        value = getattr(message, name)
+        if value is not None and not -MAX_CREDIT <= value <= MAX_CREDIT:
+            raise ContractError(f"{kind}.{name}", value, f"-{MAX_CREDIT} to {MAX_CREDIT}")
 
 
 def _check_seconds(kind: str, message: object, *names: str) -> None:

@@ -57,7 +57,6 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
         "beside": {
             "confirmed_tokens": totals.confirmed_tokens,
             "unhinted_tokens": totals.unhinted_tokens,
-            "orphan_confirmed_tokens": totals.orphan_confirmed_tokens,
             "exact_device_tokens": totals.exact_device_tokens,
             "exact_host_tokens": totals.exact_host_tokens,
             "local_tokens": totals.local_tokens,

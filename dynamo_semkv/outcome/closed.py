@@ -15,6 +15,8 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec.structs
+
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.outcome.saving import Saving
@@ -192,8 +194,29 @@ def close_route(
     joined_by: JoinedBy,
     closed_at: float,
 ) -> ClosedRoute:
+    if report is not None:
+        report = within(report, opened.input_tokens)
     outcome, reason = _verdict(observed, report)
     return ClosedRoute(opened, observed, report, outcome, reason, joined_by, closed_at)
+
+
+def within(report: MaterializationReport, input_tokens: int) -> MaterializationReport:
+    """The report with no count above the prompt that the route really had: what a worker says beyond that is in no sum."""
+    if report.prompt_tokens <= input_tokens:
+        return report
+    local = min(report.local_tokens, input_tokens)
+    offered = min(report.offered, input_tokens - local)
+    honoured = min(report.honoured, offered)
+    copied = min(report.copied, honoured)
+    return msgspec.structs.replace(
+        report,
+        prompt_tokens=input_tokens,
+        local_tokens=local,
+        offered=offered,
+        honoured=honoured,
+        copied=copied,
+        confirmed=min(report.confirmed, copied),
+    )
 
 
 def _verdict(observed: RouteObserved | None, report: MaterializationReport | None) -> tuple[Outcome, Reason]:

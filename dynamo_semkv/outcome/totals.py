@@ -102,8 +102,6 @@ class Totals:
     replicas: dict[str, ReplicaTotals] = field(default_factory=dict)
     ttft: dict[str, TtftSample] = field(default_factory=lambda: {c.value: TtftSample() for c in TtftClass})
     orphans: Counter[str] = field(default_factory=Counter)
-    orphan_confirmed_tokens: int = 0
-    """Confirmed by a backend, and credited to no route."""
     would_have: int = 0
     """Routes with a choice of ours that was recorded and not acted on."""
     would_have_tokens: int = 0
@@ -124,11 +122,11 @@ class Totals:
         self.requests += 1
         for step in STEPS:
             self.funnel.add(step, getattr(funnel, step))
-        self.exact_device_tokens += max(0, opened.exact_device_tokens)
-        self.exact_host_tokens += max(0, opened.exact_host_tokens)
+        self.exact_device_tokens += min(max(0, opened.exact_device_tokens), funnel.input)
+        self.exact_host_tokens += min(max(0, opened.exact_host_tokens), funnel.input)
         self.local_tokens += route.report.local_tokens if route.report is not None else 0
         if observed is not None and observed.engine_cached_tokens is not None:
-            self.engine_cached_tokens += max(0, observed.engine_cached_tokens)
+            self.engine_cached_tokens += min(max(0, observed.engine_cached_tokens), funnel.input)
         self.confirmed_tokens += route.confirmed_tokens
         self.unhinted_tokens += funnel.unhinted
         self.outcomes[route.outcome.value, route.reason.value] += 1
@@ -148,8 +146,8 @@ class Totals:
             self.would_have_agreed += opened.shadow_choice == str(route.replica)
 
     def add_orphan(self, orphan: OrphanReport) -> None:
+        """Counted, and its tokens are in no sum: nothing that belongs to a route of ours bounds them."""
         self.orphans[orphan.reason.value] += 1
-        self.orphan_confirmed_tokens += orphan.report.confirmed
 
     def _add_to_replicas(self, route: ClosedRoute) -> None:
         funnel = route.funnel

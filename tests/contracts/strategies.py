@@ -41,7 +41,7 @@ text = st.text(st.characters(codec="utf-8"), max_size=12)
 maybe_text = st.none() | text
 u64 = st.integers(0, U64_MAX)
 ranks = st.integers(0, DP_RANK_MAX)
-tokens = st.integers(0, 2**31)
+tokens = st.integers(0, 2**31 - 1)
 seconds = st.floats(0, MAX_SECONDS, allow_nan=False)
 keys = st.binary(min_size=16, max_size=16)
 stable_ids = st.from_regex(r"[A-Za-z0-9._:-]{1,20}", fullmatch=True)
@@ -147,12 +147,12 @@ def reports(draw: st.DrawFn) -> MaterializationReport:
     )
 
 
-signed = st.integers(-(2**31), 2**31)
+signed = st.integers(-(2**40), 2**40)
 sheet_lines = st.builds(
     SheetLine,
     replica=text,
     filtered_by=maybe_text,
-    **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "extra"), signed),
+    **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "decode", "extra"), signed),
 )
 
 routes_opened = st.builds(

@@ -101,7 +101,6 @@ function funnel(s) {
     ["In host tier by Dynamo’s index", s.beside.exact_host_tokens, "Exact overlap beyond the device"],
     ["Reused locally by engines", s.beside.local_tokens, "What the engines’ own caches held, as reported"],
   ];
-  if (s.beside.orphan_confirmed_tokens) beside.push(["Confirmed for unknown routes", s.beside.orphan_confirmed_tokens, "Reports that belong to no route"]);
   reconcile(byId("beside"), beside.map(([name, tokens, title]) => keyed(name, h("div", { title }, h("dt", {}, name), h("dd", {}, f.count(tokens))))));
 }
 
