@@ -256,7 +256,8 @@ def messages() -> str:
         "",
         f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a `{hints.FETCH_ACTION}`, "
         f"{donor_events.MAX_SEGMENTS} segments a donor, "
-        f"{pack.MAX_PACK_RECORDS} records a pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement.",
+        f"{pack.MAX_PACK_RECORDS} records a pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement; "
+        f"counts of a request at most {codec.MAX_COUNT:,}, expected tokens of a score sheet between minus and plus {codec.MAX_CREDIT:,}.",
         f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, `{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
     ]
     return "\n".join(lines) + "\n"
