@@ -35,6 +35,7 @@ from worker_connector.life import CacheLife, Offer
 from worker_connector.metadata import ConnectorMetadata, Orders, Unloadable
 from worker_connector.missing_ranks import MissingRanks
 from worker_connector.outlet import Identity, Outlet
+from worker_connector.outlet_numbers import numbers_of
 from worker_connector.parked import Grouped
 from worker_connector.rank_board import RankBoard
 from worker_connector.rank_wire import Endpoint
@@ -436,14 +437,8 @@ class Leader:
                 "materialization": self._settings.connector.materialization.value,
                 "iteration": self._iteration,
                 "counts": dict(self.counts),
-                "outlet": dict(self._outlet.counts),
-                "outcomes": {f"{o.value}/{r.value}": n for (o, r), n in self._outlet.outcomes.items()},
-                "tokens": dict(self._outlet.tokens),
-                "donors": len(self._outlet.donors) if self._outlet.donors is not None else 0,
-                "kv_events": self._outlet.device.snapshot() if self._outlet.device is not None else None,
-                "donor_counts": dict(self._outlet.donors.counts) if self._outlet.donors is not None else {},
+                **numbers_of(self._outlet),
                 "ranks": self._board.describe(),
-                "hints": {**self._outlet.table.counts, **self._outlet.hints.counts},
             }
             if life is not None:
                 numbers |= life.numbers()
