@@ -11,6 +11,7 @@ from dynamo_semkv.cli import configuration
 from dynamo_semkv.cli.exit_status import REFUSED
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.telemetry import logs
+from dynamo_semkv.telemetry.stderr_lines import stderr_lines
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
@@ -23,10 +24,15 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    logs.configure(os.environ, arguments.log_level)
+    with stderr_lines(json=logs.json_lines(os.environ)):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     loaded = configuration.load_or_say(arguments.config)
     if loaded is None:
         return REFUSED
-    logs.configure(os.environ, arguments.log_level)
     from dynamo_semkv.router.process import run as serve
 
     try:

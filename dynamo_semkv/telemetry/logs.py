@@ -101,6 +101,18 @@ class Readable(logging.Formatter):
         return super().formatMessage(record) + "".join(f" {name}={value}" for name, value in fields.items())
 
 
+class _Lines(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that cannot be formatted is told as one, in the form of all others, and not as a traceback between them."""
+        kind, error, _ = sys.exc_info()
+        if isinstance(error, OSError):
+            return  # nobody reads any more
+        said = f"a line of {record.pathname}:{record.lineno} could not be written: {kind.__name__ if kind else ''}: {error}"
+        self.stream.write(
+            self.format(logging.makeLogRecord({"name": record.name, "msg": said, "levelname": "ERROR"})) + "\n"
+        )
+
+
 def json_lines(env: Mapping[str, str]) -> bool:
     """As Dynamo decides it; a value that it would refuse reads as readable."""
     form = env.get("DYN_LOGGING_CONSOLE_FORMAT", "").strip().lower()
@@ -127,9 +139,10 @@ def levels(directives: str) -> tuple[int, dict[str, int]]:
 def configure(env: Mapping[str, str], level: str | None = None, stream: TextIO | None = None) -> None:
     """`level`: from the command line; it stands before DYN_LOG's for all, not before those of single targets."""
     root, targets = levels(env.get("DYN_LOG", ""))
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Lines(stream or sys.stderr)
     handler.addFilter(Bound())
     handler.setFormatter(JsonLines() if json_lines(env) else Readable())
+    logging.captureWarnings(True)
     logging.basicConfig(level=LEVELS[level] if level is not None else root, handlers=[handler], force=True)
     for target, number in targets.items():
         logging.getLogger(target).setLevel(number)

@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from dynamo_semkv.telemetry import logs
+from dynamo_semkv.telemetry.stderr_lines import stderr_lines
 from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_handoff import Role
 from worker_connector.reference_engine.model_directory import write_model_directory
@@ -30,6 +31,11 @@ CONNECTOR = ("worker_connector.connector", "SemkvConnectorScheduler", "SemkvConn
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logs.configure(os.environ)
+    with stderr_lines(json=logs.json_lines(os.environ)):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         engine = EngineConfig(
             model=ModelSource(MODELS[arguments.model]),
