@@ -12,7 +12,8 @@ The engine announces its namespace with no request in it; `for_request` adds wha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -148,6 +149,23 @@ def differing_field(left: CacheNamespace, right: CacheNamespace) -> str | None:
     adapter and media are unknown in every announcement, and an unknown field already keeps the engine from materializing."""
     names: dict[str, object] = {name: getattr(left, name) for name in left.__struct_fields__}
     return next((name for name, value in names.items() if value != getattr(right, name)), None)
+
+
+def agreed_namespace(
+    announced: Iterable[tuple[str, CacheNamespace]], before: CacheNamespace | None = None
+) -> CacheNamespace | None:
+    """What most workers announce. `announced`: (stable id, namespace) of every rank; a worker has one vote however many ranks it has, for
+    what most of them announce. Where as many say one thing as another, `before`, what held until now, holds if it is among them; else None.
+    """
+    ranks: dict[str, Counter[CacheNamespace]] = {}
+    for stable_routing_id, namespace in announced:
+        ranks.setdefault(stable_routing_id, Counter())[namespace] += 1
+    votes = Counter(said.most_common(1)[0][0] for said in ranks.values())
+    most = max(votes.values(), default=0)
+    leading = [namespace for namespace, count in votes.items() if count == most]
+    if len(leading) == 1:
+        return leading[0]
+    return before if before in leading else None
 
 
 def tenant_scope(salt: str | None, key: bytes = DEFAULT_SALT_KEY) -> str:

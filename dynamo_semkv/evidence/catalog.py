@@ -9,9 +9,10 @@ worth to a request.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,20 +33,24 @@ from dynamo_semkv.evidence.expiry import Expiry
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.evidence.retention import Retention
 from dynamo_semkv.evidence.stream import Stream, Verdict
+from dynamo_semkv.evidence.streams import Streams
 from dynamo_semkv.telemetry.throttled import Throttled
 
 logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
 
 BYTES_PER_DONOR = 4_096
+MAX_ROWS = 256
+"""Streams in a snapshot."""
 
 
 class DonorCatalog:
     """`clock`: monotonic seconds, used only for how long a worker has been gone, never for what is newer.
 
-    Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (the oldest unused of the largest namespace goes),
-    `max_streams`, `max_held` events that came before an earlier one, `absent_seconds` after which a gone worker's donors
-    are dropped, and `max_age_seconds`, or its own `ttl`, after which one is that was not registered again.
+    Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (of the worker with most, and of its largest namespace, the
+    oldest unused goes), `max_streams` and `max_held` events that came before an earlier one (here too the worker with most gives up its
+    own), `absent_seconds` after which a gone worker's donors are dropped, and `max_age_seconds`, or its own `ttl`, after which one is that
+    was not registered again.
     """
 
     def __init__(
@@ -67,12 +72,15 @@ class DonorCatalog:
         self._max_donors = max_donors
         self._max_per_namespace = max_donors_per_namespace
         self._max_bytes = max_bytes if max_bytes is not None else max_donors * BYTES_PER_DONOR
-        self._max_streams = max_streams
-        self._max_held = max_held
-        self._max_held_per_stream = max_held_per_stream
         self._absent_seconds = absent_seconds
         self._max_age = max_age_seconds
-        self._streams: OrderedDict[StreamKey, Stream] = OrderedDict()
+        self._streams = Streams(
+            is_empty=lambda key: not self._sizes[key],
+            on_end=self._end_donors,
+            max_streams=max_streams,
+            max_held=max_held,
+            max_held_per_stream=max_held_per_stream,
+        )
         self._slots = Slots()
         self._donors: Sharded[str, CatalogDonor] = Sharded()
         self._by_slot: Row[CatalogDonor] = Row()
@@ -87,7 +95,6 @@ class DonorCatalog:
         self._count = 0
         self._on_use = self.touch  # one bound method for all donors
         self._bytes = 0
-        self._held = 0
         self.counts: Counter[str] = Counter()
         """Events by Verdict, and `evicted_full`, `expired`, `quarantined`, `unknown_segment`, `listener_error`."""
 
@@ -97,16 +104,8 @@ class DonorCatalog:
     def apply(self, event: DonorEvent, stored_at: float | None = None) -> Verdict:
         """One event as it was decoded. Never raises; what it did is counted and returned. `stored_at`: when the bus
         stored it, by the clock that `expire` is given; None: now, by `clock`."""
-        key = StreamKey(event.worker_id, event.dp_rank)
-        stream = self._stream(key)
-        if stream is None:
-            return self._counted(Verdict.TOO_MANY_STREAMS)
-        life, held = stream.life, stream.held
-        verdict, ready = stream.admit(event, may_hold=self._held < self._max_held)
-        self._held += stream.held - held
-        if stream.life is not life and life is not None:
-            self._end_donors(key)
-        if not ready:
+        verdict, ready, stream = self._streams.admit(event)
+        if stream is None or not ready:
             return self._counted(verdict)
         at = self._clock() if stored_at is None else stored_at
         outcome = self._apply(stream, ready[0], at)
@@ -119,9 +118,7 @@ class DonorCatalog:
         """No credit until the emitter resets: for a consumer that knows it lost events (a message that could not be decoded)."""
         stream = self._streams.get(StreamKey(worker_id, dp_rank))
         if stream is not None:
-            held = stream.held
-            stream.distrust()
-            self._held += stream.held - held
+            self._streams.distrust(stream)
             self.counts["quarantined"] += 1
 
     def purge_replica(self, worker_wire_id: int, dp_rank: int) -> int:
@@ -139,6 +136,11 @@ class DonorCatalog:
         its own reset arrives; a restarted worker is never scored as warm."""
         stream = self._streams.get(StreamKey(worker_wire_id, dp_rank))
         return stream is not None and stream.come_back(generation)
+
+    def know_ranks(self, worker_wire_id: int, ranks: frozenset[int]) -> None:
+        """The ranks of a live worker's model card: events of others are refused from now on, and what came of them is over. Empty: the
+        worker is not listed, and its ranks are not known."""
+        self._streams.know_ranks(worker_wire_id, ranks)
 
     def get(self, donor_id: str) -> CatalogDonor | None:
         """None also for a donor whose life is over and that merely has not been swept."""
@@ -175,16 +177,10 @@ class DonorCatalog:
         now = self._clock()
         gone = [
             stream
-            for stream in self._streams.values()
+            for stream in self._streams
             if stream.absent_since is not None and now - stream.absent_since >= self._absent_seconds
         ]
-        for stream in gone:
-            if stream.life is None:
-                del self._streams[stream.key]
-                continue
-            self._held -= stream.held
-            stream.forget()
-            self._end_donors(stream.key)
+        self._streams.forget(gone)
         return len(gone)
 
     def expire(self, now: float | None = None, limit: int = 1_000) -> int:
@@ -205,39 +201,26 @@ class DonorCatalog:
         return {
             "donors": self._count,
             "sketch_bytes": self._bytes,
-            "namespaces": self._retention.groups,
-            "held_events": self._held,
+            "namespaces": self._retention.namespaces,
+            "held_events": self._streams.held,
             "counts": dict(self.counts),
             "streams": [
                 {
-                    "worker_id": str(key.worker_id),
-                    "dp_rank": key.dp_rank,
+                    "worker_id": str(stream.key.worker_id),
+                    "dp_rank": stream.key.dp_rank,
                     "generation": stream.generation,
                     "next_event_id": stream.expected,
-                    "donors": self._sizes[key],
+                    "donors": self._sizes[stream.key],
                     "quarantined": stream.quarantined,
                     "absent": stream.absent_since is not None,
                 }
-                for key, stream in list(self._streams.items())[:256]
+                for stream in itertools.islice(self._streams, MAX_ROWS)
             ],
         }
 
     def _counted(self, verdict: Verdict) -> Verdict:
         self.counts[verdict.value] += 1
         return verdict
-
-    def _stream(self, key: StreamKey) -> Stream | None:
-        stream = self._streams.get(key)
-        if stream is not None:
-            self._streams.move_to_end(key)
-            return stream
-        if len(self._streams) >= self._max_streams:
-            silent = next(iter(self._streams))
-            if self._sizes[silent]:
-                return None
-            self._held -= self._streams.pop(silent).held
-        self._streams[key] = Stream(key, self._max_held_per_stream)
-        return self._streams[key]
 
     def _apply(self, stream: Stream, event: DonorEvent, stored_at: float) -> Verdict:
         data = event.data
@@ -327,7 +310,7 @@ class DonorCatalog:
             head = self._of_stream[donor.stream] = self._chains.new()
         self._chains.append(head, donor.slot)
         self._sizes[donor.stream] += 1
-        self._retention.add(donor.namespace_digest_hex, donor.slot)
+        self._retention.add(donor.namespace_digest_hex, donor.stream.worker_id, donor.slot)
         self._expiry.add(donor.slot, donor.ends_at)
         self._bytes += _sketch_bytes(donor)
         self._make_room(donor.namespace_digest_hex)
@@ -356,7 +339,7 @@ class DonorCatalog:
         self._tell(lambda listener: listener.donor_removed(donor.donor_id))
 
     def _unlink(self, donor: CatalogDonor) -> None:
-        self._retention.discard(donor.namespace_digest_hex, donor.slot)
+        self._retention.discard(donor.namespace_digest_hex, donor.stream.worker_id, donor.slot)
         self._expiry.discard(donor.slot)
         self._bytes -= _sketch_bytes(donor)
         self._chains.remove(donor.slot)

@@ -1,75 +1,89 @@
-"""Who has to go when the store is full: the oldest of the largest group that was not used since its last turn.
+"""Who has to go when the store is full: the oldest that was not used since its last turn, of the largest namespace of the largest worker.
 
-Groups are namespaces, so a tenant that floods the store evicts itself. Every operation is O(1) but for a victim's second chances, which are
-bounded, so there is no stall at capacity.
+Shares are by worker first, since a worker may invent namespaces and ranks, but not its name; then by namespace, so a tenant that floods the
+store evicts itself. Every operation is O(1) but for a victim's second chances, which are bounded, and for the choice of a worker within one
+namespace; so there is no stall at capacity.
 """
 
 from __future__ import annotations
 
-from dynamo_semkv.evidence.chains import NOBODY, Chains, Slots
+from collections.abc import Hashable
+from typing import TypeVar
 
+from dynamo_semkv.evidence.chains import NOBODY, Chains, Slots
+from dynamo_semkv.evidence.shares import Sizes
+
+K = TypeVar("K", bound=Hashable)
 SECOND_CHANCES = 8
 
 
 class Retention:
-    """Members, slots of `slots`, by group in order of age. Not thread-safe, but `touch` may be called from any thread."""
+    """Members, slots of `slots`, by namespace and worker in order of age. Not thread-safe, but `touch` may be called from any thread."""
 
     def __init__(self, slots: Slots) -> None:
         self._chains = Chains(slots)
-        self._groups: dict[str, int] = {}
-        """Head of each group's chain."""
+        self._heads: dict[tuple[str, int], int] = {}
+        """Head of the chain of each namespace on each worker."""
+        self._workers: Sizes[int] = Sizes()
+        self._namespaces_of: dict[int, Sizes[str]] = {}
+        self._workers_in: dict[str, dict[int, int]] = {}
+        """Members of each namespace by worker."""
         self._sizes: dict[str, int] = {}
-        self._by_size: dict[int, dict[str, None]] = {}
-        self._largest = 0
         self._used = bytearray()
 
     def __len__(self) -> int:
-        return sum(size * len(groups) for size, groups in self._by_size.items())
+        return self._workers.total
 
-    def size(self, group: str) -> int:
-        return self._sizes.get(group, 0)
+    def size(self, namespace: str) -> int:
+        return self._sizes.get(namespace, 0)
 
     @property
-    def groups(self) -> int:
-        return len(self._groups)
+    def namespaces(self) -> int:
+        return len(self._sizes)
 
-    def add(self, group: str, member: int) -> None:
-        """The youngest of its group; one that is there already keeps its age."""
+    def add(self, namespace: str, worker: int, member: int) -> None:
+        """The youngest of its worker in the namespace; one that is there already keeps its age."""
         if self._chains.linked(member):
             return
-        head = self._groups.get(group)
+        head = self._heads.get((namespace, worker))
         if head is None:
-            head = self._groups[group] = self._chains.new()
+            head = self._heads[namespace, worker] = self._chains.new()
         self._chains.append(head, member)
         if member >= len(self._used):
             self._used.extend(bytes(member + 1 - len(self._used)))
         self._used[member] = 0
-        self._resize(group, 1)
+        self._step(namespace, worker, 1)
 
-    def discard(self, group: str, member: int) -> None:
-        """A member of `group`, or of none."""
+    def discard(self, namespace: str, worker: int, member: int) -> None:
+        """A member of them, or of none."""
         if not self._chains.linked(member):
             return
         self._chains.remove(member)
-        self._resize(group, -1)
-        if not self.size(group):
-            self._chains.end(self._groups.pop(group))
+        self._step(namespace, worker, -1)
+        if worker not in self._workers_in.get(namespace, ()):
+            self._chains.end(self._heads.pop((namespace, worker)))
 
     def touch(self, member: int) -> None:
         """It was good for something: it survives its next turn."""
         if member < len(self._used):
             self._used[member] = 1
 
-    def victim(self, group: str | None = None) -> int | None:
-        """The member to evict next, from `group` or from the largest one; None when there is none. The caller discards it."""
-        if group is None:
-            if not self._largest:
+    def victim(self, namespace: str | None = None) -> int | None:
+        """The member to evict next, of the worker with most, in `namespace` alone or over all; None when there is none. The caller discards
+        it."""
+        if namespace is None:
+            worker = self._workers.largest()
+            if worker is None:
                 return None
-            group = next(iter(self._by_size[self._largest]))
-        head = self._groups.get(group)
-        if head is None:
-            return None
-        for _ in range(min(SECOND_CHANCES, self.size(group))):
+            namespace = self._namespaces_of[worker].largest()
+            assert namespace is not None
+        else:
+            workers = self._workers_in.get(namespace)
+            if workers is None:
+                return None
+            worker = max(workers, key=workers.__getitem__)
+        head = self._heads[namespace, worker]
+        for _ in range(min(SECOND_CHANCES, self._workers_in[namespace][worker])):
             oldest = self._chains.first(head)
             if not self._used[oldest]:
                 return oldest
@@ -79,19 +93,21 @@ class Retention:
         oldest = self._chains.first(head)
         return None if oldest == NOBODY else oldest
 
-    def _resize(self, group: str, by: int) -> None:
-        before = self.size(group)
-        after = before + by
-        if before:
-            peers = self._by_size[before]
-            del peers[group]
-            if not peers:
-                del self._by_size[before]
-        if after:
-            self._by_size.setdefault(after, {})[group] = None
-            self._sizes[group] = after
-        else:
-            del self._sizes[group]
-        # Sizes move by one, so the largest does too.
-        if after > self._largest or (before == self._largest and before not in self._by_size):
-            self._largest = after
+    def _step(self, namespace: str, worker: int, by: int) -> None:
+        self._workers.step(worker, by)
+        namespaces = self._namespaces_of.setdefault(worker, Sizes())
+        namespaces.step(namespace, by)
+        if not namespaces.total:
+            del self._namespaces_of[worker]
+        _step(self._workers_in.setdefault(namespace, {}), worker, by)
+        if not self._workers_in[namespace]:
+            del self._workers_in[namespace]
+        _step(self._sizes, namespace, by)
+
+
+def _step(counts: dict[K, int], key: K, by: int) -> None:
+    after = counts.get(key, 0) + by
+    if after:
+        counts[key] = after
+    else:
+        del counts[key]

@@ -44,6 +44,8 @@ class Verdict(str, Enum):
     MALFORMED_NAMESPACE = "malformed_namespace"
     BAD_SKETCH = "bad_sketch"
     TOO_MANY_STREAMS = "too_many_streams"
+    UNLISTED_RANK = "unlisted_rank"
+    """Of a rank that the worker's model card does not have."""
 
 
 def generation_of(event: DonorEvent) -> str:

@@ -19,7 +19,7 @@ from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import KvEvents, ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import decode_announcement
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.namespace import differing_field
+from dynamo_semkv.contracts.namespace import agreed_namespace, differing_field
 from dynamo_semkv.observe.health import Level, listed
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0
@@ -38,7 +38,8 @@ _STANDINGS = {
     "block_size_mismatch": "the model card and the connector count different tokens per block: set kv_cache_config.tokens_per_block "
     "explicitly, and look whether the attention backend changes it",
     "model_differs": "the worker serves another model than the one this router offers: one router component a model",
-    "namespace_differs": "the workers of one model must be equal in every field of the namespace (weights, dtype, layout, versions)",
+    "namespace_differs": "the workers of one model must be equal in every field of the namespace (weights, dtype, layout, versions); "
+    "while most are, they are advised and the others are not",
     "role_differs": "the worker does not compute the prompts that this router places (a decode worker, say); Dynamo may still choose it. "
     "Start workers of one role at each endpoint, and name it in dynamo.worker_component",
 }
@@ -217,17 +218,18 @@ def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
                 f"{model}: not known to the engine: {', '.join(unknown)}",
                 "nothing is materialized until every field is known: the engine's settings or the model directory must say it",
             )
+        common = agreed_namespace((a.stable_routing_id, a.namespace) for a in replicas.values())
         first_name, first = next(iter(replicas.items()))
-        for name, announcement in replicas.items():
-            field = differing_field(first.namespace, announcement.namespace)
-            if field is not None:
-                yield Finding(
-                    "namespace",
-                    Level.FAIL,
-                    f"{model}: {first_name} and {name} differ in {field}",
-                    _STANDINGS["namespace_differs"],
-                )
-                break
+        reference = common or first.namespace
+        odd = {name: f for name, a in replicas.items() if (f := differing_field(reference, a.namespace)) is not None}
+        if odd and common is not None:
+            told = listed(f"{name} (in {field})" for name, field in odd.items())
+            detail = f"{model}: not the namespace of most workers, so no advice for {told}"
+            yield Finding("namespace", Level.WARN, detail, _STANDINGS["namespace_differs"])
+        elif odd:
+            name, field = next(iter(odd.items()))
+            detail = f"{model}: {first_name} and {name} differ in {field}, and as many workers say the one as the other"
+            yield Finding("namespace", Level.FAIL, detail, _STANDINGS["namespace_differs"])
 
 
 def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:

@@ -100,7 +100,8 @@ def _advice(state: RouterState) -> Check:
     kept_out = [replica for replica in state.replicas if replica.standing != "ok"]
     if not kept_out:
         return Check("advice", Level.OK, "every live replica may be advised")
-    return Check("advice", Level.WARN, f"no advice for {listed({f'{r.name} ({r.standing})' for r in kept_out})}")
+    why = {f"{r.name} ({r.standing}{f': {r.differs_in}' if r.differs_in else ''})" for r in kept_out}
+    return Check("advice", Level.WARN, f"no advice for {listed(why)}")
 
 
 def _bus(state: RouterState) -> Check:

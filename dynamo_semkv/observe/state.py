@@ -27,6 +27,8 @@ class ReplicaStatus:
     stable_routing_id: str | None = None
     standing: str = "ok"
     """Why it may, or may not, be advised: a value of router.replicas.Standing."""
+    differs_in: str | None = None
+    """With `namespace_differs`: the first field in which its namespace is not the common one."""
     model: str | None = None
     generation: str | None = None
     materialization: str | None = None

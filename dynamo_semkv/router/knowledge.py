@@ -34,7 +34,7 @@ from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
 from dynamo_semkv.router.plugins import plugged_scorers
 from dynamo_semkv.router.providers import providers
-from dynamo_semkv.router.replicas import ReplicaDirectory, Standing
+from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import RankLoad
 from dynamo_semkv.router.traced import ClosedRoutes, TracedHistory
 from dynamo_semkv.telemetry.tracing import Tracing
@@ -68,7 +68,9 @@ class Knowledge:
             config.evidence.max_matches,
             min_overlap_tokens=config.evidence.min_overlap_tokens,
         )
-        self.directory = ReplicaDirectory(self.catalog.purge_replica, self.catalog.readmit_replica)
+        self.directory = ReplicaDirectory(
+            self.catalog.purge_replica, self.catalog.readmit_replica, self.catalog.know_ranks
+        )
         self.loads: Mapping[ReplicaKey, RankLoad] = {}
         """Of a moment ago; for the page only, decisions ask Dynamo."""
         self.dynamo: DynamoTokens | None = None
@@ -163,22 +165,18 @@ class Knowledge:
 
     def statuses(self) -> list[ReplicaStatus]:
         """The live replicas as the page, metrics and readiness show them."""
-        standings = self.directory.standings()
-        differ = {
-            model for model, view in self.directory.models().items() if view.standing is Standing.NAMESPACE_DIFFERS
-        }
+        shown = self.directory.shown()
         found = []
         for replica, card in sorted(self.directory.live().items()):
             said, load = self.directory.announcement_of(replica), self.loads.get(replica)
-            standing = standings[replica]
-            if said is not None and said.model in differ and standing is Standing.OK:
-                standing = Standing.NAMESPACE_DIFFERS
+            standing, differs_in = shown[replica]
             found.append(
                 ReplicaStatus(
                     worker_id=replica.worker_id,
                     dp_rank=replica.dp_rank,
                     stable_routing_id=card.stable_routing_id,
                     standing=standing.value,
+                    differs_in=differs_in,
                     model=said.model if said is not None else None,
                     generation=said.generation if said is not None else None,
                     materialization=said.materialization if said is not None else None,

@@ -8,9 +8,9 @@ ever and gets no advice.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -19,16 +19,18 @@ from dynamo_semkv.config.schema import Materialization
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica, check_stable_routing_id, stable_worker_id
-from dynamo_semkv.contracts.namespace import CacheNamespace, differing_field
+from dynamo_semkv.contracts.namespace import CacheNamespace, agreed_namespace, differing_field
+from dynamo_semkv.observe.health import listed
+from dynamo_semkv.router.announcements import Announcements
 from dynamo_semkv.router.runtime_types import ReplicaCard, WorkerRole
 from dynamo_semkv.router.shared_ids import SharedIds
 from dynamo_semkv.scoring.credit import mode_of
 from dynamo_semkv.telemetry.throttled import Throttled
 
-logger = logging.getLogger(__name__)
-_throttled = Throttled(logger)
+_throttled = Throttled(logging.getLogger(__name__))
 
-MAX_ANNOUNCEMENTS = 16_384
+MAX_MODELS = 64
+"""Names that are asked about and remembered: each question beyond is answered anew."""
 
 
 class Standing(str, Enum):
@@ -46,7 +48,7 @@ class Standing(str, Enum):
     MODEL_DIFFERS = "model_differs"
     """Announced for another model than the one that is asked about."""
     NAMESPACE_DIFFERS = "namespace_differs"
-    """The replicas of the model do not agree on one namespace."""
+    """It announces another namespace than most workers of the model; of a model: as many announce one as another."""
     ROLE_DIFFERS = "role_differs"
     """A decode worker beside aggregated ones, say: it does not compute the prompts that this router places."""
 
@@ -59,7 +61,8 @@ class ModelView:
     """Without a request in it. None: no advice, and `standing` says why."""
     eligible: frozenset[ReplicaKey]
     standing: Standing
-    differing_field: str | None = None
+    differing: Mapping[ReplicaKey, str] = field(default_factory=dict)
+    """Replicas whose namespace is not the common one, and the first field in which it differs; without a common one all of them."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -96,27 +99,34 @@ class ReplicaDirectory:
 
     `on_present(wire_worker_id, dp_rank, generation)` is called, possibly again and again, for a live replica that has announced its
     generation. What a replica announced before it went does not count when it comes back: it may be another process by then.
+
+    `on_ranks(wire_worker_id, ranks)` tells which ranks a live worker has by its model card, whenever that changes; none once it is gone.
     """
 
     def __init__(
         self,
         on_removed: Callable[[int, int], object] | None = None,
         on_present: Callable[[int, int, str], object] | None = None,
+        on_ranks: Callable[[int, frozenset[int]], object] | None = None,
     ) -> None:
         self._on_removed = on_removed
+        self._on_ranks = on_ranks
         self._on_present = on_present
         self._public_model: str | None = None
         self._role = WorkerRole.UNKNOWN
         self._live: dict[ReplicaKey, _Known] = {}
         self._by_wire: dict[tuple[int, int], ReplicaKey] = {}
-        self._announced: OrderedDict[StableReplica, ReplicaAnnouncement] = OrderedDict()
+        self.announced = Announcements()
+        self._ranks: dict[int, frozenset[int]] = {}
         self._views: dict[str, ModelView] = {}
+        self._agreed: dict[str, CacheNamespace] = {}
+        """What each model's workers agreed on last: where they are split evenly it goes on."""
         self._places: dict[ReplicaKey, Place] | None = None
         self._cards: dict[ReplicaKey, ReplicaCard] = {}
         self._sights = 0
         self._shared = SharedIds()
         self.counts: Counter[str] = Counter()
-        """`removed`, `unresolved`, `announcement_dropped` and one per Standing that kept a replica from advice."""
+        """`removed`, `unresolved` and one per Standing that kept a replica from advice."""
 
     def serve_as(self, public_model: str, role: WorkerRole = WorkerRole.UNKNOWN) -> None:
         """The name under which this router offers the model (requests carry it, whatever the engines call it), and which workers it is in
@@ -149,6 +159,8 @@ class ReplicaDirectory:
         if not changed:
             return
         self._by_wire = self._wire_names()
+        self.announced.list(known.stable for known in self._live.values() if known.stable is not None)
+        self._tell_ranks()
         self._cards = {replica: known.card for replica, known in self._live.items()}
         self._changed()
         for replica, card in gone.items():
@@ -162,20 +174,19 @@ class ReplicaDirectory:
             self._changed()
 
     def announce(self, announcement: ReplicaAnnouncement) -> None:
-        """The last announcement of a replica stands, whether or not discovery lists it yet."""
+        """The last announcement of a replica stands, whether or not discovery lists it yet; of a live worker, of the ranks on its card."""
         stable = StableReplica(announcement.stable_routing_id, announcement.dp_rank)
-        if self._announced.get(stable) != announcement:
-            self._changed()
-        self._announced[stable] = announcement
-        self._announced.move_to_end(stable)
-        while len(self._announced) > MAX_ANNOUNCEMENTS:
-            self._announced.popitem(last=False)
-            self._changed()
-            self.counts["announcement_dropped"] += 1
+        before = self.announced.get(stable)
+        if not self.announced.put(announcement):
+            return
         wire = wire_id(stable.stable_routing_id)
         replica = self._by_wire.get((wire, stable.dp_rank)) if wire is not None else None
-        if replica is not None:
-            self._present(replica)
+        if replica is None:
+            return
+        # A beat that brings other numbers only changes nothing that is derived.
+        if before is None or _weighed(before) != _weighed(announcement):
+            self._changed()
+        self._present(replica)
 
     def resolve(self, worker_id: int, dp_rank: int) -> ReplicaKey | None:
         """A worker id from the wire -> the live replica: it is either an instance id, or `stable_worker_id` of one.
@@ -216,7 +227,7 @@ class ReplicaDirectory:
         view = self._views.get(model)
         if view is None:
             view = self._view(model)
-            if len(self._views) < 64:
+            if len(self._views) < MAX_MODELS:
                 self._views[model] = view
         return view
 
@@ -226,10 +237,16 @@ class ReplicaDirectory:
     def standings(self, model: str | None = None) -> dict[ReplicaKey, Standing]:
         return {replica: self._standing(replica, model) for replica in self._live}
 
-    def models(self) -> dict[str, ModelView]:
-        """The models that live replicas have announced, by name."""
-        names = sorted({a.model for r in self._live if (a := self._announcement(r)) is not None})
-        return {name: self.view_of(name) for name in names}
+    def shown(self) -> dict[ReplicaKey, tuple[Standing, str | None]]:
+        """The standing of every live replica under the name that clients ask for; with NAMESPACE_DIFFERS the first field that differs."""
+        found: dict[ReplicaKey, tuple[Standing, str | None]] = {
+            replica: (standing, None) for replica, standing in self.standings().items()
+        }
+        announced = {said.model for replica in self._live if (said := self._announcement(replica)) is not None}
+        for model in {self._public_model} if self._public_model is not None else announced:
+            for replica, name in self.view_of(model).differing.items():
+                found[replica] = (Standing.NAMESPACE_DIFFERS, name)
+        return found
 
     def _changed(self) -> None:
         self._views.clear()
@@ -243,8 +260,7 @@ class ReplicaDirectory:
         return Place(known.card, stable, name, mode, self.fits(known.card))
 
     def _announcement(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
-        stable = self.stable_of(replica)
-        return self._announced.get(stable) if stable is not None else None
+        return self.announced.get(self.stable_of(replica))
 
     def _standing(self, replica: ReplicaKey, model: str | None) -> Standing:
         known = self._live[replica]
@@ -265,32 +281,49 @@ class ReplicaDirectory:
         return Standing.OK
 
     def _view(self, model: str) -> ModelView:
-        namespaces: dict[ReplicaKey, CacheNamespace] = {}
+        said: dict[ReplicaKey, ReplicaAnnouncement] = {}
         kept_out: Counter[Standing] = Counter()
         for replica, standing in sorted(self.standings(model).items()):
             announcement = self._announcement(replica)
             if standing is Standing.OK and announcement is not None:
-                namespaces[replica] = announcement.namespace
+                said[replica] = announcement
             else:
                 kept_out[standing] += 1
                 if standing is not Standing.MODEL_DIFFERS:
                     self.counts[standing.value] += 1
-        if not namespaces:
+        if not said:
             reason = kept_out.most_common(1)[0][0] if kept_out else Standing.UNANNOUNCED
             return ModelView(None, frozenset(), reason)
-        first = next(iter(namespaces.values()))
-        for namespace in namespaces.values():
-            field = differing_field(first, namespace)
-            if field is not None:
-                self.counts[Standing.NAMESPACE_DIFFERS.value] += 1
-                _throttled.warning(
-                    "replicas of model %r announce different namespaces: first differing field %s; no advice for it until "
-                    "they agree",
-                    model,
-                    field,
-                )
-                return ModelView(None, frozenset(), Standing.NAMESPACE_DIFFERS, field)
-        return ModelView(first, frozenset(namespaces), Standing.OK)
+        return self._agree(model, said)
+
+    def _agree(self, model: str, said: Mapping[ReplicaKey, ReplicaAnnouncement]) -> ModelView:
+        before = self._agreed.get(model)
+        common = agreed_namespace(((it.stable_routing_id, it.namespace) for it in said.values()), before)
+        reference = common or next(iter(said.values())).namespace
+        differing = {
+            replica: name
+            for replica, it in said.items()
+            if (name := differing_field(reference, it.namespace)) is not None
+        }
+        if differing:
+            self._tell(model, common, differing)
+        if common is None:
+            everybody = dict.fromkeys(said, next(iter(differing.values())))
+            return ModelView(None, frozenset(), Standing.NAMESPACE_DIFFERS, everybody)
+        if model in self._agreed or len(self._agreed) < MAX_MODELS:
+            self._agreed[model] = common
+        return ModelView(common, frozenset(said.keys() - differing.keys()), Standing.OK, differing)
+
+    def _tell(self, model: str, common: CacheNamespace | None, differing: Mapping[ReplicaKey, str]) -> None:
+        self.counts[Standing.NAMESPACE_DIFFERS.value] += 1
+        told = listed(f"{self.places()[replica].name} in {name}" for replica, name in differing.items())
+        _throttled.warning(
+            "model %r: replicas announce different namespaces: %s; no advice for %s",
+            model,
+            told,
+            "it until most workers agree" if common is None else "these, the others are most and go on",
+            key=told,
+        )
 
     def _wire_names(self) -> dict[tuple[int, int], ReplicaKey]:
         names: dict[tuple[int, int], ReplicaKey] = {}
@@ -303,15 +336,24 @@ class ReplicaDirectory:
         names.update({(replica.worker_id, replica.dp_rank): replica for replica in self._live})
         return names
 
+    def _tell_ranks(self) -> None:
+        before, ranks = self._ranks, defaultdict[int, set[int]](set)
+        for worker_id, dp_rank in self._by_wire:
+            ranks[worker_id].add(dp_rank)
+        self._ranks = {worker_id: frozenset(found) for worker_id, found in ranks.items()}
+        if self._on_ranks is None:
+            return
+        for worker_id in before.keys() | self._ranks.keys():
+            now = self._ranks.get(worker_id, frozenset())
+            if now != before.get(worker_id, frozenset()):
+                self._on_ranks(worker_id, now)
+
     def _removed(self, replica: ReplicaKey, card: ReplicaCard) -> None:
         self.counts["removed"] += 1
         names = [replica.worker_id]
         stable = card.stable_routing_id
         if stable is not None and (wire := wire_id(stable)) is not None:
             names.append(wire)
-            if (wire, replica.dp_rank) not in self._by_wire:
-                self._announced.pop(StableReplica(stable, replica.dp_rank), None)
-                self._changed()
         for name in names:
             if (name, replica.dp_rank) not in self._by_wire and self._on_removed is not None:
                 self._on_removed(name, replica.dp_rank)
@@ -323,6 +365,11 @@ class ReplicaDirectory:
         for name in (replica.worker_id, wire_id(announcement.stable_routing_id)):
             if name is not None:
                 self._on_present(name, replica.dp_rank, announcement.generation)
+
+
+def _weighed(said: ReplicaAnnouncement) -> tuple[object, ...]:
+    """What views and places are made of."""
+    return said.namespace, said.model, said.materialization
 
 
 def wire_id(stable_routing_id: str) -> int | None:

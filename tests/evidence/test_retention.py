@@ -17,15 +17,15 @@ class Named:
         self.retention = Retention(self.slots)
         self.slot: dict[str, int] = {}
 
-    def add(self, group: str, name: str) -> None:
+    def add(self, group: str, name: str, worker: int = 0) -> None:
         if name not in self.slot:
             self.slot[name] = self.slots.take()
-        self.retention.add(group, self.slot[name])
+        self.retention.add(group, worker, self.slot[name])
 
-    def discard(self, group: str, name: str) -> None:
+    def discard(self, group: str, name: str, worker: int = 0) -> None:
         """As the catalog does it: who leaves gives its slot back."""
         if name in self.slot:
-            self.retention.discard(group, self.slot[name])
+            self.retention.discard(group, worker, self.slot[name])
             self.slots.give_back(self.slot.pop(name))
 
     def touch(self, name: str) -> None:
@@ -67,7 +67,7 @@ def test_the_largest_group_follows_arrivals_and_departures() -> None:
     retention.discard("b", "p")
     retention.discard("b", "q")
     assert retention.victim() == "z"
-    assert (len(retention), retention.retention.groups) == (1, 1)
+    assert (len(retention), retention.retention.namespaces) == (1, 1)
 
 
 def test_use_buys_one_turn() -> None:
@@ -106,6 +106,54 @@ def test_a_slot_that_comes_back_has_no_use_to_its_name() -> None:
     retention.discard("a", "y")
     retention.add("a", "w")
     assert retention.victim() == "z"
+
+
+def test_a_worker_that_invents_namespaces_gives_up_its_own() -> None:
+    retention = Named()
+    for member in "xyz":
+        retention.add("common", member, worker=1)
+    for number in range(4):
+        retention.add(f"invented{number}", f"i{number}", worker=2)
+    assert retention.victim() == "i0"
+    assert retention.victim("common") == "x"
+
+
+def test_in_one_namespace_the_worker_with_most_of_it_gives_up_its_own() -> None:
+    retention = Named()
+    retention.add("a", "old", worker=1)
+    for member in "xyz":
+        retention.add("a", member, worker=2)
+    assert retention.victim() == retention.victim("a") == "x"
+    for member in "xyz":
+        retention.discard("a", member, worker=2)
+    assert retention.victim("a") == "old"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.integers(0, 5), st.booleans())))
+def test_victims_are_of_a_worker_with_most(steps: list[tuple[int, str, int, bool]]) -> None:
+    retention = Named()
+    has: dict[tuple[int, str], set[str]] = {}
+    for worker, group, number, adds in steps:
+        member = f"{worker}{group}{number}"
+        members = has.setdefault((worker, group), set())
+        if adds:
+            retention.add(group, member, worker)
+            members.add(member)
+        else:
+            retention.discard(group, member, worker)
+            members.discard(member)
+        total = {w: sum(len(m) for (owner, _), m in has.items() if owner == w) for w in range(3)}
+        victim = retention.victim()
+        if not any(total.values()):
+            assert victim is None
+            continue
+        assert victim is not None
+        of, in_group = int(victim[0]), victim[1]
+        assert total[of] == max(total.values())
+        assert len(has[of, in_group]) == max(len(m) for (owner, _), m in has.items() if owner == of)
+        here = retention.victim(in_group)
+        assert here is not None
+        assert len(has[int(here[0]), in_group]) == max(len(m) for (_, g), m in has.items() if g == in_group)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(["add", "discard", "touch"]))))

@@ -105,6 +105,13 @@ CASES: list[tuple[BusInspection, dict[str, Any] | None, str, Level, str]] = [
     ),
     (bus(announcement(version="9.0"), announcement("w-b")), None, "announcements", Level.WARN, "9.0"),
     (bus(announcement(), announcement("w-b", namespace=WRONG)), None, "namespace", Level.FAIL, "kv_dtype"),
+    (
+        bus(announcement(), announcement("w-b", namespace=WRONG), announcement("w-c")),
+        None,
+        "namespace",
+        Level.WARN,
+        "no advice for w-b/0 (in kv_dtype)",
+    ),
     (bus(announcement(namespace=UNKNOWN)), None, "namespace", Level.WARN, "tokenizer"),
     (bus(announcement(materialization="off")), None, "materialization", Level.WARN, "w-a/0"),
     (

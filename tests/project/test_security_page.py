@@ -40,7 +40,7 @@ def value(path: str, name: str) -> int:
         ("router/desk.py", "MAX_TOKENS", "1,048,576 tokens"),
         ("router/desk.py", "LARGE_AT_ONCE", "two large ones"),
         ("router/attempts.py", "MAX_REQUESTS", "16,384 remembered"),
-        ("router/replicas.py", "MAX_ANNOUNCEMENTS", "16,384 replicas"),
+        ("router/announcements.py", "MAX_WAITING", "16,384 of replicas"),
         ("router/runtime_cards.py", "MAX_RANKS", "1,024 ranks"),
         ("outcome/totals.py", "MAX_DECISIONS", "first 64"),
         ("dashboard/server.py", "MAX_WATCHERS", "32 watchers"),

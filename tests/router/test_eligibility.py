@@ -73,7 +73,7 @@ def busy(made: Rig) -> None:
         (dead, "donor_unreachable"),
         (unannounced, "donor_unreachable"),
         (other_model, "donor_unreachable"),
-        (other_namespace, "namespace_differs"),
+        (other_namespace, "donor_unreachable"),
         (decodes, "donor_unreachable"),
         (busy, "donor_unreachable"),
     ],

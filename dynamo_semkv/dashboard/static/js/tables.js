@@ -79,7 +79,7 @@ function replicas(s) {
         "tr",
         { class: row.live ? null : "gone" },
         cell("Replica", {}, h("span", {}, h("b", {}, row.name), row.worker_id ? h("small", { class: "mono", title: "Changes when the worker starts again" }, `Dynamo instance ${row.worker_id}`) : null)),
-        cell("State", {}, h("span", {}, badge(state, kind), row.materialization ? h("small", {}, `loads: ${row.materialization}`) : null, row.problem ? h("small", {}, row.problem) : null)),
+        cell("State", {}, h("span", {}, badge(state, kind), row.materialization ? h("small", {}, `loads: ${row.materialization}`) : null, row.differs_in ? h("small", {}, `in ${row.differs_in}`) : null, row.problem ? h("small", {}, row.problem) : null)),
         cell("Placed", { class: "num" }, h("span", {}, f.compact(row.placed_tokens), h("small", {}, f.plural(row.placed_requests, "request", "requests")), bar(f.share(row.placed_tokens, placedTotal), "placed"))),
         cell("Served", { class: "num" }, f.count(row.served_requests)),
         cell("Confirmed", { class: "num" }, h("span", {}, f.compact(row.confirmed_tokens), h("small", {}, "tokens"), bar(f.share(row.confirmed_tokens, confirmedTotal), "materialized"))),

@@ -1,0 +1,138 @@
+"""Streams: the event streams of all emitters, with room that no worker can take from the others.
+
+A worker whose model card is known has the ranks of the card and no other. Before that, and of workers that nobody lists, streams and held
+events are bounded in sum, and whoever has most of them gives up first: an emitter that invents ranks pushes out its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+from dynamo_semkv.contracts.donor_events import DonorEvent
+from dynamo_semkv.evidence.donor import StreamKey
+from dynamo_semkv.evidence.shares import Shares
+from dynamo_semkv.evidence.stream import Stream, Verdict
+
+
+class Streams:
+    """`is_empty(key)`: a stream has no donors, so nothing is lost with it. `on_end(key)`: its donors so far are over."""
+
+    def __init__(
+        self,
+        *,
+        is_empty: Callable[[StreamKey], bool],
+        on_end: Callable[[StreamKey], object],
+        max_streams: int,
+        max_held: int,
+        max_held_per_stream: int,
+    ) -> None:
+        self._is_empty = is_empty
+        self._on_end = on_end
+        self._max_streams = max_streams
+        self._max_held = max_held
+        self._max_held_per_stream = max_held_per_stream
+        self._of: OrderedDict[StreamKey, Stream] = OrderedDict()
+        self._room: Shares[int, int] = Shares()
+        self._held: dict[int, int] = {}
+        """Events that came too early, by worker."""
+        self._ranks: dict[int, frozenset[int]] = {}
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._of.values())
+
+    @property
+    def held(self) -> int:
+        return sum(self._held.values())
+
+    def get(self, key: StreamKey) -> Stream | None:
+        return self._of.get(key)
+
+    def admit(self, event: DonorEvent) -> tuple[Verdict, list[DonorEvent], Stream | None]:
+        """`Stream.admit` of the emitter's own stream, which is made if there is room; None if there is none for it."""
+        key = StreamKey(event.worker_id, event.dp_rank)
+        ranks = self._ranks.get(key.worker_id)
+        if ranks is not None and key.dp_rank not in ranks:
+            return Verdict.UNLISTED_RANK, [], None
+        stream = self._of.get(key) or self._new(key)
+        if stream is None:
+            return Verdict.TOO_MANY_STREAMS, [], None
+        self._of.move_to_end(key)
+        self._room.use(*key)
+        life, held = stream.life, stream.held
+        verdict, ready = stream.admit(event, may_hold=self._may_hold(key))
+        self._count_held(key.worker_id, stream.held - held)
+        if stream.life is not life and life is not None:
+            self._on_end(key)
+        return verdict, ready, stream
+
+    def know_ranks(self, worker_id: int, ranks: frozenset[int]) -> None:
+        """The ranks that a live worker has by its model card; what came of others is over. Empty: it is not listed, nobody knows."""
+        if not ranks:
+            self._ranks.pop(worker_id, None)
+            return
+        self._ranks[worker_id] = ranks
+        for rank in self._room.of(worker_id):
+            if rank not in ranks:
+                self.drop(StreamKey(worker_id, rank))
+
+    def distrust(self, stream: Stream) -> None:
+        held = stream.held
+        stream.distrust()
+        self._count_held(stream.key.worker_id, -held)
+
+    def forget(self, streams: Iterable[Stream]) -> None:
+        """Of workers that are gone for good: late events of theirs are refused, and the next time the stream goes too."""
+        for stream in streams:
+            if stream.life is None:
+                self.drop(stream.key)
+                continue
+            self._count_held(stream.key.worker_id, -stream.held)
+            stream.forget()
+            self._on_end(stream.key)
+
+    def drop(self, key: StreamKey) -> None:
+        stream = self._of.pop(key)
+        self._room.drop(*key)
+        self._count_held(key.worker_id, -stream.held)
+        if stream.life is not None:
+            stream.life.end()
+            self._on_end(key)
+
+    def _new(self, key: StreamKey) -> Stream | None:
+        if len(self._of) >= self._max_streams and not self._make_room(key.worker_id):
+            return None
+        self._of[key] = Stream(key, self._max_held_per_stream)
+        return self._of[key]
+
+    def _make_room(self, worker_id: int) -> bool:
+        """Whoever would still have as many as the newcomer gives one up; else one without donors may go."""
+        victim = self._room.victim()
+        if victim is not None and (
+            victim[0] == worker_id or self._room.sizes.most > self._room.sizes.of(worker_id) + 1
+        ):
+            self.drop(StreamKey(*victim))
+            return True
+        silent = next(iter(self._of))
+        if not self._is_empty(silent):
+            return False
+        self.drop(silent)
+        return True
+
+    def _may_hold(self, key: StreamKey) -> bool:
+        """There is room, or another worker holds so much more that it gives up what it holds of one stream."""
+        if self.held < self._max_held:
+            return True
+        greedy = max(self._held, key=self._held.__getitem__)
+        if self._held[greedy] <= self._held.get(key.worker_id, 0) + 1:
+            return False
+        streams = (self._of[StreamKey(greedy, rank)] for rank in self._room.of(greedy))
+        self.distrust(max(streams, key=lambda stream: stream.held))
+        return True
+
+    def _count_held(self, worker_id: int, by: int) -> None:
+        after = self._held.get(worker_id, 0) + by
+        if after:
+            self._held[worker_id] = after
+        else:
+            self._held.pop(worker_id, None)
