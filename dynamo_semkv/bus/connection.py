@@ -18,7 +18,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from dynamo_semkv.bus.access_files import credentials, tls_context
-from dynamo_semkv.bus.server_version import objection, version_of
+from dynamo_semkv.bus.server_check import objection, version_of
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.telemetry.throttled import Throttled
 
@@ -139,8 +139,7 @@ class Connection:
 
     def _see_version(self, client: Client) -> None:
         """Warns once of a server that our permissions may not hold on."""
-        version = version_of(client)
-        words = objection(*version) if version is not None else None
+        words = objection(version_of(client))
         if words is not None and not self._version_logged:
             _log.warning("bus %s: %s at %s; see docs/security.md", self._name, words, self._shown_urls())
         self._version_logged = words is not None

@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from dynamo_semkv.bus.connection import connect_once
-from dynamo_semkv.bus.server_version import version_of
+from dynamo_semkv.bus.server_check import is_strict, version_of
 from dynamo_semkv.bus.streams import STREAMS, SUBJECTS
 from dynamo_semkv.bus.subscriber import BusSubscriber, Message
 from dynamo_semkv.config.schema import BusConfig
@@ -33,6 +33,8 @@ class StreamSeen:
     max_age_seconds: float
     max_bytes: int
     replicas: int
+    guarded: bool = True
+    """Nobody can purge it or delete a message of it."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class BusInspection:
     """The error is that nobody here knows the broker's name."""
     server_version: tuple[int, int] | None = None
     """Major and minor number of the nats-server that answered."""
+    strict: bool | None = None
+    """Whether it refuses requests of JetStream that it does not understand; None: it did not say."""
     jetstream_error: str | None = None
     streams: dict[str, StreamSeen | None] = field(default_factory=dict)
     """None: it does not exist. Absent: this user may not ask."""
@@ -73,6 +77,7 @@ async def inspect(settings: BusConfig) -> BusInspection:
                 return found
             if found.streams.get(stream, ...) is None:
                 await _ask_who_has_its_subjects(client, stream, found)
+        found.strict = await is_strict(client)
     finally:
         await client.close()
     if found.streams.get(subjects.ANNOUNCEMENT_STREAM) is not None:
@@ -102,7 +107,11 @@ async def _ask(client: Client, stream: str, found: BusInspection, inbox_prefix: 
             return
         config, state = said["config"], said["state"]
         found.streams[stream] = StreamSeen(
-            int(state["messages"]), config["max_age"] / 1e9, int(config["max_bytes"]), int(config["num_replicas"])
+            int(state["messages"]),
+            config["max_age"] / 1e9,
+            int(config["max_bytes"]),
+            int(config["num_replicas"]),
+            guarded=config.get("deny_purge") is True and config.get("deny_delete") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         found.jetstream_error = f"an answer that is none of JetStream's ({type(error).__name__})"

@@ -11,6 +11,7 @@ from nats.aio.client import Client
 
 from dynamo_semkv.bus.connection import connect_once
 from dynamo_semkv.bus.refusals import words_of
+from dynamo_semkv.bus.server_check import LENIENT, is_strict, objection, version_of
 from dynamo_semkv.bus.streams import STREAMS, ensure_streams
 from dynamo_semkv.config.schema import BusConfig
 
@@ -18,7 +19,7 @@ _API_SECONDS = 5.0
 
 
 class BusError(RuntimeError):
-    """The broker is away, refuses us or has no JetStream; the message says which, and at what address."""
+    """The broker is away, refuses us, has no JetStream, is too old or not strict; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,17 @@ async def set_up(settings: BusConfig) -> list[StreamFound]:
     except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
         raise BusError(f"bus.url: no connection ({type(error).__name__}: {error})") from error
     try:
+        old = objection(version_of(client))
+        if old is not None:
+            raise BusError(f"{old}; see docs/security.md")
         js = client.jetstream(timeout=_API_SECONDS)
         refused = await ensure_streams(js, msgspec.structs.replace(settings, manage_streams=True))
         if refused:
             told = "; ".join(f"{stream}: {words_of(error)}" for stream, error in refused.items())
             raise BusError(f"JetStream refused {told}")
         found = [await js.stream_info(name) for name in STREAMS]
+        if await is_strict(client) is False:
+            raise BusError(f"the streams are made, but {LENIENT}; see docs/security.md")
     except asyncio.TimeoutError as error:
         raise BusError(
             "no answer from JetStream: is it on (`jetstream {}` in the server's configuration), may this user use it, and is "

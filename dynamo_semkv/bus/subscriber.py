@@ -25,6 +25,7 @@ from nats.js import errors as js_errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
+from dynamo_semkv.bus.server_check import LENIENT, is_strict
 from dynamo_semkv.bus.streams import ensure_streams
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.codec import decode_pack
@@ -147,6 +148,7 @@ class BusSubscriber:
         self._core: list[_CoreSubscription] = []
         self._counts = _Counts()
         self._added = asyncio.Event()
+        self._strictness_seen = False
 
     async def start(self) -> None:
         """Returns at once, broker or not; connects in the background until `close()`."""
@@ -251,6 +253,7 @@ class BusSubscriber:
         """One consumer from here on; returns only by raising."""
         loop = asyncio.get_running_loop()
         state = await js.stream_info(subscription.stream)
+        await self._see_strictness(client)
         self._place(subscription, state)
         follow = _Follow(loop.create_future(), active_at=loop.time(), turn_at=loop.time())
         inbox = client.new_inbox()
@@ -278,6 +281,13 @@ class BusSubscriber:
             follow.failed.cancel()
             if not client.is_closed:
                 await listening.unsubscribe()
+
+    async def _see_strictness(self, client: Client) -> None:
+        """Once: who only listens to subjects that are not kept may not ask, and never comes here."""
+        if not self._strictness_seen:
+            self._strictness_seen = True
+            if await is_strict(client) is False:
+                _log.warning("bus %s: %s; see docs/security.md", self._name, LENIENT)
 
     def _place(self, subscription: _StreamSubscription, info: StreamInfo) -> None:
         """Fix where to go on, given what the stream is now."""

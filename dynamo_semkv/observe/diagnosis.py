@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.bus.inspection import BusInspection
-from dynamo_semkv.bus.server_version import advice, objection
+from dynamo_semkv.bus.server_check import LENIENT, objection
 from dynamo_semkv.config.schema import Config, Materialization
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import KvEvents, ReplicaAnnouncement
@@ -126,15 +126,13 @@ def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
 
 
 def _server_version(bus: BusInspection) -> Iterator[Finding]:
-    if bus.server_version is None:
-        return
-    old, lax = objection(*bus.server_version), advice(*bus.server_version)
+    old = objection(bus.server_version)
     if old is not None:
         yield Finding(
             "broker", Level.FAIL, old, "upgrade nats-server: docs/security.md says what an older one lets a worker do"
         )
-    elif lax is not None:
-        yield Finding("broker", Level.WARN, lax, "set it, as deploy/nats/nats.conf does, or run 2.12 or newer")
+    elif bus.strict is False:
+        yield Finding("broker", Level.FAIL, LENIENT, "set it, as deploy/nats/nats.conf does")
 
 
 def _stream_limits(config: Config, bus: BusInspection) -> Iterator[Finding]:
@@ -153,6 +151,10 @@ def _stream_limits(config: Config, bus: BusInspection) -> Iterator[Finding]:
         )
     else:
         yield Finding("streams", Level.OK, f"{len(bus.streams)} streams")
+    bare = [name for name, seen in bus.streams.items() if seen is not None and not seen.guarded]
+    if bare:
+        remedy = "`dynamo_semkv setup-bus` sets deny_purge and deny_delete"
+        yield Finding("streams", Level.FAIL, f"their messages can be purged or deleted: {', '.join(bare)}", remedy)
 
 
 def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Finding]:

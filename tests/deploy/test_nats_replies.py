@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
 
 from dynamo_semkv.bus.publisher import BusPublisher
-from dynamo_semkv.bus.setup import set_up
+from dynamo_semkv.bus.setup import BusError, set_up
 from dynamo_semkv.bus.streams import STREAMS
+from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import StableReplica
 from tests.bus.waiting import until
@@ -104,6 +106,75 @@ async def test_no_reply_of_a_worker_reaches_a_stream_an_api_or_another_worker(br
         "the last of each replica, and of no other"
     )
     assert heard == [(subjects.hints(OTHER), b"a hint")]
+
+
+async def test_a_trace_that_a_worker_asks_for_reaches_no_one_else(broker: Broker) -> None:
+    """`Nats-Trace-Dest` names one more subject on which the broker speaks; older servers hold it against no permission."""
+    heard: list[tuple[str, bytes]] = []
+
+    async def hear(message: Any) -> None:
+        heard.append((message.subject, message.data))
+
+    worker, other, reader = [await connected(broker, user) for user in ("worker-0", "worker-1", "semkv-router")]
+    try:
+        for client, subject in (
+            (other, subjects.hints(OTHER)),
+            (other, "_INBOX_worker-1.>"),
+            (reader, "_INBOX_router.>"),
+        ):
+            await client.subscribe(subject, cb=hear)
+            await client.flush()
+        before = await stored(broker)
+        for target in (reply for reply in REPLIES if not reply.startswith("$")):
+            for more in ({}, {"Nats-Trace-Only": "true"}):
+                await worker.publish(subjects.reports(MINE), b"traced", headers={"Nats-Trace-Dest": target, **more})
+        assert (await worker.request(subjects.reports(MINE), b"last", timeout=30.0)).data
+        for client in (other, reader):
+            await client.flush()
+        after = await stored(broker)
+    finally:
+        for client in (worker, other, reader):
+            await client.close()
+    assert heard == []
+    assert {**after, "SEMKV_REPORTS": 0} == {**before, "SEMKV_REPORTS": 0}
+
+
+async def test_a_router_s_reply_removes_nothing(broker: Broker) -> None:
+    """It shares the account of the streams, so its replies reach JetStream, which obeys none of them."""
+    router = await connected(broker, "semkv-router")
+    try:
+        for n in range(3):
+            await router.request(subjects.routes("router-2"), b"route %d" % n, timeout=30.0)
+        before = await stored(broker)
+        calls = [reply for reply in REPLIES if reply.startswith("$JS.")]
+        for reply in calls:
+            await router.publish(subjects.routes("router-2"), b"", reply=reply)
+        await router.request(subjects.routes("router-2"), b"last", timeout=30.0)
+        after = await stored(broker)
+    finally:
+        await router.close()
+    assert after == {**before, "SEMKV_ROUTES": before["SEMKV_ROUTES"] + len(calls) + 1}
+
+
+@pytest.mark.parametrize("server", sorted(nats_example.SERVERS))
+async def test_streams_outlive_a_forged_purge_where_nothing_else_stops_it(server: str, tmp_path: Path) -> None:
+    """One account for all and a lenient server, as a fleet's own broker may be: what the streams themselves refuse is left."""
+    (tmp_path / "nats.conf").write_text("jetstream { store_dir: $SEMKV_NATS_STORE, strict: false }")
+    with nats_example.running(tmp_path / "nats.conf", tmp_path, server=server) as broker:
+        settings = BusConfig(url=f"nats://127.0.0.1:{broker.port}", stream_max_bytes=16 * 2**20)
+        with pytest.raises(BusError, match=r"the streams are made, but .*strict: true"):
+            await set_up(settings)
+        client = await nats.connect(settings.url, allow_reconnect=False)
+        try:
+            for n in range(3):
+                await client.request(subjects.routes("router-1"), b"route %d" % n, timeout=30.0)
+            for call in ("PURGE", "MSG.DELETE"):
+                await client.publish(subjects.reports(MINE), b"", reply=f"$JS.API.STREAM.{call}.SEMKV_ROUTES")
+            await client.request(subjects.reports(MINE), b"last", timeout=30.0)
+            info = await client.jetstream().stream_info("SEMKV_ROUTES")
+        finally:
+            await client.close()
+    assert (info.state.messages, info.state.first_seq) == (3, 1)
 
 
 async def test_nobody_purges_a_stream(broker: Broker) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dynamo_semkv.bus.inspection import BusInspection, _ask
+from dynamo_semkv.bus.server_check import is_strict
 from dynamo_semkv.cli import explain_view, status_view
 from dynamo_semkv.cli.page import Page, PageError
 from dynamo_semkv.config.load import build
@@ -144,6 +145,7 @@ def test_any_answer_of_the_broker(raw: bytes) -> None:
     found = BusInspection("h:1")
     asyncio.run(_ask(Broker(), "S", found, "_INBOX"))  # type: ignore[arg-type]
     assert found.jetstream_error is not None or "S" in found.streams
+    assert asyncio.run(is_strict(Broker())) in (True, False, None)  # type: ignore[arg-type]
 
 
 SNAPSHOT = json.loads(json.dumps(build_snapshot(fake_state(fake_history(5)))))

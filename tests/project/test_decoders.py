@@ -20,6 +20,7 @@ ROUTER, BUS, CONNECTOR = (f"tests/fuzz/test_{name}_inputs.py" for name in ("rout
 TESTED = {
     "dynamo_semkv/bus/acks.py": (BUS, "test_any_acknowledgement"),
     "dynamo_semkv/bus/inspection.py": (ROUTER, "test_any_answer_of_the_broker"),
+    "dynamo_semkv/bus/server_check.py": (ROUTER, "test_any_answer_of_the_broker"),
     "dynamo_semkv/cli/page.py": (ROUTER, "test_any_bytes_of_a_page"),
     "dynamo_semkv/config/forms.py": ("tests/fuzz/test_configuration.py", "test_any_text_of_a_form"),
     "dynamo_semkv/config/load.py": ("tests/fuzz/test_configuration.py", "test_any_tree"),
