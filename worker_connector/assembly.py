@@ -40,7 +40,7 @@ from worker_connector.rank import Rank
 from worker_connector.rank_disk import DiskPlace
 from worker_connector.rank_endpoint import RankEndpoint
 from worker_connector.ranks import rank_of, world_of
-from worker_connector.settings import Settings, load_settings
+from worker_connector.settings import Settings, load_settings, tell_settings
 from worker_connector.sink import ReportSink
 from worker_connector.weights_print import weights_print
 
@@ -121,6 +121,7 @@ class LeaderParts:
 def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     """The real thing: bus, background thread, hint listener. Raises Refused or ContractError at bring-up."""
     settings = load_settings(llm_args, env)
+    tell_settings("the leader", settings)
     publisher = BusPublisher(settings.bus, f"connector-{settings.stable_routing_id}")
     background = Background(
         f"connector-{settings.stable_routing_id}",
@@ -224,7 +225,9 @@ def _leader(
 
 
 def assemble_rank(llm_args: Any, env: Mapping[str, str]) -> Rank:
-    return assemble_rank_with(llm_args, load_settings(llm_args, env), env=env)
+    settings = load_settings(llm_args, env)
+    tell_settings("a rank", settings)
+    return assemble_rank_with(llm_args, settings, env=env)
 
 
 def assemble_rank_with(

@@ -47,6 +47,8 @@ class Settings:
     salt_key: bytes
     stable_routing_id: str
     config_hash: str
+    told: str = ""
+    """Which configuration this is, in words."""
     otlp_endpoint: str | None = None
     """`observe.otlp_endpoint`."""
     fetch_secret: bytes | None = None
@@ -68,6 +70,13 @@ class Settings:
     def donor_ttl(self) -> float:
         """Seconds for which a registration holds unless it is said again."""
         return self.restate_seconds * RESTATES_PER_TTL
+
+
+def tell_settings(who: str, settings: Settings) -> None:
+    """At the start of a leader and of a rank. Where nobody has configured logging, as in the process of TensorRT-LLM's executor, Python
+    writes nothing below a warning."""
+    level = logging.INFO if _log.hasHandlers() else logging.WARNING
+    _log.log(level, "semkv connector: %s of %s runs %s", who, settings.stable_routing_id, settings.told)
 
 
 def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
@@ -104,6 +113,7 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
         salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),
         stable_routing_id=stable,
         config_hash=loaded.hash,
+        told=loaded.told,
         otlp_endpoint=config.observe.otlp_endpoint,
         fetch_secret=_fetch_secret(config.connector),
         max_donor_age=config.evidence.max_donor_age,
@@ -111,21 +121,27 @@ def load_settings(llm_args: Any, env: Mapping[str, str]) -> Settings:
     if settings.exact:
         refuse_unsupported(llm_args)
         _refuse_slabs_beyond(total_memory(), settings.connector.slab_bytes, llm_args)
-        _refuse_if(
-            settings.connector.async_load_min_tokens is not None and world_of(llm_args) > 1,
-            "connector.async_load_min_tokens",
-            settings.connector.async_load_min_tokens,
-            "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills them",
-            "set it to null",
-        )
-        _refuse_if(
-            settings.fetch_secret is not None and world_of(llm_args) > 1,
-            "connector.fetch.enabled",
-            True,
-            "under tensor parallelism a block is spread over the slabs of several ranks, which would have to pull their shards in step",
-            "set it to false",
-        )
+        _refuse_under_tensor_parallelism(settings, llm_args)
     return settings
+
+
+def _refuse_under_tensor_parallelism(settings: Settings, llm_args: Any) -> None:
+    if world_of(llm_args) == 1:
+        return
+    _refuse_if(
+        settings.connector.async_load_min_tokens is not None,
+        "connector.async_load_min_tokens",
+        settings.connector.async_load_min_tokens,
+        "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills them",
+        "set it to null",
+    )
+    _refuse_if(
+        settings.fetch_secret is not None,
+        "connector.fetch.enabled",
+        True,
+        "under tensor parallelism a block is spread over the slabs of several ranks, which would have to pull their shards in step",
+        "set it to false",
+    )
 
 
 def _fetch_secret(config: ConnectorConfig) -> bytes | None:

@@ -42,6 +42,17 @@ class Loaded(NamedTuple):
     """The file by itself."""
     warnings: tuple[str, ...] = ()
     """What is no error and not meant either: `SEMKV_*` variables that mean nothing, numbers that do not fit together."""
+    overrides: tuple[str, ...] = ()
+    """Names of the environment variables that set a value."""
+
+    @property
+    def told(self) -> str:
+        """Which configuration this is, for the line that a process writes at its start."""
+        file = f"file {os.path.abspath(self.path)}" if self.path is not None else "no file"
+        if self.overrides:
+            return f"configuration {self.hash}: {file}, changed by {', '.join(self.overrides)}"
+        rest = "" if self.path is not None else " and no variable, so every value is its default"
+        return f"configuration {self.hash}: {file}{rest}"
 
 
 def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Loaded:
@@ -65,7 +76,8 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
     if errors or config is None:
         raise ContractErrors.of(errors)
     source += f" + {', '.join(said.used)}" if said.used else ""
-    return Loaded(config, config_hash(config), source, str(path) if path else None, (*said.unknown, *misfits(config)))
+    warnings = (*said.unknown, *misfits(config))
+    return Loaded(config, config_hash(config), source, str(path) if path else None, warnings, said.used)
 
 
 def _read(path: str | Path) -> bytes:

@@ -104,7 +104,7 @@ async def serve(loaded: Loaded) -> int:
     if not serves:
         return 1
     router = f"{loaded.config.dynamo.router_component}-{secrets.token_hex(4)}"
-    logger.info("router %s, configuration %s: %s", router, loaded.hash, loaded.source)
+    logger.info("router %s runs %s", router, loaded.told)
     target = otlp_target(loaded.config.observe.otlp_endpoint, os.environ)
     knowledge = Knowledge(loaded, router, start_tracing(target, "semkv-router", router))
     page = _page(loaded.config.dashboard, knowledge)

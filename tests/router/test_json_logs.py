@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_every_line_is_json(g: TestGraph) -> None:
         assert "(2 so far)" in refusals(process)[-1]["message"]
         assert process.terminate(30.0) == 0
         lines(process)
+
+
+def test_each_process_says_which_configuration_it_runs(g: TestGraph) -> None:
+    file = re.escape(str(g.graph.directory / "semkv.yaml"))
+    for name, said in (
+        ("router", rf"router semkv-\w+ runs configuration [0-9a-f]{{16}}: file {file}"),
+        ("worker", rf"semkv connector: the leader of w runs configuration [0-9a-f]{{16}}: file {file}, changed by "),
+        ("worker", "reference worker: model tiny, 2 ranks of 256 blocks of 32 tokens, with the connector"),
+    ):
+        text = " ".join(line["message"] for line in lines(next(p for p in g.graph.processes if p.name == name)))
+        assert re.search(said, text), text
 
 
 def refusals(process: Process) -> list[dict[str, Any]]:

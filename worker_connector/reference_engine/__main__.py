@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.dynamo_handoff import Role
 from worker_connector.reference_engine.model_directory import write_model_directory
 from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
+
+logger = logging.getLogger(__name__)
 
 ENDPOINTS = {
     Role.AGGREGATED: "dynamo.backend.generate",
@@ -48,6 +51,12 @@ def _run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    connector = arguments.connector == "on"
+    logger.info(
+        "reference worker: model %s, %d ranks of %d blocks of %d tokens, %s",
+        *(engine.model.name, engine.data_parallel_size, engine.num_blocks, engine.tokens_per_block),
+        "with the connector" if connector else "without a connector: no configuration is read (--connector off)",
+    )
     model_dir = arguments.model_dir or write_model_directory(engine.model, model_cache())
     # Dynamo is a matter of this command only; the engine is used without it.
     from worker_connector.reference_engine.dynamo_worker import WorkerSettings, serve
@@ -59,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
         endpoint=arguments.endpoint or ENDPOINTS[role],
         role=role,
         served_name=arguments.served_model_name,
-        connector=ConnectorSpec.resolve(*CONNECTOR) if arguments.connector == "on" else None,
+        connector=ConnectorSpec.resolve(*CONNECTOR) if connector else None,
         native_hints=arguments.native_hints,
         offer_model=arguments.offer_model,
         drain_seconds=arguments.drain_seconds,
