@@ -1,6 +1,6 @@
-"""Keeps what a release reads and writes, so that later ones are tested beside it: `python scripts/keep_release.py REF NAME`.
+"""Keeps a release, so that later ones are tested beside it: `python scripts/keep_release.py REF NAME`.
 
-Writes tests/contracts/releases/NAME.zip with the packages of that commit that speak on the bus. Tests import it in a process of its
+Writes tests/contracts/releases/NAME.zip with the packages of that commit. Tests run its routers, workers and codecs in processes of their
 own, so they need no history (a checkout of CI has none). The same commit gives the same bytes.
 """
 
@@ -15,8 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "contracts" / "releases"
-PARTS = ("__init__.py", "bus", "config", "contracts", "evidence", "outcome")
-"""Of dynamo_semkv: the wire itself, and what publishes, reads and joins it."""
+PARTS = ("dynamo_semkv", "worker_connector")
+LEFT_OUT = ("dynamo_semkv/bench/", "worker_connector/bench/")
+"""What no router or worker runs."""
 
 
 def git(*arguments: str) -> bytes:
@@ -25,13 +26,13 @@ def git(*arguments: str) -> bytes:
 
 def keep(ref: str, target: Path) -> None:
     commit = git("rev-parse", f"{ref}^{{commit}}").decode().strip()
-    archive = git("archive", "--format=tar", commit, *(f"dynamo_semkv/{part}" for part in PARTS))
+    archive = git("archive", "--format=tar", commit, *PARTS)
     with (
         tarfile.open(fileobj=io.BytesIO(archive)) as sources,
         zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as kept,
     ):
         members = {member.name: member for member in sources.getmembers() if member.isfile()}
-        for name in sorted(members):
+        for name in sorted(name for name in members if not name.startswith(LEFT_OUT)):
             source = sources.extractfile(members[name])
             assert source is not None
             kept.writestr(zipfile.ZipInfo(name), source.read(), zipfile.ZIP_DEFLATED)
