@@ -140,6 +140,7 @@ VALUES = {
     "unsupported_request": "Its KV is not a function of tokens and namespace alone.",
     "unsupported_layout": "The pool's layout cannot be copied.",
     "internal_error": "A fault of ours; the worker's log has it.",
+    "request_refused": "The engine or Dynamo refused the request itself.",
     "no_report": "None came in time.",
     "worker_lost": "The worker went away.",
     "wrong_replica": "Reported by another replica than served.",

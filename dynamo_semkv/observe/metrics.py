@@ -54,6 +54,7 @@ _WATCHED = (
     (Outcome.NAMESPACE_MISMATCH, Reason.NAMESPACE_DIFFERS),
     (Outcome.LOAD_FAILED, Reason.COPY_FAILED),
     (Outcome.UNCONFIRMED, Reason.NO_REPORT),
+    (Outcome.REFUSED, Reason.REQUEST_REFUSED),
 )
 """What the alerts are about."""
 _READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}

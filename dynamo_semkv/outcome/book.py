@@ -3,7 +3,8 @@
     OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None, limits=BookLimits())
     .opened(event, at)  .observed(event, at)  .report(report, at)  .expire(now)
 
-A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a report,
+A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a report, or after
+`UNOWED_SECONDS` where none is owed,
 `abandoned_seconds` after it was opened without an end (its router died). Every event may come twice, echoed or replayed, and in any
 order. The book has no clock: `at` and `now` are seconds of whatever clock the caller keeps, and a jump of it costs at most that a route
 closes as `unconfirmed`. One thread.
@@ -30,6 +31,7 @@ from dynamo_semkv.outcome.closed import (
     OrphanReport,
     ReplicaName,
     close_route,
+    report_is_owed,
     served_by,
 )
 from dynamo_semkv.outcome.join import (
@@ -54,6 +56,8 @@ _T = TypeVar("_T")
 
 SETTLE_SECONDS = 1.0
 """More than route events of two routers can be apart on their way; less than anybody waits for on the page."""
+UNOWED_SECONDS = 5.0
+"""How long a route that ended before its first token waits for a report that nobody owes it."""
 _SAME_PROMPT_REMEMBERED = 16
 
 
@@ -135,6 +139,7 @@ class OutcomeBook:
         self._routes: OrderedDict[str, _Route] = OrderedDict()
         self._running = DueQueue[str](self._abandoned)
         self._ended = DueQueue[str](ttl_seconds)
+        self._unowed = DueQueue[str](min(ttl_seconds, UNOWED_SECONDS))
         self._by_prompt = Groups[bytes]()
         self._early_ends: OrderedDict[str, RouteObserved] = OrderedDict()
         self._early = DueQueue[str](ttl_seconds)
@@ -208,7 +213,7 @@ class OutcomeBook:
         """Close what is due. Call it about once a second, and only while reports can arrive."""
         for prompt_key in self._unsettled.pop_due(now):
             self._process(prompt_key, now)
-        for queue in (self._ended, self._running):
+        for queue in (self._ended, self._unowed, self._running):
             for route_id in queue.pop_due(now):
                 if route_id in self._routes:  # the one before may have closed it
                     self._finish(route_id, now)
@@ -226,7 +231,7 @@ class OutcomeBook:
 
     def rebase(self, seconds: float) -> None:
         """Shift everything that is open: for a caller whose clock went on while nothing could arrive."""
-        for queue in (self._running, self._ended, self._early, self._waiting):
+        for queue in (self._running, self._ended, self._unowed, self._early, self._waiting):
             queue.shift(seconds)
         self._unsettled.shift(seconds)
         for route in self._routes.values():
@@ -237,7 +242,7 @@ class OutcomeBook:
     def _end(self, route: _Route, event: RouteObserved, at: float) -> None:
         route.observed, route.observed_at = event, at
         self._running.discard(event.route_id)
-        self._ended.add(event.route_id, at)
+        (self._ended if report_is_owed(event) else self._unowed).add(event.route_id, at)
 
     def _take(self, held: HeldReport, now: float) -> None:
         """Keep a report until its route is known, unless what is closed already says that it has none."""
@@ -319,6 +324,7 @@ class OutcomeBook:
         self._by_prompt.discard(prompt_key, route_id)
         self._running.discard(route_id)
         self._ended.discard(route_id)
+        self._unowed.discard(route_id)
         served = served_by(route.opened, route.observed)
         if pair is not None and route.observed is None:
             served = replica_of(pair.report)  # it names the route, so it knows better than the pin

@@ -184,7 +184,13 @@ class OrphanReport:
     at: float
 
 
-_NOT_FOR_REPORTS = (Outcome.UNCONFIRMED, Outcome.ORPHAN_REPORT)
+_NOT_FOR_REPORTS = (Outcome.UNCONFIRMED, Outcome.REFUSED, Outcome.ORPHAN_REPORT)
+
+
+def report_is_owed(observed: RouteObserved | None) -> bool:
+    """Must the connector have something to say of this route? Not where it ended before its first token: refused, or cancelled. It may
+    have all the same, where the engine had asked it."""
+    return observed is None or observed.output_tokens > 0 or observed.end not in ("cancelled", "error")
 
 
 def close_route(
@@ -228,4 +234,6 @@ def _verdict(observed: RouteObserved | None, report: MaterializationReport | Non
         return Outcome.CANCELLED, Reason.CANCELLED
     if observed is not None and observed.end == "worker_lost":
         return Outcome.UNCONFIRMED, Reason.WORKER_LOST
+    if not report_is_owed(observed):
+        return Outcome.REFUSED, Reason.REQUEST_REFUSED
     return Outcome.UNCONFIRMED, Reason.NO_REPORT

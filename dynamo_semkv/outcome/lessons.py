@@ -17,7 +17,14 @@ from dynamo_semkv.outcome.join import replica_of, same_replica
 from dynamo_semkv.scoring.credit import Kind, mode_of
 
 _SILENT_OUTCOMES = frozenset(
-    {Outcome.LOCAL_EXACT, Outcome.UNCONFIRMED, Outcome.CANCELLED, Outcome.ORPHAN_REPORT, Outcome.UNKNOWN}
+    {
+        Outcome.LOCAL_EXACT,
+        Outcome.UNCONFIRMED,
+        Outcome.REFUSED,
+        Outcome.CANCELLED,
+        Outcome.ORPHAN_REPORT,
+        Outcome.UNKNOWN,
+    }
 )
 """They say nothing about what the engine would have done: nothing had to be loaded, or nobody knows."""
 _SILENT_REASONS = frozenset({Reason.CANCELLED, Reason.WRONG_REPLICA, Reason.WORKER_LOST, Reason.NO_REPORT})

@@ -20,6 +20,7 @@ export const OUTCOMES = {
   load_failed: ["Load failed", "bad"],
   unconfirmed: ["Unconfirmed", "warn"],
   cancelled: ["Cancelled", "calm"],
+  refused: ["Refused by the engine", "calm"],
   orphan_report: ["Orphan report", "warn"],
   unknown: ["Unknown", "warn"],
 };
@@ -54,6 +55,7 @@ export const REASONS = {
   unsupported_request: "A kind of request that is not loaded for",
   unsupported_layout: "A KV layout that is not loaded into",
   internal_error: "A fault of the connector; its log says more",
+  request_refused: "The engine or Dynamo refused the request itself, so nothing ran",
   no_report: "The connector said nothing in time",
   worker_lost: "The worker went away",
   wrong_replica: "Another replica reported than the one that served",
