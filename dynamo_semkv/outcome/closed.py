@@ -75,19 +75,20 @@ class Funnel(NamedTuple):
     hinted: int
     materialized: int
     beyond_dynamo: int
-    """Of these, on routes that Dynamo's own router, with its own weights, would have sent to another replica: what is ours."""
+    """Of these, on routes that were served where we pinned them and that Dynamo's own router, with its own weights, would have sent to
+    another replica: what is ours."""
     unhinted: int
     """Confirmed by the backend beyond what was hinted."""
 
     @classmethod
-    def of(cls, opened: RouteOpened, confirmed: int) -> Funnel:
+    def of(cls, opened: RouteOpened, confirmed: int, observed: RouteObserved | None = None) -> Funnel:
         """Clamped step by step, so that no peer's arithmetic can make a later step larger than an earlier one."""
         input_tokens = max(0, opened.input_tokens)
         evidence = min(max(0, opened.evidence_tokens), input_tokens)
         placed = min(max(0, opened.placed_tokens), evidence)
         hinted = min(max(0, opened.hinted_tokens), placed)
         materialized = min(max(0, confirmed), hinted)
-        ours = 0 if dynamo_agrees(opened) else materialized
+        ours = materialized if differs_from_dynamo(opened, observed) else 0
         return cls(input_tokens, evidence, placed, hinted, materialized, ours, max(0, confirmed) - materialized)
 
 
@@ -106,10 +107,12 @@ def placed_on(opened: RouteOpened) -> ReplicaName | None:
     return ReplicaName(opened.stable_routing_id, opened.dp_rank) if opened.stable_routing_id is not None else None
 
 
-def dynamo_agrees(opened: RouteOpened) -> bool:
-    """Was the route pinned to the replica that Dynamo's own router would have chosen? An older router did not say: then it was not."""
+def differs_from_dynamo(opened: RouteOpened, observed: RouteObserved | None) -> bool:
+    """Was the route served where it was pinned, and would Dynamo's own router have chosen another replica? Not where that is not known (an
+    older router did not say), nor where the pin did not hold: then Dynamo chose."""
     placed = placed_on(opened)
-    return placed is not None and opened.dynamo_choice == str(placed)
+    known = placed is not None and opened.dynamo_choice is not None
+    return known and opened.dynamo_choice != str(placed) and served_by(opened, observed) == placed
 
 
 def served_by(opened: RouteOpened, observed: RouteObserved | None) -> ReplicaName | None:
@@ -143,7 +146,7 @@ class ClosedRoute:
 
     @cached_property
     def funnel(self) -> Funnel:
-        return Funnel.of(self.opened, self.confirmed_tokens)
+        return Funnel.of(self.opened, self.confirmed_tokens, self.observed)
 
     @property
     def replica(self) -> ReplicaName | None:

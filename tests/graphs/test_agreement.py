@@ -99,7 +99,7 @@ def joined(bus: OnBus) -> dict[str, int]:
     return found
 
 
-def summed(routes: Iterable[RouteOpened], confirmed: dict[str, int]) -> dict[str, int]:
+def summed(routes: Iterable[RouteOpened], confirmed: dict[str, int], ends: dict[str, RouteObserved]) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for route in routes:
         got = confirmed.get(route.route_id, 0)
@@ -108,7 +108,14 @@ def summed(routes: Iterable[RouteOpened], confirmed: dict[str, int]) -> dict[str
         totals["placed"] += route.placed_tokens
         totals["hinted"] += route.hinted_tokens
         totals["materialized"] += min(got, route.hinted_tokens)
-        if route.dynamo_choice != f"{route.stable_routing_id}/{route.dp_rank}":
+        placed = f"{route.stable_routing_id}/{route.dp_rank}"
+        end = ends.get(route.route_id)
+        held = (
+            end is None
+            or end.served_stable_routing_id is None
+            or placed == f"{end.served_stable_routing_id}/{end.served_dp_rank}"
+        )
+        if held and route.dynamo_choice not in (None, placed):
             totals["beyond_dynamo"] += min(got, route.hinted_tokens)
         totals["unhinted"] += max(0, got - route.hinted_tokens)
     return {step: totals[step] for step in (*STEPS, "unhinted")}
@@ -222,16 +229,16 @@ def test_metrics_history_and_bus_agree_under_load_and_kills(graph: LocalGraph) -
         assert different == {}, "\n".join(
             [f"routes in the record of {router} against the reports on the bus", *told(different, bus)]
         )
-        assert of_history(said) == summed(bus.ended, kept), f"totals of {router} against its record"
+        assert of_history(said) == summed(bus.ended, kept, bus.observed), f"totals of {router} against its record"
         beside = said["beside"]
         assert beside["confirmed_tokens"] == sum(kept.values())
         assert beside["confirmed_tokens"] <= on_bus
-        own = summed([route for route in bus.ended if route.router == names[router]], kept)
+        own = summed([route for route in bus.ended if route.router == names[router]], kept, bus.observed)
         assert of_metrics(graph, router) == own, f"metrics of {router} against the routes that it opened"
         everything = of_history(said)
-        its_own = summed([route for route in bus.ended if route.router == killed], kept)
+        its_own = summed([route for route in bus.ended if route.router == killed], kept, bus.observed)
         certain = [route for route in bus.ended if route.prompt_key not in unsure]
-        assert summed(certain, kept) == summed(certain, reported)
+        assert summed(certain, kept, bus.observed) == summed(certain, reported, bus.observed)
 
     # What the killed router had counted when it was last read was right; what closed later is in the history, and in no counter.
     assert all(0 <= before[step] <= its_own[step] for step in its_own), (before, its_own)

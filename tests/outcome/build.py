@@ -30,7 +30,7 @@ def route_id(number: int) -> str:
 
 
 def opened(number: int = 1, **fields: Any) -> RouteOpened:
-    """Pinned to `w-a/0`; 1,000 prompt tokens of which 800 were evidence, placed and hinted."""
+    """Pinned to `w-a/0`, where Dynamo would have chosen `w-b/0`; 1,000 prompt tokens of which 800 were evidence, placed and hinted."""
     values: dict[str, Any] = {
         "route_id": route_id(number),
         "router": "router-1",
@@ -47,6 +47,7 @@ def opened(number: int = 1, **fields: Any) -> RouteOpened:
         "decision_reason": "placed",
         "stable_routing_id": "w-a",
         "dp_rank": 0,
+        "dynamo_choice": "w-b/0",
     }
     return RouteOpened(**{**values, **fields})
 

@@ -37,6 +37,22 @@ def test_confirmed_without_a_hint_is_no_success_of_a_hint() -> None:
     assert (route.funnel.materialized, route.funnel.unhinted) == (0, 300)
 
 
+@pytest.mark.parametrize(
+    ("dynamo", "served", "ours"),
+    [
+        ("w-b/0", "w-a", 800),
+        ("w-a/1", "w-a", 800),  # another rank has another cache
+        ("w-a/0", "w-a", 0),  # Dynamo's own router would have gone there
+        (None, "w-a", 0),  # a router of before did not say what Dynamo would have chosen
+        ("w-b/0", "w-b", 0),  # the pin did not hold, so Dynamo chose
+    ],
+)
+def test_ours_is_only_what_dynamo_would_not_have_chosen(dynamo: str | None, served: str, ours: int) -> None:
+    start, end = opened(dynamo_choice=dynamo), observed(served_stable_routing_id=served)
+    route = closed(start, end, report(confirmed=800, stable_routing_id=served))
+    assert (route.funnel.materialized, route.funnel.beyond_dynamo) == (800, ours)
+
+
 def test_a_placement_is_not_reuse() -> None:
     assert closed(opened(), observed(), None).funnel.materialized == 0
 
