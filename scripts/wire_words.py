@@ -37,7 +37,8 @@ FIELDS = {
     "input_tokens": "Of the whole prompt.",
     "kind": "Which it is.",
     "kv_layout": "Fingerprint of the pool's layout.",
-    "load_seconds": "From the order to load until the copies had landed.",
+    "load_seconds": "Of the copies into pages, by the clock of the device that makes them, and of bringing up what came from `disk` or "
+    "`external`.",
     "location": "Where the KV is.",
     "lookup_seconds": "Of the donor lookup.",
     "match_type": "Exact equivalent or semantic candidate.",
@@ -147,7 +148,7 @@ VALUES = {
     "device": "In the engine's own cache.",
     "host_pinned": "In pinned host memory: the slab.",
     "disk": "In files below the slab.",
-    "external": "In a store that workers share.",
+    "external": "In a store that workers share; in a report, pulled from another worker.",
     "low": "Below a quarter.",
     "medium": "Below a half.",
     "high": "Below nine tenths.",

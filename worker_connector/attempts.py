@@ -180,7 +180,7 @@ class AttemptBook:
             self._close(attempt, ending_of(plan))
             if plan.confirmed:
                 for block in plan.served:
-                    block.staged = False  # from now on it is the slab that serves it
+                    block.origin = None
 
     def finish(self, request_id: int) -> None:
         """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is only said later. Not

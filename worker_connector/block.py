@@ -6,13 +6,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey
+from dynamo_semkv.contracts.location import Tier
 
 NO_SLOT = -1
+
+
+class Origin(NamedTuple):
+    """How a block came up into the slab: from disk, or from another worker (`Tier.EXTERNAL`)."""
+
+    tier: Tier
+    seconds: float
+    """Its share of the time that the read, or the exchange, took which brought it."""
 
 
 class BlockEntry:
@@ -27,13 +36,13 @@ class BlockEntry:
         "key",
         "leases",
         "ordinal",
+        "origin",
         "parent",
         "queued",
         "removed",
         "resident",
         "segment",
         "slot",
-        "staged",
         "tick",
         "tokens",
     )
@@ -60,8 +69,8 @@ class BlockEntry:
         self.queued = False
         self.fetched = False
         """It was pulled from another worker."""
-        self.staged = False
-        """It came from disk, and nobody was served it since."""
+        self.origin: Origin | None = None
+        """Where it came up into the slab from; None once somebody was served it, since from then on it is the slab that serves it."""
         self.leases = 0
         """Of chains that end here; and of those that end further down, where all below this block is removed."""
         self.tick = 0

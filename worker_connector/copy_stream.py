@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -83,6 +84,14 @@ class Ticket(Protocol):
         """What is enqueued on the engine's stream from now on starts only when the copies have landed."""
 
 
+class Mark(Ticket, Protocol):
+    """A ticket with a time on it, by the clock of whoever makes the copies."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """From an `earlier` mark of the same stream to this one; both are `done`. What the host does meanwhile counts only where the
+        stream waited for it."""
+
+
 class CopyStream(Protocol):
     """`pages` and `rows` are uint8 views, two-dimensional, equally wide, the bytes of a row side by side; rows may be strided. `rows` is
     host memory (pinned where `pages` is on a GPU)."""
@@ -104,6 +113,9 @@ class CopyStream(Protocol):
     def ticket(self) -> Ticket:
         """For all copies so far, ends included."""
 
+    def mark(self) -> Mark:
+        """As `ticket`, with the time at which it is reached."""
+
     def recording(self) -> bool:
         """The engine records a graph of this thread's stream: nothing of ours may get into it."""
 
@@ -117,6 +129,14 @@ class _Landed:
 
     def hold(self, engine_stream: Any) -> None:
         return None
+
+
+class _Moment(_Landed):
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def seconds_since(self, earlier: _Moment) -> float:
+        return self._at - earlier._at
 
 
 class CpuStream:
@@ -150,6 +170,9 @@ class CpuStream:
 
     def ticket(self) -> Ticket:
         return self._landed
+
+    def mark(self) -> Mark:
+        return _Moment()
 
     def recording(self) -> bool:
         return False

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker_connector.copy_stream import Blocks, Ticket, copy_pairs, touching
+from worker_connector.copy_stream import Blocks, Mark, Ticket, copy_pairs, touching
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ class _EventTicket:
 
     def hold(self, engine_stream: Any) -> None:
         stream_of(engine_stream, self._device).wait_event(self._event)
+
+
+class _EventMark(_EventTicket):
+    def seconds_since(self, earlier: _EventMark) -> float:
+        return float(earlier._event.elapsed_time(self._event)) / 1e3  # CUDA tells milliseconds
 
 
 class _HostBytes:
@@ -105,6 +110,11 @@ class CudaStream:
         event = torch.cuda.Event()
         event.record(self._side)
         return _EventTicket(event, self._device)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._side)
+        return _EventMark(event, self._device)
 
     def recording(self) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from dynamo_semkv.contracts.keys import BlockKey, root_key
+from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.background import Job
-from worker_connector.block import BlockEntry
+from worker_connector.block import BlockEntry, Origin
 from worker_connector.block_file import BlockRecord
 from worker_connector.disk_index import DiskBlock, DiskIndex
 from worker_connector.disk_orders import (
@@ -321,11 +322,9 @@ class DiskTier:
         entry = self._ledger.enter(block.digest, above, block.tokens, used_before=horizon)
         if entry is None:
             self.counts["no_slot"] += 1
-            return None
-        entry.staged = True
         return entry
 
-    def _staged(self, order: _Open) -> None:
+    def _staged(self, order: _Open, seconds: float) -> None:
         run: list[BlockEntry] = []
         for entry, good in zip(order.entries, order.good, strict=True):
             if not order.void:
@@ -336,6 +335,7 @@ class DiskTier:
             parent = entry.parent
             if good and not order.void and parent is not None and (parent.ordinal < 0 or parent.resident):
                 self._ledger.admit(entry)
+                entry.origin = Origin(Tier.DISK, seconds / len(order.entries))
                 run.append(entry)
             else:
                 self.counts["stage_failed"] += 1
@@ -363,8 +363,7 @@ class DiskTier:
             if (staged := self._staging.get(result.order_id)) is not None:
                 good = [index < result.blocks for index in range(len(staged.entries))]
                 if self._answered(self._staging, result.order_id, rank, good):
-                    self.times.add(staged.sent, self._clock(), sum(staged.good))
-                    self._staged(staged)
+                    self._staged(staged, self.times.add(staged.sent, self._clock(), sum(staged.good)))
                     self._wishes.answered(result.order_id)
         elif (spilled := self._spilling.get(result.order_id)) is not None:
             if not spilled.void:

@@ -128,11 +128,14 @@ class StageTimes:
         self.last = 0.0
         """When an order was answered last, whatever came of it."""
 
-    def add(self, sent: float, now: float, blocks: int) -> None:
-        """An order that was sent then is answered, and brought so many blocks. It was begun when the one before was done."""
+    def add(self, sent: float, now: float, blocks: int) -> float:
+        """An order that was sent then is answered, and brought so many blocks. It was begun when the one before was done. Returns the
+        seconds that it took."""
         began, self.last = max(sent, self.last), now
+        took = max(0.0, now - began)
         if blocks:
-            self._last.append((max(0.0, now - began), blocks))
+            self._last.append((took, blocks))
+        return took
 
     def hanging(self, sent: Iterable[float], now: float) -> bool:
         """`sent`: when the orders were sent that are not answered."""

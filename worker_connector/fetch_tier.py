@@ -10,6 +10,7 @@ If either cache is reset meanwhile, its own or that of the source, nothing of th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from enum import Enum
 import numpy as np
 
 from dynamo_semkv.contracts.keys import BlockKey, child_key
+from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from worker_connector.block import BlockEntry
+from worker_connector.block import BlockEntry, Origin
 from worker_connector.fetch_export import SHARD, Held
 from worker_connector.fetch_transport import Answer, Rows, Wanted
 from worker_connector.seal import seals
@@ -54,6 +56,8 @@ class Pull:
     """Blocks that were used at this tick of the ledger or later keep their slots."""
     at: int = 0
     """How many blocks are here by now."""
+    began: float = 0.0
+    """When the exchange began that is in hand, by the clock of the tier."""
     life: str | None = None
     """Of the source's cache, once it has answered."""
     entered: list[BlockEntry] = field(default_factory=list)
@@ -76,6 +80,7 @@ class FetchTier:
         on_entered: Callable[[Sequence[BlockEntry]], None],
         on_kept: Callable[[CacheNamespace, Sequence[BlockEntry]], None],
         on_withdrawn: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`held`: what there is now. `on_entered`: consecutive blocks became resident. `on_kept`: of those, what stays, as the pull is
         over. `on_withdrawn`: some left. All under `lock`."""
@@ -84,6 +89,7 @@ class FetchTier:
         self._on_entered = on_entered
         self._on_kept = on_kept
         self._on_withdrawn = on_withdrawn
+        self._clock = clock
 
     def plan(self, namespace: CacheNamespace, digest: bytes, tokens: bytes, limit: int) -> Pull | Stop | None:
         """`tokens`: the prompt, packed; `limit`: its blocks that the source has and that may be served. None: nothing is missing, or a
@@ -103,7 +109,8 @@ class FetchTier:
         for ordinal in range(start + 1, limit):
             keys.append(child_key(keys[-1], tokens[ordinal * step : (ordinal + 1) * step]))
         tip = match.tip
-        return Pull(held, namespace, digest, tokens[start * step : limit * step], keys, tip, horizon)
+        rest = tokens[start * step : limit * step]
+        return Pull(held, namespace, digest, rest, keys, tip, horizon, began=self._clock())
 
     def land(self, pull: Pull, answer: Answer, rows: Rows) -> Stop | None:
         """Enters what one exchange brought; why not all of it, or None."""
@@ -194,6 +201,9 @@ class FetchTier:
         stop: Stop | None = None
         with self._lock:
             current = self._current(pull)
+            now = self._clock()
+            origin = Origin(Tier.EXTERNAL, max(0.0, now - pull.began) / max(len(fresh), 1))
+            pull.began = now
             for entry in fresh:
                 ledger.landed(entry)
             for entry in entries:
@@ -203,6 +213,7 @@ class FetchTier:
                     break
                 if not entry.resident:
                     ledger.admit(entry)
+                    entry.origin = origin
                     run.append(entry)
                 pull.tip, pull.at = entry, pull.at + 1
             for entry in fresh:

@@ -60,6 +60,7 @@ class _Load:
         self.wrong: Reason | None = None
         self.error = ""
         self.seconds: float | None = None
+        """Of its first copies, by the clock of the stream that made them."""
         self.decided = False
         """What the engine is told is known."""
         self.again: Ticket | None = None
@@ -242,7 +243,8 @@ class LoadThread:
             del self._loads[load.key]
             ok = load.wrong is None
             self._counts["loaded_blocks"] += len(load.moves) if ok else 0
-            self._post(LoadDone(self._number, load.iteration, load.key, ok, load.seconds if ok else None, load.wrong))
+            took = load.seconds if load.again is None else self._clock() - load.started
+            self._post(LoadDone(self._number, load.iteration, load.key, ok, took if ok else None, load.wrong))
 
     def _name(self) -> list[int]:
         # Of a load that was repeated the leader must have heard before the engine reports its request again.
@@ -269,22 +271,23 @@ class LoadThread:
         self._fence = True
 
     def _copy(self, load: _Load) -> None:
-        started = time.perf_counter()
         try:
+            began = self._side.mark()
             check_moves(self._geometry, self._slab, load.moves)
             for first in range(0, len(load.moves), self._step):
                 with load.lock:
                     if load.stopped:
                         break
                     copy_to_pages(self._side, self._geometry, self._slab, load.moves[first : first + self._step])
-            self._side.ticket().wait()
+            ended = self._side.mark()
+            ended.wait()
+            load.seconds = ended.seconds_since(began)
             if not load.stopped:
                 self._prove(load)
         except Exception as error:  # noqa: BLE001 - decided on the engine's thread, which repeats it or fails
             _throttled.exception("semkv connector: the parked load of request %d failed", load.key.request_id)
             self._fail(load, Reason.COPY_FAILED, str(error) or type(error).__name__)
         finally:
-            load.seconds = time.perf_counter() - started
             load.ended = True
 
     def _prove(self, load: _Load) -> None:

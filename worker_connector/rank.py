@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from worker_connector.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.disk_orders import DiskOrder
 from worker_connector.geometry import PoolGeometry
 from worker_connector.keeper import Scrubber, SlabKeeper
+from worker_connector.landing import LandingLoads
 from worker_connector.layer_hooks import LayerHooks
 from worker_connector.leader_link import LeaderLink
 from worker_connector.load_checks import check_load
@@ -85,11 +85,11 @@ class Rank:
         self._loaded = 0
         self._forwarded = 0
         self._awaiting_forward: ConnectorMetadata | None = None
-        self._landing: deque[tuple[Ticket, list[LoadDone]]] = deque()
         self.counts: Counter[str] = Counter()
         """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`, `called_leader`,
         `restarted`; of parked loads `late_loads`, `repeated_loads`."""
         self._link = LeaderLink(channel, self, number, apart, self.counts)
+        self._landing = LandingLoads(number)
 
     # bring-up
 
@@ -229,36 +229,8 @@ class Rank:
                 self._fail_all(metadata)
                 raise LoadFailed(why)
             self._restart(request_id, why)
-        if not metadata.loads:
-            return
-        self._stream.after(engine_stream)
-        tickets = self._load_by_layer(metadata)
-        done: list[LoadDone] = []
-        first_error: BaseException | None = None
-        for order in metadata.loads:
-            if order.key.request_id in self._without_pages:
-                self._answer(order, metadata, ok=False)
-                continue
-            started = time.perf_counter()
-            try:
-                self._load(order, metadata, copied=tickets is not None)
-            except Exception as error:  # noqa: BLE001 - answered and raised below, after the other orders had their turn
-                self._answer(order, metadata, ok=False)
-                if self.restarts_failed:
-                    self._restart(order.key.request_id, str(error))
-                else:
-                    first_error = first_error or error
-                continue
-            seconds = time.perf_counter() - started if isinstance(self._stream, CpuStream) else None
-            done.append(LoadDone(self._number, metadata.iteration, order.key, True, seconds))
-        if tickets is None:
-            self._stream.before(engine_stream)
-        self.hooks.loads_begin(tickets)
-        self._landing.append((self._stream.ticket(), done))
-        self.poll()
-        if first_error is not None:
-            self._drop_saves(metadata)
-            raise LoadFailed(f"a promised load failed: {first_error}") from first_error
+        if metadata.loads:
+            self._load_all(metadata, engine_stream)
 
     def before_layer(self, layer: int, engine_stream: Any) -> None:
         """The engine is about to enqueue this layer. It may never say so: see layer_hooks.py."""
@@ -333,9 +305,8 @@ class Rank:
 
     def poll(self) -> None:
         """Reports loads whose copies have landed, in order."""
-        while self._landing and self._landing[0][0].done():
-            for result in self._landing.popleft()[1]:
-                self._link.post(result)
+        for result in self._landing.landed():
+            self._link.post(result)
 
     # the leader's calls
 
@@ -384,6 +355,35 @@ class Rank:
             if parked and request_id is not None:
                 loads.cannot_load(request_id, why)
         loads.begin(metadata.parked_loads, metadata.iteration, engine_stream)
+
+    def _load_all(self, metadata: ConnectorMetadata, engine_stream: Any) -> None:
+        self._stream.after(engine_stream)
+        began = self._stream.mark()
+        tickets = self._load_by_layer(metadata)
+        loaded: list[LoadOrder] = []
+        first_error: BaseException | None = None
+        for order in metadata.loads:
+            if order.key.request_id in self._without_pages:
+                self._answer(order, metadata, ok=False)
+                continue
+            try:
+                self._load(order, metadata, copied=tickets is not None)
+            except Exception as error:  # noqa: BLE001 - answered and raised below, after the other orders had their turn
+                self._answer(order, metadata, ok=False)
+                if self.restarts_failed:
+                    self._restart(order.key.request_id, str(error))
+                else:
+                    first_error = first_error or error
+                continue
+            loaded.append(order)
+        if tickets is None:
+            self._stream.before(engine_stream)
+        self.hooks.loads_begin(tickets)
+        self._landing.add(metadata.iteration, loaded, began, self._stream.mark())
+        self.poll()
+        if first_error is not None:
+            self._drop_saves(metadata)
+            raise LoadFailed(f"a promised load failed: {first_error}") from first_error
 
     def _load_by_layer(self, metadata: ConnectorMetadata) -> Mapping[int, Ticket] | None:
         """All loads of a pass together, where its layers wait for them one by one. None: each is to be copied alone."""

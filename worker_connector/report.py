@@ -28,8 +28,9 @@ class Ending:
     outcome: Outcome
     reason: Reason
     load_seconds: float | None
+    """Of the copies into pages, and of what came up from another tier for them. None: nothing was copied."""
     tier: Tier | None = None
-    """Where the confirmed tokens came from: disk, if a block of them was brought up from there and served nobody before."""
+    """Where the confirmed tokens came from: the furthest tier that a block of them came up from, if it served nobody before."""
 
 
 _OUTCOMES = {
@@ -43,10 +44,18 @@ _OUTCOMES = {
 }
 
 
+_FURTHER = (Tier.HOST_PINNED, Tier.DISK, Tier.EXTERNAL)
+
+
 def ending_of(plan: LoadPlan) -> Ending:
     """Of a plan that has ended."""
     reason = plan.reason if plan.state in (PlanState.CONFIRMED, PlanState.DROPPED) else Reason.INTERNAL_ERROR
     reason = reason or Reason.INTERNAL_ERROR
+    tier, seconds = None, plan.load_seconds
+    if plan.confirmed:
+        origins = [block.origin for block in plan.served if block.origin is not None]
+        tier = max((origin.tier for origin in origins), key=_FURTHER.index, default=Tier.HOST_PINNED)
+        seconds = None if seconds is None else seconds + sum(origin.seconds for origin in origins)
     return Ending(
         plan.offered,
         plan.honoured,
@@ -54,15 +63,9 @@ def ending_of(plan: LoadPlan) -> Ending:
         plan.confirmed,
         _OUTCOMES.get(reason, Outcome.DECLINED),
         reason,
-        plan.load_seconds,
-        _tier_of(plan),
+        seconds,
+        tier,
     )
-
-
-def _tier_of(plan: LoadPlan) -> Tier | None:
-    if not plan.confirmed:
-        return None
-    return Tier.DISK if any(block.staged for block in plan.served) else Tier.HOST_PINNED
 
 
 def build_report(

@@ -145,8 +145,9 @@ LOAD_SECONDS = MetricSpec(
     "histogram",
     "seconds",
     ("tier",),
-    "Duration of confirmed loads by the tier they came from, as reported by the connectors.",
-    "Rising: the host is short of memory bandwidth, or a tier below is slow.",
+    "Duration of confirmed loads by the tier they came from (`external`: pulled from another worker), as reported by the connectors: of "
+    "the copies by the clock of the device, and of the read or pull that brought the blocks.",
+    "Rising: the host is short of memory bandwidth, or a tier below, or the network between workers, is slow.",
     _LOAD,
 )
 FALLBACKS = MetricSpec(

@@ -80,7 +80,7 @@ ENGINE_REQUEST = "semkv.materialize.engine_request"
 CONTEXT_CARRIER = "semkv.materialize.context"
 """How the route's context came to the connector: a value of Carrier."""
 LOAD_SECONDS = "semkv.load.seconds"
-"""Of the copies alone, where the rank can tell."""
+"""As the report's `load_seconds`."""
 REPORT_SENT = "semkv.report.sent"
 
 

@@ -113,7 +113,7 @@ def exact(device: torch.device, model: LlamaConfig, manager: str, **options: Any
     """What was wrong, by prompt length."""
     wrong = []
     bench, spec = connector(device, Lateness(copies=2.0), slab_bytes=256 * MIB, **options)
-    with engine(bench, spec=spec, **_engine(device, model, manager), num_blocks=48) as running:
+    with engine(bench, spec=spec, **engine_options(device, model, manager), num_blocks=48) as running:
         for length in (CHUNK + 20, 4 * CHUNK + 1, 16 * CHUNK + 32):
             tokens, whole = prompt(length, length), length // CHUNK * CHUNK
             _, cold = run(running, tokens, sampling=WITH_LOGITS)
@@ -151,7 +151,7 @@ def schedule(
     chosen = random.Random(3)
     heads = [prompt(chosen.randint(3, 9) * 32, seed) for seed in range(4)]
     tokens = [heads[n % 4] + prompt(10 + 13 * n, 100 + n) for n in range(prompts)]
-    plain = _engine(device, model, manager) | {"max_num_tokens": 96, "max_batch_size": 4}
+    plain = engine_options(device, model, manager) | {"max_num_tokens": 96, "max_batch_size": 4}
     with engine(None, **plain, num_blocks=40) as running:
         expected = [run(running, those, sampling=WITH_LOGITS)[1] for those in tokens]
     block = 2 * model.num_layers * 32 * model.kv_elements_per_token * 4
@@ -178,7 +178,8 @@ def schedule(
     return {"requests": 3 * prompts, "different": different, "worst": worst, "served_tokens": served, "faults": faults}
 
 
-def _engine(device: torch.device, model: LlamaConfig, manager: str) -> dict[str, Any]:
+def engine_options(device: torch.device, model: LlamaConfig, manager: str) -> dict[str, Any]:
+    """For `harness.engine`."""
     return {
         "model": ModelSource(config=model),
         "device": str(device),

@@ -26,7 +26,7 @@ from tests.gpu.bench import (
     spin,
     synchronize,
 )
-from worker_connector.copy_stream import Blocks, CopyStream, Ticket
+from worker_connector.copy_stream import Blocks, CopyStream, Mark, Ticket
 from worker_connector.pages import NO_PAGE
 from worker_connector.transfer import Move, check_moves, copy_stream_for, copy_to_pages, copy_to_slab
 
@@ -66,6 +66,9 @@ class Late:
 
     def ticket(self) -> Ticket:
         return self._inner.ticket()
+
+    def mark(self) -> Mark:
+        return self._inner.mark()
 
     def recording(self) -> bool:
         return self._inner.recording()

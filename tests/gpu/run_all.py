@@ -24,6 +24,7 @@ LIMITS = {
     "poisoned_pages": 60,
     "races": 80,
     "engine_exactness": 100,
+    "load_times": 60,
     "slab_copy": 60,
     "overlap": 40,
     "seal_rate": 30,

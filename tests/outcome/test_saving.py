@@ -163,6 +163,9 @@ def test_credit_moves_to_what_loads_cost_and_only_for_that_tier() -> None:
     assert of.snapshot()["tiers"]["disk"]["saving"] == of.snapshot()["cells"][0]["saving"]
     fast = taught(*COLD, *(loaded(n, load=0.004) for n in range(10, 40)))
     assert fast.saving(A0, HOST) > 0.95
+    peers = taught(*COLD, *(loaded(n, load=0.3, tier=Tier.EXTERNAL) for n in range(10, 40)))
+    assert peers.saving(A0, Kind(EXACT, Bucket.HIGH, Tier.EXTERNAL)) == pytest.approx(0.25, abs=0.05)
+    assert peers.saving(A0, DISK) == 0.5, "what was pulled from other workers says nothing of the disk"
 
 
 def test_a_slow_replica_is_told_from_a_fast_one() -> None:

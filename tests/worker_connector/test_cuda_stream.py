@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -211,3 +211,43 @@ def test_without_triton_torch_s_kernels_do_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "worker_connector.row_kernel", raising=False)
     assert cuda_stream._row_kernel() is None
+
+
+class Event:
+    """A CUDA event, as far as a mark needs one. Each is reached three milliseconds after the one before."""
+
+    made: ClassVar[list[Event]] = []
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.timing = enable_timing
+        self.recorded: list[Any] = []
+        self.reached = False
+        self.made.append(self)
+
+    def record(self, stream: Any) -> None:
+        self.recorded.append(stream)
+
+    def query(self) -> bool:
+        return self.reached
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.timing
+        assert end.timing
+        assert self.reached
+        assert end.reached, "CUDA refuses to tell the time between events that are still to come"
+        return 3.0 * (self.made.index(end) - self.made.index(self))
+
+
+def test_marks_are_events_of_the_side_stream_and_their_times_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "made", [])
+    stream = OnCpu(staging_bytes=4096, kernel_below=1000)
+    stream._side = "side"  # type: ignore[assignment]
+    began, ticket, ended = stream.mark(), stream.ticket(), stream.mark()
+    assert [event.recorded for event in Event.made] == [["side"]] * 3
+    assert [event.timing for event in Event.made] == [True, False, True]
+    assert not any(one.done() for one in (began, ticket, ended))
+    for event in Event.made:
+        event.reached = True
+    assert ended.done()
+    assert ended.seconds_since(began) == pytest.approx(0.006)

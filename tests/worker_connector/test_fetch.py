@@ -36,7 +36,7 @@ def test_what_one_worker_has_the_other_serves_bit_for_bit() -> None:
         assert b.prefill(request) == 20  # its engine compares every byte that it reads
         b.finish(request)
         report = b.report_of(request)
-        assert (report.outcome, report.confirmed, report.tier) == (Outcome.MATERIALIZED_EXACT, 20, Tier.HOST_PINNED)
+        assert (report.outcome, report.confirmed, report.tier) == (Outcome.MATERIALIZED_EXACT, 20, Tier.EXTERNAL)
         numbers = b.parts.snapshot()
         assert numbers["attempt_counts"]["fetched_tokens"] == 20
         assert numbers["fetch"]["pulled_blocks"] == 5

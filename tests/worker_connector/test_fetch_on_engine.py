@@ -82,7 +82,7 @@ def test_logits_from_pulled_blocks_are_those_of_a_warm_engine(manager: str, leng
         assert (report.outcome, report.confirmed, report.tier) == (
             Outcome.MATERIALIZED_EXACT,
             whole,
-            Tier.HOST_PINNED,
+            Tier.EXTERNAL,
         )
         assert other.schedulers[0].snapshot()["attempt_counts"]["fetched_tokens"] == whole
         for it in (one, other):

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu import engine_exactness, overlap, poisoned_pages, races, run_all, seal_rate, slab_copy, trtllm_smoke
+from tests.gpu import (
+    engine_exactness,
+    load_times,
+    overlap,
+    poisoned_pages,
+    races,
+    run_all,
+    seal_rate,
+    slab_copy,
+    trtllm_smoke,
+)
 from tests.gpu.bench import NO_CUDA
 from tests.worker_connector.harness import Bench, engine, run, settings
 from worker_connector.reference_engine.config import ConnectorSpec
@@ -105,6 +115,20 @@ def test_engine_s_outputs_would_show_a_load_that_did_not_happen(monkeypatch: pyt
     assert len(wrong) == 3
     assert all("restored" in line for line in wrong)
     assert engine_exactness.schedule(CPU, engine_exactness.SMALL_BLOCKS, "v2", prompts=6)["different"]
+
+
+def test_every_report_of_a_load_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in load_times.variants().values():
+        assert load_times.reported(CPU, load_times.SMALL_BLOCKS, **options) == []
+    found = load_times.measure(CPU, blocks=8, block_bytes=4096)
+    assert load_times.judged(found, 1e6) == []
+    assert load_times.judged({"plain": 0.01, "marked": 0.11, "behind": 0.09}, 0.1) == [
+        "what ran before the copies counts",
+        "the host waited",
+    ]
+    monkeypatch.setattr("worker_connector.copy_stream._Moment.seconds_since", lambda *_: 0.0)
+    assert len(load_times.reported(CPU, load_times.SMALL_BLOCKS)) == 2
+    assert load_times.judged(load_times.measure(CPU, blocks=8, block_bytes=4096), 1e6) == ["the marks tell no time"]
 
 
 def test_measurements_have_their_numbers() -> None:

@@ -13,9 +13,12 @@ from tests.worker_connector.scripted import ScriptedEngine
 from worker_connector.copy_stream import Blocks, copy_pairs
 from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
 
+SECONDS_A_COPY = 0.25
+
 
 class ManualStream:
-    """Copies happen when the test says so. Records the order against the engine's stream."""
+    """Copies happen when the test says so, and each takes `SECONDS_A_COPY` of the stream's own time. Records the order against the engine's
+    stream."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -50,6 +53,9 @@ class ManualStream:
     def ticket(self) -> ManualTicket:
         return ManualTicket(self, self.handed)
 
+    def mark(self) -> ManualTicket:
+        return self.ticket()
+
     def land(self) -> None:
         for target, source in self.waiting:
             target.copy_(source)
@@ -67,6 +73,11 @@ class ManualTicket:
 
     def wait(self) -> None:
         assert self.done(), "the keeper waits in its own thread; a test lands first"
+
+    def seconds_since(self, earlier: ManualTicket) -> float:
+        assert earlier.done()
+        assert self.done(), "what has not happened yet has no time"
+        return (self._until - earlier._until) * SECONDS_A_COPY
 
     def hold(self, engine_stream: Any) -> None:
         self._stream.log.append(f"hold {self._until}")
