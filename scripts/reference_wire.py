@@ -17,7 +17,17 @@ from wire_words import FIELDS, VALUES
 from dynamo_semkv import contracts
 from dynamo_semkv.bus.streams import STREAMS, stream_config
 from dynamo_semkv.config.schema import BusConfig
-from dynamo_semkv.contracts import announcement, codec, donor_events, hints, pack, report, route_events, subjects
+from dynamo_semkv.contracts import (
+    announcement,
+    codec,
+    donor_events,
+    evidence,
+    hints,
+    pack,
+    report,
+    route_events,
+    subjects,
+)
 from dynamo_semkv.contracts.identity import StableReplica
 
 INTRO = """\
@@ -73,6 +83,8 @@ UNITS = {
     "overlap": "share, 0 to 1",
     "confidence": "share, 0 to 1",
     "sheet_rows": "count",
+    "quality_signals": "by the provider's own names",
+    "metadata": "by the provider's own names",
     **dict.fromkeys(("total", "device", "host", "disk", "donor", "load", "decode", "extra"), "tokens"),
     **dict.fromkeys(("offered", "honoured", "copied", "confirmed"), "tokens"),
 }
@@ -257,6 +269,7 @@ def messages() -> str:
         f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a `{hints.FETCH_ACTION}`, "
         f"{donor_events.MAX_SEGMENTS} segments a donor, "
         f"{pack.MAX_PACK_RECORDS} records a pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement; "
+        f"{evidence.MAX_SIGNALS} `quality_signals` a match, between minus and plus 2^63; "
         f"counts of a request at most {codec.MAX_COUNT:,}, expected tokens of a score sheet between minus and plus {codec.MAX_CREDIT:,}.",
         f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, `{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
     ]

@@ -62,6 +62,9 @@ def _evidence(route: Mapping[str, Any]) -> Iterator[str]:
         f"Donor {t.clean(opened['donor_id'])} ({t.clean(opened['match_type'])}, overlap {t.clean(opened['overlap'])}, "
         f"tier {t.clean(opened['tier'])}, by {t.clean(opened['provider'])}): {t.count(route['tokens']['evidence'])} tokens."
     )
+    signals = opened.get("quality_signals") or {}
+    if signals:
+        yield f"The provider's signals: {', '.join(f'{t.clean(name)} {t.clean(n)}' for name, n in signals.items())}."
 
 
 def _decision(route: Mapping[str, Any]) -> Iterator[str]:

@@ -119,8 +119,8 @@ class SecurityConfig(Section, frozen=True):
     """File with the 1 to 64 byte key under which cache salts are digested; the same on routers and engines.
     None: tenants are kept apart, but who guesses a salt can recognise its digest."""
     advise_token_file: FilePath | None = None
-    """File with the token that a gateway sends with each question to `/engine/semkv/advise` (docs/gateway.md). None: that route answers
-    only where DYN_SYSTEM_HOST is a loopback address."""
+    """File with the token that a gateway sends with each question to `/engine/semkv/advise` (docs/gateway.md), and whoever asks
+    `/engine/semkv/explain`. None: these routes answer only where DYN_SYSTEM_HOST is a loopback address."""
 
 
 class FingerprintConfig(Section, frozen=True):

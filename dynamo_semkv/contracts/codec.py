@@ -25,6 +25,7 @@ from dynamo_semkv.contracts.donor_events import (
     PurgeWorker,
 )
 from dynamo_semkv.contracts.errors import ContractError
+from dynamo_semkv.contracts.evidence import check_signals
 from dynamo_semkv.contracts.hints import DONOR_ACTION, DonorHint, FetchHint, HintDelivery, KvHintAction, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import (
     DP_RANK_MAX,
@@ -220,6 +221,7 @@ def decode_route_event(raw: bytes) -> RouteEvent:
             _check_credits("route_opened.sheet", line, *_SHEET_CREDITS)
         if event.donor_id is not None:
             check_donor_id(event.donor_id)
+        check_signals("route_opened.quality_signals", event.quality_signals)
     else:
         _check_counts("route_observed", event, "output_tokens", "engine_cached_tokens", "queued_tokens")
         _check_seconds("route_observed", event, "observed_at", "ttft_seconds")

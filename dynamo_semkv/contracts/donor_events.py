@@ -58,6 +58,8 @@ class DonorSegment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     digest: int
     """u64 over the token ids: integrity only, never identity."""
     block_hashes: list[int] | None = None
+    """Of emitters that have them. Ours leaves them out: an engine's hashes have 64 bits and cover neither model, layout nor
+    adapter, so they prove nothing, and some versions give connectors none. What is proven is so by the block keys in the sketch."""
     provider_metadata: list[int] | bytes | None = None
     """Opaque bytes; a list of integers in JSON. Ours carry a `DonorSketch` (contracts/sketch.py), SemBlend's little-endian f32."""
 

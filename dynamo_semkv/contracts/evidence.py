@@ -5,12 +5,20 @@ Evidence proposes. It never decides a route and never promises a token.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
+import numpy as np
 
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.location import Location
+
+MAX_SIGNALS = 8
+"""Quality signals, and entries of metadata, of one match."""
+MAX_SIGNAL_NAME = 32
+MAX_METADATA_TEXT = 256
+_NUMBER = (int, float, np.integer, np.floating)
 
 
 class MatchType(str, Enum):
@@ -49,12 +57,18 @@ class SemanticTrtBlockRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SemanticTrtSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """`token_count` tokens at `target_start` of the request equal those at `donor_start` of the donor (as far as sampled)."""
+    """`token_count` tokens at `target_start` of the request equal those at `donor_start` of the donor (as far as sampled).
+
+    The RFC's `layer_recompute_mask` is not here: no engine of this contract materializes approximate KV, so no layer of a
+    segment is ever recomputed on its own. What is exact is loaded in every layer or not at all.
+    """
 
     target_start: int
     donor_start: int
     token_count: int
     donor_block_refs: tuple[SemanticTrtBlockRef, ...] = ()
+    """Of providers that know a donor's blocks. Empty in ours, whose sketches name some blocks only: those of a proven prefix have the
+    keys of the request's own chain, and only the engine that holds them can resolve a reference (`SemanticTrtLoadPlan`)."""
 
     def __post_init__(self) -> None:
         if self.target_start < 0 or self.donor_start < 0 or self.token_count < 1:
@@ -64,7 +78,12 @@ class SemanticTrtSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SemanticTrtMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One donor that may help one request."""
+    """One donor that may help one request.
+
+    Two fields of the RFC are not here. `donor_token_ids`: what others wrote never leaves their engine, so a provider has sketches and
+    no tokens; the engine compares its own. `donor_block_refs` of the whole match: as `SemanticTrtSegment.donor_block_refs` says, a
+    proven prefix is named by the request's own block keys, and what is not proven is not loaded.
+    """
 
     donor_id: str
     reusable_token_count: int
@@ -82,6 +101,15 @@ class SemanticTrtMatch(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float = 0.0
     edited: bool = False
     """The donor's runs are interrupted inside what is otherwise the same document."""
+    quality_signals: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Numbers that the provider's judgement rests on, by names of its own; at most `MAX_SIGNALS`. `explain` shows those of the chosen
+    match, and scorers may weigh them; nothing of ours decides by them."""
+    metadata: Mapping[str, str | int | float] = msgspec.field(default_factory=dict)
+    """What else the provider says of the donor, for scorers and logs of this process: it goes into no event, hint or page."""
+
+    def __hash__(self) -> int:
+        """Signals and metadata are mappings, which have none."""
+        return hash((self.donor_id, self.provider, self.provider_generation, self.location, self.reusable_token_count))
 
     @property
     def overlap_bucket(self) -> Bucket:
@@ -90,3 +118,34 @@ class SemanticTrtMatch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def confidence_bucket(self) -> Bucket:
         return Bucket.of(self.confidence)
+
+
+def are_signals(values: object) -> bool:
+    """Can these be the quality signals of a match? Finite numbers under a few short names."""
+    return _is_small(values) and all(_is_finite(value) for value in values.values())  # type: ignore[attr-defined]
+
+
+def check_signals(field: str, values: Mapping[str, float]) -> None:
+    if not are_signals(values):
+        allowed = f"at most {MAX_SIGNALS} finite numbers under ASCII names of 1 to {MAX_SIGNAL_NAME} characters"
+        raise ContractError(field, len(values), allowed)
+
+
+def is_metadata(values: object) -> bool:
+    """As `are_signals`, but short texts may be among the values."""
+    return _is_small(values) and all(
+        len(value) <= MAX_METADATA_TEXT if isinstance(value, str) else _is_finite(value)
+        for value in values.values()  # type: ignore[attr-defined]
+    )
+
+
+def _is_small(values: object) -> bool:
+    return (
+        isinstance(values, dict)
+        and len(values) <= MAX_SIGNALS
+        and all(isinstance(name, str) and name.isascii() and 0 < len(name) <= MAX_SIGNAL_NAME for name in values)
+    )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, _NUMBER) and not isinstance(value, bool) and bool(abs(value) <= 2.0**63)

@@ -85,6 +85,8 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     overlap: Bucket = Bucket.NONE
     tier: Tier | None = None
     provider: str | None = None
+    quality_signals: dict[str, float] = msgspec.field(default_factory=dict)
+    """What the provider's judgement of the donor rests on, by its own names: at most 8 finite numbers."""
     materialization: str | None = None
     """`off`, `exact` or `experimental`: the mode of the pinned replica's connector, as announced. None: no pin, or an older router."""
     expected_tokens: int | None = None

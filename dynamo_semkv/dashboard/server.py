@@ -32,7 +32,7 @@ from dynamo_semkv.dashboard.broadcast import Broadcast, Full
 from dynamo_semkv.dashboard.files import page_files
 from dynamo_semkv.dashboard.rate import Rate
 from dynamo_semkv.observe.health import Readiness
-from dynamo_semkv.observe.snapshot import explain
+from dynamo_semkv.observe.snapshot import explain, explain_request
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.telemetry.throttled import Throttled
 
@@ -206,12 +206,7 @@ class DashboardServer:
         return _json(explain(route))
 
     async def _api_request(self, request: web.Request) -> web.StreamResponse:
-        """By the id as a user has it: with `chatcmpl-`, without, or a route id. An empty list for what is unknown or not closed yet."""
-        asked = request.match_info["request_id"].removeprefix("chatcmpl-")
-        found = self._history.of_request(asked)
-        if not found and (route := self._history.get(asked)) is not None:
-            found = [route]
-        return _json({"routes": [explain(route) for route in found]})
+        return _json({"routes": explain_request(self._history, request.match_info["request_id"])})
 
     async def _api_stream(self, request: web.Request) -> web.StreamResponse:
         try:

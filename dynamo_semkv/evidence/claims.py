@@ -9,13 +9,20 @@ of that costs its own thread and its own deadline; the event loop, which every s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import islice
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 import numpy as np
 
-from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
+from dynamo_semkv.contracts.evidence import (
+    MatchType,
+    SemanticTrtMatch,
+    SemanticTrtSegment,
+    are_signals,
+    is_metadata,
+)
 from dynamo_semkv.contracts.identity import is_donor_id
 from dynamo_semkv.contracts.location import SharedLocation, Tier, WorkerLocation
 from dynamo_semkv.evidence.provider import LookupQuery
@@ -77,6 +84,8 @@ def _is_sound(match: object, prompt: int) -> TypeGuard[SemanticTrtMatch]:
         and isinstance(match.segments, tuple)
         and len(match.segments) <= MAX_SEGMENTS
         and all(type(s) is SemanticTrtSegment and s.target_start + s.token_count <= prompt for s in match.segments)
+        and are_signals(match.quality_signals)
+        and is_metadata(match.metadata)
     )
 
 
@@ -100,6 +109,10 @@ def _is_name(text: object) -> bool:
 def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
     """With Python's own numbers: whoever works with NumPy returns its, and neither a hint nor a route event can be written with them."""
     at = match.location
+    if match.quality_signals or match.metadata:
+        match = msgspec.structs.replace(
+            match, quality_signals=_plain_values(match.quality_signals), metadata=_plain_values(match.metadata)
+        )
     if type(at) is WorkerLocation and not type(at.worker_id) is type(at.dp_rank) is int:
         at = WorkerLocation(int(at.worker_id), int(at.dp_rank), at.tier)
     elif type(match.exact_prefix_tokens) is type(match.reusable_token_count) is int and (
@@ -114,6 +127,13 @@ def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
         confidence=float(match.confidence),
         location=at,
     )
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value if type(value) in (int, float) else str(value) if isinstance(value, str) else float(value)
+        for name, value in values.items()
+    }
 
 
 __all__ = ["MAX_CLAIMS", "MAX_SEGMENTS", "Claims", "checked"]

@@ -178,6 +178,13 @@ class EmbeddingProvider(DonorLearner):
             provider_generation=donor.generation,
             overlap=reusable / len(query.tokens),
             confidence=min(1.0, mean) * min(1.0, len(similar) / CONVINCING),
+            quality_signals={
+                "similarity": round(mean, 4),
+                "windows": len(similar),
+                "windows_alike": round(alike * len(similar)),
+                **({} if background is None else {"background": round(background, 4)}),
+            },
+            metadata={"donor_tokens": donor.token_count},
         )
 
     def _is_first(self, row: int, means: dict[int, float], donors: dict[int, CatalogDonor]) -> bool:

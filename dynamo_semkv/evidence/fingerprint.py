@@ -268,6 +268,13 @@ class FingerprintProvider:
             overlap=reusable / prompt,
             confidence=min(1.0, max(alignment.verified_tokens, lead) / reusable) * min(1.0, evidence / CONVINCING),
             edited=alignment.edited,
+            quality_signals={
+                "evidence": round(evidence, 3),
+                "shared_samples": len(alignment.shared),
+                "verified_tokens": max(alignment.verified_tokens, lead),
+                "longest_run": alignment.longest_run,
+            },
+            metadata={"donor_tokens": donor.token_count, "sample_spacing": sketch.spacing},
         )
 
     def _objection(

@@ -151,6 +151,7 @@ class SemBlendProvider(DonorLearner):
         proven = donor.sketch.proven_blocks(query.chain) if donor.sketch is not None else 0
         exact = min(proven * (query.namespace.tokens_per_block or 0), len(query.tokens), donor.token_count)
         exact = 0 if query.namespace.unknown_fields() else exact
+        similarity = float(np.clip(result.similarity, 0.0, 1.0))
         return SemanticTrtMatch(
             donor_id=donor.donor_id,
             reusable_token_count=max(reusable, exact),
@@ -161,8 +162,10 @@ class SemBlendProvider(DonorLearner):
             provider_generation=donor.generation,
             segments=segments,
             overlap=max(reusable, exact) / len(query.tokens),
-            confidence=float(np.clip(result.similarity, 0.0, 1.0)),
+            confidence=similarity,
             edited=len(segments) > 1,
+            quality_signals={"similarity": similarity, "runs": len(segments), "verified_tokens": reusable},
+            metadata={"donor_tokens": donor.token_count},
         )
 
     def _alive(self, registered: _Registered | None) -> CatalogDonor | None:

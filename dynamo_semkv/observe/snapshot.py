@@ -20,7 +20,7 @@ from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.health import readiness, wire_ids
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
-from dynamo_semkv.outcome.history import BUCKET_SECONDS
+from dynamo_semkv.outcome.history import BUCKET_SECONDS, History
 from dynamo_semkv.outcome.totals import STEPS, ReplicaTotals, Totals
 
 SCHEMA = 1
@@ -158,6 +158,16 @@ def explain(route: ClosedRoute) -> dict[str, Any]:
         }
     )
     return plain
+
+
+def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
+    """The attempts of a request, by its id as a user has it (with `chatcmpl-`, or without), or by a route id. Empty for what is unknown or
+    not closed yet."""
+    asked = asked.removeprefix("chatcmpl-")
+    found = history.of_request(asked)
+    if not found and (route := history.get(asked)) is not None:
+        found = [route]
+    return [explain(route) for route in found]
 
 
 def to_plain(value: object, depth: int = 0) -> Any:

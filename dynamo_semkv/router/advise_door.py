@@ -1,6 +1,6 @@
-"""Who may ask for advice at `/engine/semkv/advise`: Dynamo's status server, where that route is, lets everybody in who reaches it.
+"""Who may ask at `/engine/semkv/advise`, and `explain` where that is: Dynamo's status server lets everybody in who reaches it.
 
-An answer says whether KV of some text is there and where, for whatever tenant the question names, so beyond this machine it wants a
+An advice says whether KV of some text is there and where, for whatever tenant the question names, so beyond this machine it wants a
 token. It rides in the body, since a route of the status server is given nothing else of the request.
 """
 
@@ -29,7 +29,9 @@ Answer = Callable[[Any], Awaitable[dict[str, Any]]]
 class AdviseDoor:
     """Body in, answer or `error` out. ContractError for a token file that cannot be used."""
 
-    def __init__(self, answer: Answer, config: SecurityConfig, env: Mapping[str, str]) -> None:
+    def __init__(self, answer: Answer, config: SecurityConfig, env: Mapping[str, str], name: str = "advise") -> None:
+        """`name`: what the log calls it."""
+        self._name = name
         self._answer = answer
         self._host = env.get("DYN_SYSTEM_HOST") or ANYWHERE
         self._token = read_token(config.advise_token_file, FIELD) if config.advise_token_file is not None else None
@@ -40,7 +42,7 @@ class AdviseDoor:
         refusal = self._refusal(body)
         if refusal is not None:
             self.counts["refused"] += 1
-            _throttled.warning("advise: a question was refused: %s", refusal)
+            _throttled.warning("%s: a question was refused: %s", self._name, refusal)
             return {"error": refusal}
         self.counts["answered"] += 1
         if isinstance(body, dict) and "token" in body and self._token is not None:

@@ -64,6 +64,7 @@ def opened_event(
         overlap=match.overlap_bucket if match is not None else Bucket.NONE,
         tier=match.location.tier if match is not None else None,
         provider=match.provider if match is not None else None,
+        quality_signals=dict(match.quality_signals) if match is not None else {},
         materialization=said.materialization if said is not None else None,
         expected_tokens=_expected(advice),
         shadow_choice=_name(decision.shadow_choice, places) if decision.shadow_choice is not None else None,

@@ -26,6 +26,7 @@ from dynamo_semkv.outcome.intake import RouteJournal
 from dynamo_semkv.router.advise_door import AdviseDoor
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.desk import AdviceDesk
+from dynamo_semkv.router.explain_route import ExplainRoute
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.hint_sender import HintSender
 from dynamo_semkv.router.knowledge import Knowledge
@@ -113,6 +114,9 @@ async def serve(loaded: Loaded) -> int:
         await _open(page, loaded.config.dashboard)
         connecting = DynamoEdge.connect(edge_settings(loaded.config), knowledge.view.metrics_text)
         edge = await _unless(stop, connecting)
+        if edge is not None and page is None:
+            door = AdviseDoor(ExplainRoute(knowledge.history).answer, loaded.config.security, os.environ, "explain")
+            edge.expose_route("semkv/explain", door.answer)
         return 0 if edge is None else await _serve(loaded, router, knowledge, edge, stop)
     except EdgeError as error:
         logger.error("nothing to serve: %s", error)

@@ -67,3 +67,11 @@ def test_the_sheet_is_shown_with_what_dynamo_would_have_chosen_and_what_was_left
     assert "and 2 more" in text
     assert " host " not in next(line for line in text.splitlines() if "tokens expected to be saved" in line)
     assert "tokens expected to be saved" not in told(replace(route, opened=msgspec.structs.replace(opened, sheet=())))
+
+
+def test_signals_of_the_provider_are_shown_by_their_own_names() -> None:
+    route = loaded()
+    opened = msgspec.structs.replace(route.opened, quality_signals={"similarity": 0.8712, "win\x1bdows": 4.0})
+    text = told(replace(route, opened=opened))
+    assert "The provider's signals: similarity 0.8712, win\\x1bdows 4.0." in text
+    assert "signals" not in told(replace(route, opened=msgspec.structs.replace(opened, quality_signals={})))

@@ -172,6 +172,11 @@ routes_opened = st.builds(
     dynamo_choice=maybe_text,
     sheet=st.lists(sheet_lines, max_size=8).map(tuple),
     sheet_rows=tokens,
+    quality_signals=st.dictionaries(
+        st.text(st.characters(max_codepoint=127), min_size=1, max_size=32),
+        st.floats(-(2.0**63), 2.0**63, allow_nan=False),
+        max_size=8,
+    ),
     evidence_tokens=tokens,
     placed_tokens=tokens,
     hinted_tokens=tokens,

@@ -89,6 +89,9 @@ def test_a_paraphrase_finds_its_donor_and_claims_no_place(make: Callable[..., Em
     assert match.match_type is MatchType.SEMANTIC_CANDIDATE
     assert (match.segments, match.exact_prefix_tokens, match.provider) == ((), 0, "embedding")
     assert 0 < match.reusable_token_count <= len(prompt)
+    assert 0.0 < match.quality_signals["similarity"] <= 1.0
+    assert match.quality_signals["windows_alike"] <= match.quality_signals["windows"]
+    assert match.metadata == {"donor_tokens": len(words(5))}
     assert provider.lookup(query_of(words(99), A)) == []
 
 

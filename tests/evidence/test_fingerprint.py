@@ -52,6 +52,11 @@ def test_the_same_prompt_is_exact_equivalent() -> None:
     assert match.overlap > 0.98
     assert match.confidence > 0.95
     assert [(s.target_start, s.donor_start) for s in match.segments] == [(0, 0)]
+    assert match.metadata == {"donor_tokens": 4_000, "sample_spacing": 16}
+    assert match.quality_signals["verified_tokens"] == match.exact_prefix_tokens
+    assert match.quality_signals["longest_run"] > 3_800
+    assert match.quality_signals["shared_samples"] > 200
+    assert match.quality_signals["evidence"] > 0.0
 
 
 def test_the_next_turn_of_a_conversation_finds_the_last_one() -> None:

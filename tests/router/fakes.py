@@ -110,6 +110,7 @@ def match(
         provider_generation=generation,
         overlap=0.5,
         confidence=0.9,
+        quality_signals={"evidence": 12.5},
     )
 
 

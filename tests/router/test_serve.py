@@ -42,9 +42,9 @@ WORKERS = ("a", "b")
 DONOR_TOKENS = 1024
 
 
-def serve(g: TestGraph, name: str, config: Path) -> Process:
+def serve(g: TestGraph, name: str, config: Path, **env: str) -> Process:
     return g.graph.python(
-        name, "-m", "dynamo_semkv", "serve", "--config", str(config), env=g.graph.env(DYN_SYSTEM_PORT="0")
+        name, "-m", "dynamo_semkv", "serve", "--config", str(config), env=g.graph.env(DYN_SYSTEM_PORT="0", **env)
     )
 
 
@@ -144,8 +144,8 @@ def g(open_graph: OpenGraph, nats: EmbeddedNats) -> Iterator[TestGraph]:
         for worker in WORKERS:
             made.worker(worker, "--delay-s", "0.02")
         config = write_config(made, nats.url)
-        for name in ("r1", "r2"):
-            serve(made, name, config).wait_log("is served by")
+        for name, page in (("r1", "true"), ("r2", "false")):
+            serve(made, name, config, SEMKV_DASHBOARD__ENABLED=page).wait_log("is served by")
         made.frontend(2)
         yield made
 
@@ -225,6 +225,22 @@ def test_page_and_metrics_show_replicas_and_decisions(g: TestGraph) -> None:
         status, text = http_json(port, "/metrics")
         assert status == 200
         assert 'semkv_placement_total{mode="enforce",result="placed"}' in text
+
+
+def test_router_without_a_page_explains_at_dynamos_status_server(g: TestGraph) -> None:
+    with_page, without = (g.status_port(p) for p in g.graph.processes if p.name in ("r1", "r2"))
+
+    def explained() -> Any:
+        status, said = http_json(without, "/engine/semkv/explain", {"last": 100})
+        assert status == 200
+        return [route for route in said["routes"] if route["decision"] == "placed"]
+
+    (route, *_) = wait_until("a placed route to close", explained, 60.0)
+    assert route["opened"]["quality_signals"]["verified_tokens"] >= route["tokens"]["evidence"] - 64
+    one = http_json(without, "/engine/semkv/explain", {"request_id": f"chatcmpl-{route['opened']['request_id']}"})
+    assert route["route_id"] in [attempt["route_id"] for attempt in one[1]["routes"]]
+    assert "allowed" in http_json(without, "/engine/semkv/explain", {"prompt": "x"})[1]["error"]
+    assert http_json(with_page, "/engine/semkv/explain", {"last": 1})[0] == 404
 
 
 def test_a_client_cannot_bring_hints(g: TestGraph) -> None:

@@ -45,6 +45,7 @@ async def test_a_donor_is_placed_on_hinted_both_ways_and_recorded() -> None:
         960,
         960,
     )
+    assert opened.quality_signals == {"evidence": 12.5}
     assert (opened.donor_id, opened.provider, opened.tier) == ("d" * 32, "fingerprint", Tier.HOST_PINNED)
     assert (opened.request_id, opened.attempt, opened.traceparent) == ("req-1", 0, "00-t-s-01")
     assert rig.dispatch.sent is not None

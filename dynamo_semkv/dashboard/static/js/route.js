@@ -47,12 +47,17 @@ function attempts(id, routes) {
   return routes.flatMap((route) => [...(routes.length > 1 ? [h("h3", {}, `Attempt ${route.attempt}: route ${route.route_id}`)] : []), ...story(route)]);
 }
 
+function signals(opened) {
+  const found = Object.entries(opened.quality_signals ?? {});
+  return found.length ? ` The provider’s signals: ${found.map(([name, value]) => `${name} ${value}`).join(", ")}.` : "";
+}
+
 function story(route) {
   const { opened, observed, report, tokens } = route;
   const line = (name, ...text) => h("li", {}, h("b", {}, name), h("div", {}, ...text.map((part) => (part instanceof Node ? part : h("p", {}, part)))));
   const items = [
     line("Request", `${f.count(tokens.input)} prompt tokens for ${route.model}, at ${f.time(opened.opened_at)}${opened.request_id ? `, request ${opened.request_id}` : ""}, attempt ${route.attempt}.`, `Dynamo’s exact overlap: ${f.count(opened.exact_device_tokens)} tokens on device, ${f.count(opened.exact_host_tokens)} more in host memory.`),
-    line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.` : opened.lookup === "hit" ? "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent." : "No donor."),
+    line("Evidence", `Lookup: ${word(LOOKUPS, opened.lookup).toLowerCase()} in ${f.seconds(opened.lookup_seconds)}.`, opened.donor_id ? `Donor ${opened.donor_id} (${opened.match_type ?? "unknown kind"}, overlap ${opened.overlap}, ${opened.tier ?? "unknown tier"}) by ${opened.provider ?? "an unknown provider"}: ${f.count(tokens.evidence)} tokens.${signals(opened)}` : opened.lookup === "hit" ? "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent." : "No donor."),
     line("Decision", `Mode ${route.mode}: ${word(MODES, route.mode)}.`, `${word(DECISIONS, route.decision)}${route.placed_on ? `, on ${route.placed_on}: ${f.count(tokens.placed)} tokens, of which ${f.count(tokens.hinted)} hinted${opened.expected_tokens == null ? "" : `; ${f.count(opened.expected_tokens)} tokens of prefill expected to be saved`}` : opened.shadow_choice ? `, on ${opened.shadow_choice}` : ""}.`),
     ...(opened.sheet?.length ? [line("Sheet", sheet(opened))] : []),
     line("Backend", ...backend(route, report)),
