@@ -47,6 +47,8 @@ MAX_REPORT_BYTES = 16 * 1024
 MAX_ANNOUNCEMENT_BYTES = 32 * 1024
 MAX_GENERATION = 256
 """Characters."""
+MAX_TEXT = 256
+"""Characters of an id, a digest, the name of a field or a trace context in a report."""
 MAX_COUNT = 2**31 - 1
 """Tokens of a request, and whatever else is counted of one."""
 MAX_CREDIT = 2**40
@@ -144,6 +146,12 @@ def _check_generation(kind: str, generation: int | str) -> None:
         raise ContractError(f"{kind}.generation", generation, f"at most {MAX_GENERATION} characters")
 
 
+def _check_text(kind: str, name: str, text: str | None) -> None:
+    """Of 100,000 reports and the ids of more that are kept: as long as a message may be, they would fill the memory."""
+    if text is not None and len(text) > MAX_TEXT:
+        raise ContractError(f"{kind}.{name}", text, f"at most {MAX_TEXT} characters")
+
+
 def _check_location(field: str, location: Location) -> None:
     if isinstance(location, WorkerLocation):
         check_u64(f"{field}.worker_id", location.worker_id)
@@ -196,6 +204,9 @@ def decode_report(raw: bytes) -> MaterializationReport:
         check_donor_id(report.donor_id)
     _check_counts("report", report, "request_id", most=U64_MAX)
     _check_counts("report", report, "epoch", "prompt_tokens")
+    _check_generation("report", report.generation)
+    for name in ("report_id", "namespace", "differing_field", "traceparent"):
+        _check_text("report", name, getattr(report, name))
     _check_seconds("report", report, "load_seconds")
     return report
 

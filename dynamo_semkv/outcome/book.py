@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.evidence.shares import Shares
 from dynamo_semkv.outcome.closed import (
     ClosedRoute,
     JoinedBy,
@@ -67,7 +68,7 @@ class BookLimits:
 
     open_routes: int = 100_000
     held_reports: int = 100_000
-    """Reports whose route is not known yet."""
+    """Reports whose route is not known yet. The worker with most of them gives up its oldest."""
     remembered: int = 200_000
     """Closed routes and seen reports: a duplicate that comes after so many others would be new again."""
 
@@ -148,6 +149,8 @@ class OutcomeBook:
         self._waiting = DueQueue[str](ttl_seconds)
         self._reports_by_prompt = Groups[bytes]()
         self._reports_by_route = Groups[str]()
+        self._shares = Shares[str, str]()
+        """Of the reports, by the worker that sent them."""
 
         self._unsettled = DueQueue[bytes](settle_seconds)
         self._closed = Bounded[str, _Tombstone](limits.remembered)
@@ -219,15 +222,7 @@ class OutcomeBook:
                     self._finish(route_id, now)
         for route_id in self._early.pop_due(now):
             self._drop_early(route_id)
-        for report_id in self._waiting.pop_due(now):
-            held = self._reports.get(report_id)
-            if held is None:
-                continue
-            if self._is_matched(held):
-                self._waiting.add(report_id, now)  # its route still runs
-            else:
-                self._drop_report(report_id)
-                self._orphan(held.report, self._orphan_reason(held.report), now)
+        self._give_up(self._waiting.pop_due(now), now)
 
     def rebase(self, seconds: float) -> None:
         """Shift everything that is open: for a caller whose clock went on while nothing could arrive."""
@@ -264,9 +259,9 @@ class OutcomeBook:
         if report.route_id is not None:
             self._reports_by_route.add(report.route_id, report.report_id)
         self._waiting.add(report.report_id, held.at)
-        while len(self._reports) > self._limits.held_reports:
-            oldest = next(iter(self._reports))
-            self._orphan(self._drop_report(oldest), OrphanReason.EVICTED, now)
+        self._shares.use(report.stable_routing_id, report.report_id)
+        while len(self._reports) > self._limits.held_reports and (victim := self._shares.victim()) is not None:
+            self._orphan(self._drop_report(victim[1]), OrphanReason.EVICTED, now)
         self._touch(self._group_of(report), now)
 
     def _group_of(self, report: MaterializationReport) -> bytes:
@@ -349,6 +344,7 @@ class OutcomeBook:
         if report.route_id is not None:
             self._reports_by_route.discard(report.route_id, report_id)
         self._waiting.discard(report_id)
+        self._shares.drop(report.stable_routing_id, report_id)
         return report
 
     def _drop_early(self, route_id: str) -> None:
@@ -356,9 +352,20 @@ class OutcomeBook:
         self._early.discard(route_id)
         self.stats.unmatched_ends += 1
 
-    def _is_matched(self, held: HeldReport) -> bool:
-        pairs = self._match(self._group_of(held.report))
-        return any(held.report.report_id in pair.report_ids for pair in pairs.values())
+    def _give_up(self, due: Sequence[str], now: float) -> None:
+        """Reports whose time is over: those of a route that still runs wait on, the others are orphans. Each prompt is matched once, as one
+        that goes leaves the pairs of the others as they are: many reports of one prompt would else be matched with each other each time."""
+        taken: dict[bytes, set[str]] = {}
+        for report_id in due:
+            report = self._reports[report_id].report
+            group = self._group_of(report)
+            if group not in taken:
+                taken[group] = {each for pair in self._match(group).values() for each in pair.report_ids}
+            if report_id in taken[group]:
+                self._waiting.add(report_id, now)
+            else:
+                self._drop_report(report_id)
+                self._orphan(report, self._orphan_reason(report), now)
 
     def _orphan_reason(self, report: MaterializationReport) -> OrphanReason:
         """Why no open route took it, by the route that it names, else by the routes with its prompt."""
