@@ -143,6 +143,8 @@ VALUES = {
     "internal_error": "A fault of ours; the worker's log has it.",
     "request_refused": "The engine or Dynamo refused the request itself.",
     "no_report": "None came in time.",
+    "before_first_token": "Cancelled before its first token, and no connector told of it: as far as anybody knows, it never ran.",
+    "no_worker": "No worker could be given the request.",
     "worker_lost": "The worker went away.",
     "wrong_replica": "Reported by another replica than served.",
     "device": "In the engine's own cache.",

@@ -34,6 +34,8 @@ REASONS = {
     "internal_error": "A fault of the connector; its log says more",
     "request_refused": "The engine or Dynamo refused the request itself, so nothing ran",
     "no_report": "The connector said nothing in time",
+    "before_first_token": "Cancelled before its first token, and no connector had it",
+    "no_worker": "No worker could be given the request",
     "worker_lost": "The worker went away",
     "wrong_replica": "Another replica reported than the one that served",
 }
@@ -66,6 +68,7 @@ ENDS = {
     "complete": "Completed",
     "cancelled": "Cancelled",
     "worker_lost": "Cut off when the worker was lost",
+    "no_worker": "No worker could be given it",
     "error": "Ended in an error",
 }
 

@@ -14,6 +14,8 @@ from dynamo_semkv.contracts.location import Tier
 ROUTE_EVENT_VERSION = "1.0"
 ADVISED = "advised"
 """How a route ends for us whose request a gateway dispatches."""
+NO_WORKER = "no_worker"
+"""How a route ends whose request no worker could be given."""
 
 
 MAX_SHEET_LINES = 8
@@ -111,7 +113,8 @@ class RouteObserved(msgspec.Struct, frozen=True, tag_field="kind", tag="observed
     route_id: str
     observed_at: float
     end: str
-    """`complete`, `cancelled`, `worker_lost`, `error`; `advised`: a gateway dispatches by itself, no token passes through us."""
+    """`complete`, `cancelled`, `worker_lost`, `no_worker`, `error`; `advised`: a gateway dispatches by itself, no token passes through
+    us."""
     served_stable_routing_id: str | None = None
     served_dp_rank: int | None = None
     served_worker_id: str | None = None

@@ -324,13 +324,19 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "kv_events", Level.OK, f"Dynamo's index foresaw {seen} of {own} tokens that engines reused of their own"
         )
-    unconfirmed = sum(row["routes"] for row in snapshot.get("outcomes", ()) if row["outcome"] == "unconfirmed")
-    if unconfirmed > UNCONFIRMED_SHARE * requests:
+    outcomes = snapshot.get("outcomes", ())
+    unconfirmed = sum(row["routes"] for row in outcomes if row["outcome"] == "unconfirmed")
+    owed = requests - sum(row["routes"] for row in outcomes if _owes_no_report(row))
+    if unconfirmed > UNCONFIRMED_SHARE * owed:
         yield Finding(
             "feedback",
             Level.FAIL,
-            f"{unconfirmed} of {requests} routes closed without a report",
+            f"{unconfirmed} of {owed} routes closed without a report that was owed",
             "the connectors' reports do not arrive: broker permissions, DYN_STABLE_ROUTING_ID, outcome.report_ttl_seconds",
         )
     else:
-        yield Finding("feedback", Level.OK, f"{requests - unconfirmed} of {requests} routes were reported on")
+        yield Finding("feedback", Level.OK, f"{owed - unconfirmed} of {owed} routes that ran were reported on")
+
+
+def _owes_no_report(row: Mapping[str, Any]) -> bool:
+    return row["outcome"] == "refused" or row.get("reason") == "before_first_token"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec.structs
 
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
-from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import NO_WORKER, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.saving import Saving
 
 CLEAR_SHARE = 0.5
@@ -193,7 +193,12 @@ _NOT_FOR_REPORTS = (Outcome.UNCONFIRMED, Outcome.REFUSED, Outcome.ORPHAN_REPORT)
 def report_is_owed(observed: RouteObserved | None) -> bool:
     """Must the connector have something to say of this route? Not where it ended before its first token: refused, or cancelled. It may
     have all the same, where the engine had asked it."""
-    return observed is None or observed.output_tokens > 0 or observed.end not in ("cancelled", "error")
+    return observed is None or observed.output_tokens > 0 or observed.end not in ("cancelled", "error", NO_WORKER)
+
+
+def was_refused(observed: RouteObserved | None) -> bool:
+    """Whether it ended by itself before its first token, so that no engine ran it as far as is known."""
+    return observed is not None and not report_is_owed(observed) and observed.end != "cancelled"
 
 
 def close_route(
@@ -234,9 +239,9 @@ def _verdict(observed: RouteObserved | None, report: MaterializationReport | Non
         outcome = Outcome.UNKNOWN if report.outcome in _NOT_FOR_REPORTS else report.outcome
         return outcome, report.reason
     if observed is not None and observed.end == "cancelled":
-        return Outcome.CANCELLED, Reason.CANCELLED
+        return Outcome.CANCELLED, Reason.CANCELLED if report_is_owed(observed) else Reason.BEFORE_FIRST_TOKEN
     if observed is not None and observed.end == "worker_lost":
         return Outcome.UNCONFIRMED, Reason.WORKER_LOST
-    if not report_is_owed(observed):
-        return Outcome.REFUSED, Reason.REQUEST_REFUSED
+    if observed is not None and was_refused(observed):
+        return Outcome.REFUSED, Reason.NO_WORKER if observed.end == NO_WORKER else Reason.REQUEST_REFUSED
     return Outcome.UNCONFIRMED, Reason.NO_REPORT

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import ADVISED, RouteObserved, RouteOpened
-from dynamo_semkv.outcome.closed import JoinedBy, ReplicaName, placed_on, served_by
+from dynamo_semkv.outcome.closed import JoinedBy, ReplicaName, placed_on, served_by, was_refused
 
 
 class OpenRoute(NamedTuple):
@@ -122,7 +122,10 @@ def match(
     routes: Sequence[OpenRoute], reports: Iterable[HeldReport], taken: Container[str] = frozenset()
 ) -> dict[str, Match]:
     """Pairs of the group. `taken`: ids of routes that closed with another request's report (rule 3)."""
-    ordered = sorted(routes, key=lambda route: (route.opened.opened_at, route.opened.route_id))
+    # By prompt alone a route that was refused comes last: whoever ran, its report is sooner that of an equal prompt.
+    ordered = sorted(
+        routes, key=lambda route: (was_refused(route.observed), route.opened.opened_at, route.opened.route_id)
+    )
     by_id = {route.opened.route_id: route for route in ordered}
     pairs: dict[str, Match] = {}
     loose: list[_Request] = []

@@ -11,14 +11,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from dynamo_semkv.contracts.report import Outcome
-from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import NO_WORKER, RouteObserved, RouteOpened
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport, ReplicaName, TtftClass, placed_on
 
 STEPS = ("input", "evidence", "placed", "hinted", "materialized", "beyond_dynamo")
 """The funnel. Its denominator is `input`; `beyond_dynamo` is what is ours of the reuse."""
 MODES = frozenset({"off", "shadow", "canary", "enforce"})
 LOOKUPS = frozenset({"hit", "miss", "timeout", "error", "skipped"})
-ENDS = frozenset({"complete", "cancelled", "worker_lost", "error"})
+ENDS = frozenset({"complete", "cancelled", "worker_lost", NO_WORKER, "error"})
 OTHER = "other"
 MAX_REPLICAS = 1_024
 MAX_DECISIONS = 64

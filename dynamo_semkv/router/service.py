@@ -26,7 +26,7 @@ from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica, new_route_id
 from dynamo_semkv.contracts.keys import PromptKey
-from dynamo_semkv.contracts.route_events import ADVISED, RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import ADVISED, NO_WORKER, RouteObserved, RouteOpened
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
 from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
@@ -165,7 +165,7 @@ class RouterService:
         try:
             chunk = await dispatch.first()
             if chunk is not None and route is not None:
-                self._begun(route, dispatch)
+                self._begun(route, dispatch, chunk)
             while chunk is not None:
                 if send is None:
                     yield chunk
@@ -177,7 +177,7 @@ class RouterService:
                 chunk = await dispatch.next()
             end = _end_of(dispatch, call)
         except RequestFailed as failure:
-            end = _ENDS.get(failure.kind, "error")
+            end = _failed_end(failure.kind, dispatch)
             raise
         except (asyncio.CancelledError, GeneratorExit, ClientGone):
             end = "cancelled"
@@ -188,9 +188,11 @@ class RouterService:
             # Not left to the garbage collector: what the stream holds in Dynamo is given back now.
             await dispatch.close()
 
-    def _begun(self, route: _Route, dispatch: Dispatch) -> None:
-        """The first chunk is there, and says who serves."""
-        route.first_at = self._monotonic()
+    def _begun(self, route: _Route, dispatch: Dispatch, chunk: Chunk) -> None:
+        """The first chunk is there, and says who serves. dynamo.trtllm tells of a request that its engine refuses in a chunk with an error
+        and no tokens: that is no first token."""
+        if chunk.get("token_ids") or dispatch.finish_reason != "error":
+            route.first_at = self._monotonic()
         route.served = self._stable(dispatch.replica)
         route.waited = route.queued.get(dispatch.replica) if dispatch.replica is not None else None
         route.queued = {}
@@ -324,7 +326,7 @@ class RouterService:
                     served_worker_id=str(replica.worker_id) if replica is not None else None,
                     ttft_seconds=route.first_at - route.arrived if route.first_at is not None else None,
                     queued_tokens=route.waited,
-                    output_tokens=output_tokens(dispatch),
+                    output_tokens=output_tokens(dispatch) if route.first_at is not None else 0,
                     engine_cached_tokens=engine_cached_tokens(dispatch),
                 )
             )
@@ -356,6 +358,13 @@ def is_spent(request: Request) -> bool:
     stop = request.get("stop_conditions")
     tokens = stop.get("max_tokens") if isinstance(stop, Mapping) else None
     return isinstance(tokens, int) and not isinstance(tokens, bool) and tokens == 0
+
+
+def _failed_end(kind: FailureKind, dispatch: Dispatch) -> str:
+    """How a stream that failed ended. Before its first chunk, and unless a worker was lost that may have run it, nobody had the request."""
+    if kind is FailureKind.NO_WORKER and dispatch.chunks == 0 and dispatch.fallback != FailureKind.WORKER_LOST.value:
+        return NO_WORKER
+    return _ENDS.get(kind, "error")
 
 
 def _end_of(dispatch: Dispatch, call: CallContext) -> str:

@@ -46,7 +46,7 @@ _throttled = Throttled(logger)
 T = TypeVar("T")
 U = TypeVar("U")
 
-_FAILED_ENDS = frozenset({"error", "worker_lost"})
+_FAILED_ENDS = frozenset({"error", "worker_lost", "no_worker"})
 
 
 @dataclass

@@ -86,6 +86,17 @@ def test_a_healthy_graph_has_nothing_bad_and_every_check_speaks() -> None:
     }
 
 
+def test_routes_that_owe_no_report_do_not_hide_that_reports_are_missing() -> None:
+    outcomes = [
+        {"outcome": "refused", "reason": "request_refused", "routes": 40},
+        {"outcome": "cancelled", "reason": "before_first_token", "routes": 20},
+        {"outcome": "unconfirmed", "reason": "no_report", "routes": 30},
+    ]
+    (finding,) = bad(diagnose(CONFIG, bus(announcement("w-a"), announcement("w-b")), snapshot(outcomes=outcomes), NOW))
+    assert (finding.check, finding.level) == ("feedback", Level.FAIL)
+    assert "30 of 40" in finding.detail
+
+
 WRONG = CacheNamespace(**{**KNOWN, "kv_dtype": "fp8"})
 UNKNOWN = CacheNamespace(**{**KNOWN, "tokenizer": None})
 CASES: list[tuple[BusInspection, dict[str, Any] | None, str, Level, str]] = [

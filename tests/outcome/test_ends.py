@@ -9,7 +9,7 @@ import pytest
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.outcome.book import UNOWED_SECONDS
 from dynamo_semkv.outcome.closed import report_is_owed
-from tests.outcome.build import Listener, observed, opened, report
+from tests.outcome.build import Listener, observed, opened, report, route_id
 
 TTL = 30.0
 
@@ -18,7 +18,8 @@ TTL = 30.0
     ("end", "outcome", "reason", "after"),
     [
         ({"end": "error", "output_tokens": 0}, Outcome.REFUSED, Reason.REQUEST_REFUSED, UNOWED_SECONDS),
-        ({"end": "cancelled", "output_tokens": 0}, Outcome.CANCELLED, Reason.CANCELLED, UNOWED_SECONDS),
+        ({"end": "no_worker", "output_tokens": 0}, Outcome.REFUSED, Reason.NO_WORKER, UNOWED_SECONDS),
+        ({"end": "cancelled", "output_tokens": 0}, Outcome.CANCELLED, Reason.BEFORE_FIRST_TOKEN, UNOWED_SECONDS),
         ({"end": "cancelled", "output_tokens": 7}, Outcome.CANCELLED, Reason.CANCELLED, TTL),
         ({"end": "error", "output_tokens": 7}, Outcome.UNCONFIRMED, Reason.NO_REPORT, TTL),
         ({"end": "worker_lost", "output_tokens": 0}, Outcome.UNCONFIRMED, Reason.WORKER_LOST, TTL),
@@ -47,6 +48,17 @@ def test_a_report_that_nobody_owed_counts_all_the_same(end: str) -> None:
     route = it.only()
     assert route.report is not None
     assert route.confirmed_tokens == 800
+
+
+def test_a_refused_route_takes_no_report_of_another_request_with_its_prompt() -> None:
+    it = Listener(ttl_seconds=TTL)
+    it.book.opened(opened(1), 0.0)
+    it.book.opened(opened(2), 0.1)
+    it.book.observed(observed(1, end="error", output_tokens=0), 0.2)
+    it.book.report(report(2, named=False), 0.3)
+    it.book.observed(observed(2), 0.4)
+    it.book.expire(60.0)
+    assert {route.route_id: route.confirmed_tokens for route in it.closed} == {route_id(1): 0, route_id(2): 800}
 
 
 def test_what_is_not_over_yet_owes_a_report() -> None:

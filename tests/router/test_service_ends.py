@@ -23,20 +23,23 @@ LOST = RequestFailed(FailureKind.WORKER_LOST, "gone")
 
 
 @pytest.mark.parametrize(
-    ("failure", "end"),
+    ("failure", "before", "after"),
     [
-        (LOST, "worker_lost"),
-        (RequestFailed(FailureKind.NO_WORKER, "none"), "worker_lost"),
-        (RequestFailed(FailureKind.CANCELLED, "stop"), "cancelled"),
-        (RequestFailed(FailureKind.INVALID_REQUEST, "bad"), "error"),
-        (ValueError("a bug of the edge"), "error"),
+        (LOST, "worker_lost", "worker_lost"),
+        (RequestFailed(FailureKind.NO_WORKER, "none"), "no_worker", "worker_lost"),
+        (RequestFailed(FailureKind.CANCELLED, "stop"), "cancelled", "cancelled"),
+        (RequestFailed(FailureKind.INVALID_REQUEST, "bad"), "error", "error"),
+        (RequestFailed(FailureKind.OVERLOADED, "full"), "error", "error"),
+        (ValueError("a bug of the edge"), "error", "error"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("sent", [0, 2])
 async def test_a_failing_stream_is_recorded_once_and_its_failure_is_passed_on(
-    failure: Exception, end: str, sent: int
+    failure: Exception, before: str, after: str, sent: int
 ) -> None:
+    """`before`: how it ends before its first chunk, `after`: behind one."""
+    end = after if sent else before
     rig = Rig(edge=FakeEdge(script=[*chunks(3)[:sent], failure]), lookup=donor_on_a1())
     got: list[Any] = []
 
@@ -69,6 +72,22 @@ async def test_a_stream_that_just_ends_is_complete_only_with_a_finish_reason(
     rig = Rig(edge=FakeEdge(script=[{"token_ids": [1]}, {"token_ids": [2], **last}]))
     _ = [chunk async for chunk in rig.service.handle(a_request(), a_call(stopped=stopped))]
     assert rig.ended.end == end
+
+
+async def test_a_refusal_that_comes_as_a_chunk_is_no_first_token() -> None:
+    """dynamo.trtllm tells of a refused request in a chunk with an error and no tokens, not with an exception."""
+    rig = Rig(edge=FakeEdge(script=[{"finish_reason": "error", "token_ids": []}]), lookup=donor_on_a1())
+    assert [chunk async for chunk in rig.service.handle(a_request(), a_call())]
+    assert (rig.ended.end, rig.ended.ttft_seconds, rig.ended.output_tokens) == ("error", None, 0)
+    assert rig.ended.served_stable_routing_id == "w-a"
+
+
+async def test_a_pinned_worker_that_was_lost_may_have_run_what_then_no_worker_takes() -> None:
+    edge = FakeEdge(script=[RequestFailed(FailureKind.NO_WORKER, "none")], refuse="worker_lost")
+    rig = Rig(edge=edge, lookup=donor_on_a1())
+    with pytest.raises(RequestFailed):
+        await rig.run()
+    assert rig.ended.end == "worker_lost"
 
 
 async def test_dynamo_12315_a_client_that_leaves_mid_stream_ends_its_route_once() -> None:

@@ -91,7 +91,7 @@ function backend(route, report) {
   return said;
 }
 
-const ENDS = { complete: "Completed", cancelled: "Cancelled", worker_lost: "Cut off when the worker was lost", error: "Ended in an error" };
+const ENDS = { complete: "Completed", cancelled: "Cancelled", worker_lost: "Cut off when the worker was lost", no_worker: "No worker could be given it", error: "Ended in an error" };
 
 function stream(route, observed) {
   if (observed === null) return ["Its end was never published: its router went away."];

@@ -20,7 +20,7 @@ export const OUTCOMES = {
   load_failed: ["Load failed", "bad"],
   unconfirmed: ["Unconfirmed", "warn"],
   cancelled: ["Cancelled", "calm"],
-  refused: ["Refused by the engine", "calm"],
+  refused: ["Refused", "calm"],
   orphan_report: ["Orphan report", "warn"],
   unknown: ["Unknown", "warn"],
 };
@@ -57,6 +57,8 @@ export const REASONS = {
   internal_error: "A fault of the connector; its log says more",
   request_refused: "The engine or Dynamo refused the request itself, so nothing ran",
   no_report: "The connector said nothing in time",
+  before_first_token: "Cancelled before its first token, and no connector had it",
+  no_worker: "No worker could be given the request",
   worker_lost: "The worker went away",
   wrong_replica: "Another replica reported than the one that served",
 };
