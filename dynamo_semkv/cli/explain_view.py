@@ -45,6 +45,8 @@ def _request(route: Mapping[str, Any]) -> Iterator[str]:
         f"{t.count(route['tokens']['input'])} prompt tokens for {t.clean(route['model'])}, {t.time(route['opened_at'])}, "
         f"request {t.clean(route['request_id'])}, attempt {route['attempt']}."
     )
+    if route.get("requests", 1) > 1:
+        yield f"It is request {route['request']} of {route['requests']} of several tenants whose clients chose this id."
     yield (
         f"Dynamo's exact overlap: {t.count(opened['exact_device_tokens'])} tokens on the device, "
         f"{t.count(opened['exact_host_tokens'])} more in host memory."

@@ -106,7 +106,8 @@ class Page:
         return found
 
     def request(self, request_id: str) -> list[dict[str, Any]]:
-        """The closed routes of a request, an attempt each; empty when there is none."""
+        """The closed routes of a request id, an attempt each, and of which `request` of how many `requests` that have the id; empty when
+        there is none."""
         found = self._get(f"/api/requests/{quote(request_id, safe='')}", "request").get("routes")
         if not isinstance(found, list) or not all(isinstance(route, dict) for route in found):
             raise self._shapeless("routes: no list of routes")

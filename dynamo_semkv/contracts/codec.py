@@ -48,7 +48,7 @@ MAX_ANNOUNCEMENT_BYTES = 32 * 1024
 MAX_GENERATION = 256
 """Characters."""
 MAX_TEXT = 256
-"""Characters of an id, a digest, the name of a field or a trace context in a report."""
+"""Characters of an id, a digest, the name of a field or a trace context in a report or a route event."""
 MAX_COUNT = 2**31 - 1
 """Tokens of a request, and whatever else is counted of one."""
 MAX_CREDIT = 2**40
@@ -233,6 +233,7 @@ def decode_route_event(raw: bytes) -> RouteEvent:
         if event.donor_id is not None:
             check_donor_id(event.donor_id)
         check_signals("route_opened.quality_signals", event.quality_signals)
+        _check_text("route_opened", "tenant", event.tenant)
     else:
         _check_counts("route_observed", event, "output_tokens", "engine_cached_tokens", "queued_tokens")
         _check_seconds("route_observed", event, "observed_at", "ttft_seconds")

@@ -52,7 +52,11 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     version: str = ROUTE_EVENT_VERSION
     route_id: str
     request_id: str | None = None
-    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about. Shared by the attempts of a request."""
+    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about. Shared by the attempts of a request, and by
+    whatever other requests whose clients chose the same (`x-dynamo-request-id`)."""
+    tenant: str | None = None
+    """Digest of the request's salt (`contracts.namespace.tenant_scope`), `""` without one: clients choose request ids, so only this tells
+    requests of one id apart. None: not known, or an older router."""
     router: str
     attempt: int
     """0 for the first dispatch of a request, 1 after its first migration, ..."""

@@ -30,6 +30,7 @@ from dynamo_semkv.dashboard import http_log
 from dynamo_semkv.dashboard.access import Access
 from dynamo_semkv.dashboard.broadcast import Broadcast, Full
 from dynamo_semkv.dashboard.files import page_files
+from dynamo_semkv.dashboard.idle import Unheard
 from dynamo_semkv.dashboard.rate import Rate
 from dynamo_semkv.observe.health import Readiness
 from dynamo_semkv.observe.snapshot import explain, explain_request
@@ -44,6 +45,11 @@ WRITE_SECONDS = 10.0
 """A watcher that takes nothing for so long is let go."""
 PER_SECOND, BURST = 50.0, 200
 """Answers that are made anew for each request, over all who ask: each takes milliseconds of the loop that streams need too."""
+PROBES_PER_SECOND, PROBE_BURST = 10.0, 10
+"""Answers to `/readyz` that are made anew, over all who ask; whoever asks beyond gets the last one, so no probe is refused."""
+IDLE_SECONDS = 15.0
+"""A connection without a whole request for so long (before the first one: at most twice as long) is closed, whether it sends nothing or one
+byte after another."""
 COOKIE = "semkv_dashboard"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Probes have no token; without one `/readyz` says yes or no and nothing else."""
@@ -84,7 +90,11 @@ class DashboardServer:
         self._broadcast = Broadcast(self._snapshot_text, interval_seconds, MAX_WATCHERS)
         self._files = page_files()
         self._rate = Rate(PER_SECOND, BURST)
+        self._probe_rate = Rate(PROBES_PER_SECOND, PROBE_BURST)
+        self._last_ready: Readiness | None = None
         self._runner: web.AppRunner | None = None
+        self._unheard = Unheard(self._connections, IDLE_SECONDS)
+        self._watching: asyncio.Task[None] | None = None
         self._port: int | None = None
 
     @property
@@ -108,7 +118,9 @@ class DashboardServer:
         app.router.add_get("/api/requests/{request_id}", self._api_request)
         app.router.add_get("/{path:.*}", self._page)
         app.on_shutdown.append(self._end_streams)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, logger=http_log.logger)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS, logger=http_log.logger
+        )
         await self._runner.setup()
         try:
             site = web.TCPSite(self._runner, self._config.host, self._config.port)
@@ -116,10 +128,19 @@ class DashboardServer:
         except BaseException:
             await self._runner.cleanup()
             raise
+        self._watching = asyncio.ensure_future(self._unheard.watch())
         self._port = self._runner.addresses[0][1]
         return self.url
 
+    def _connections(self) -> list[Any]:
+        server = self._runner.server if self._runner is not None else None
+        return server.connections if server is not None else []
+
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -130,6 +151,7 @@ class DashboardServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Refuses who may not, turns our faults into a plain 500, and puts the headers on every answer."""
+        self._unheard.heard(request.protocol)
         try:
             response = self._refusal(request) or await handler(request)
         except web.HTTPException as error:
@@ -183,7 +205,12 @@ class DashboardServer:
         return _json({"status": "alive"})
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
-        found = self._readiness()
+        if self._probe_rate.take():
+            self._last_ready = None  # one that cannot be made is not hidden by the one before
+            self._last_ready = self._readiness()
+        found = self._last_ready
+        if found is None:
+            return _json({"error": "internal error; the router's log has it"}, status=500)
         detail = found.plain() if self._authorized(request) else {"ready": found.ready}
         return _json(detail, status=200 if found.ready else 503)
 

@@ -139,12 +139,13 @@ def route_row(route: ClosedRoute) -> dict[str, Any]:
 
 def explain(route: ClosedRoute) -> dict[str, Any]:
     """Everything that is known of one route: what was decided, what was seen, what the backend said."""
-    opened: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(route.opened, prompt_key=b""))
+    opened: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(route.opened, prompt_key=b"", tenant=None))
     report: dict[str, Any] | None = None
     if route.report is not None:
         report = msgspec.to_builtins(msgspec.structs.replace(route.report, prompt_key=b""))
         report.pop("prompt_key")
-    opened.pop("prompt_key")
+    for key in ("prompt_key", "tenant"):
+        opened.pop(key)
     plain: dict[str, Any] = to_plain(
         {
             **route_row(route),
@@ -162,12 +163,17 @@ def explain(route: ClosedRoute) -> dict[str, Any]:
 
 def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
     """The attempts of a request, by its id as a user has it (with `chatcmpl-`, or without), or by a route id. Empty for what is unknown or
-    not closed yet."""
+    not closed yet. Clients choose request ids, so several tenants may have one: each route says of which `request` of the `requests` with
+    this id it is an attempt."""
     asked = asked.removeprefix("chatcmpl-")
     found = history.of_request(asked)
     if not found and (route := history.get(asked)) is not None:
-        found = [route]
-    return [explain(route) for route in found]
+        found = [[route]]
+    return [
+        {**explain(route), "request": number, "requests": len(found)}
+        for number, attempts in enumerate(found, start=1)
+        for route in attempts
+    ]
 
 
 def to_plain(value: object, depth: int = 0) -> Any:

@@ -69,10 +69,15 @@ class History:
     def get(self, route_id: str) -> ClosedRoute | None:
         return self._routes.get(route_id)
 
-    def of_request(self, request_id: str) -> list[ClosedRoute]:
-        """The closed attempts of one request (Dynamo's context id), in the order of the attempts."""
-        found = [self._routes[route_id] for route_id in self._by_request.get(request_id, ())]
-        return sorted(found, key=lambda route: route.opened.attempt)
+    def of_request(self, request_id: str) -> list[list[ClosedRoute]]:
+        """The requests with this id (Dynamo's context id, which clients may choose), one of each tenant, the oldest first: of each its
+        closed attempts in their order."""
+        requests: dict[str | None, list[ClosedRoute]] = {}
+        for route_id in self._by_request.get(request_id, ()):
+            route = self._routes[route_id]
+            requests.setdefault(route.opened.tenant, []).append(route)
+        found = [sorted(routes, key=lambda route: route.opened.attempt) for routes in requests.values()]
+        return sorted(found, key=lambda routes: routes[0].opened.opened_at)
 
     def totals(self) -> Totals:
         """The running totals themselves: read, do not keep."""

@@ -1,5 +1,7 @@
 """How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second attempt.
 
+Clients may choose that id, so requests of two tenants may have the same: attempts are counted by id and tenant.
+
 Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each other's route
 events. The number is for people: two arrivals within the time of one message on the bus may carry the same, and what keeps attempts
 apart is the route id.
@@ -13,28 +15,29 @@ MAX_REQUESTS = 16_384
 
 
 class Attempts:
-    """Counts arrivals per context id. Bounded: of what is forgotten, a late second attempt reads as a first one."""
+    """Counts arrivals per context id and tenant. Bounded: of what is forgotten, a late second attempt reads as a first one."""
 
     def __init__(self, limit: int = MAX_REQUESTS) -> None:
         self._limit = limit
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str | None], int] = OrderedDict()
 
-    def next(self, request_id: str) -> int:
-        """0 for the first arrival, 1 for the next, ... An empty id (a call without a context) is always a first one."""
+    def next(self, request_id: str, tenant: str | None = None) -> int:
+        """0 for the first arrival, 1 for the next, ... An empty id (a call without a context) is always a first one. `tenant`: as route
+        events have it."""
         if not request_id:
             return 0
-        attempt = self._seen.get(request_id, -1) + 1
-        self._keep(request_id, attempt)
+        attempt = self._seen.get((request_id, tenant), -1) + 1
+        self._keep((request_id, tenant), attempt)
         return attempt
 
-    def heard(self, request_id: str | None, attempt: int) -> None:
+    def heard(self, request_id: str | None, tenant: str | None, attempt: int) -> None:
         """Another router (or this one, by the echo of its own event) opened a route for this request."""
-        if request_id and attempt > self._seen.get(request_id, -1):
-            self._keep(request_id, attempt)
+        if request_id and attempt > self._seen.get((request_id, tenant), -1):
+            self._keep((request_id, tenant), attempt)
 
-    def _keep(self, request_id: str, attempt: int) -> None:
-        self._seen[request_id] = attempt
-        self._seen.move_to_end(request_id)
+    def _keep(self, request: tuple[str, str | None], attempt: int) -> None:
+        self._seen[request] = attempt
+        self._seen.move_to_end(request)
         while len(self._seen) > self._limit:
             self._seen.popitem(last=False)
 

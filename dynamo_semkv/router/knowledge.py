@@ -107,7 +107,7 @@ class Knowledge:
             self.book,
             apply_donor_event=self.catalog.apply,
             announce=self.directory.announce,
-            route_opened=lambda event: self.attempts.heard(event.request_id, event.attempt),
+            route_opened=lambda event: self.attempts.heard(event.request_id, event.tenant, event.attempt),
         )
         self.view = RouterView(
             config=config,

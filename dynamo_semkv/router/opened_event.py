@@ -45,6 +45,7 @@ def opened_event(
         mode=decision.mode._value_,
         opened_at=opened_at,
         prompt_key=advice.prompt.key,
+        tenant=advice.prompt.namespace.tenant,
         input_tokens=len(advice.prompt.tokens),
         exact_device_tokens=advice.exact_device_tokens,
         exact_host_tokens=advice.exact_host_tokens,

@@ -294,7 +294,7 @@ class RouterService:
                     route_id=route_id,
                     request_id=call.request_id,
                     router=self._router,
-                    attempt=self._attempts.next(call.request_id),
+                    attempt=self._attempts.next(call.request_id, advice.prompt.namespace.tenant),
                     model=model,
                     opened_at=self._wall(),
                     config_hash=config_hash,

@@ -223,6 +223,21 @@ async def test_explain_numbers_attempts_as_the_api_does(capsys: Captured) -> Non
         assert f"attempt {attempt}." in " ".join(capsys.readouterr().out.split())
 
 
+async def test_explain_says_that_requests_of_several_tenants_have_the_id(capsys: Captured) -> None:
+    (route,) = fake_history(1).recent(1)
+    history = History(10)
+    for number, tenant in enumerate(("a" * 32, "b" * 32)):
+        start = msgspec.structs.replace(
+            route.opened, route_id=f"{number:032x}", request_id="chosen", tenant=tenant, opened_at=float(number)
+        )
+        history.add(replace(route, opened=start, observed=None, report=None))
+    async with served(history=history) as site:
+        assert await command("explain", "chosen", "--url", site.server.url) == OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "request 1 of 2 of several tenants" in printed
+    assert "request 2 of 2 of several tenants" in printed
+
+
 async def test_explain_of_what_a_gateway_dispatched(capsys: Captured) -> None:
     (route,) = fake_history(1).recent(1)
     history = History(10)

@@ -41,7 +41,7 @@ class Served:
         self.history = history if history is not None else fake_history()
         self.state = state if state is not None else fake_state(self.history)
         self.fail = False
-        self.snapshots = 0
+        self.snapshots = self.readings = 0
         self.server = DashboardServer(
             DashboardConfig(**config),
             self.snapshot,
@@ -58,6 +58,7 @@ class Served:
         return build_snapshot(self.state)
 
     def _readiness(self) -> Any:
+        self.readings += 1
         if self.fail:
             raise RuntimeError("the broker is away")
         return readiness(self.state)

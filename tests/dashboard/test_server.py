@@ -14,11 +14,15 @@ from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.dashboard import server as server_module
 from dynamo_semkv.dashboard.files import page_files
+from dynamo_semkv.dashboard.rate import Rate
 from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.observe.snapshot import build_snapshot
+from dynamo_semkv.outcome.closed import JoinedBy, close_route
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.testing import ManualClock
 from tests.dashboard.serving import Served, served
 from tests.observe.fake_state import empty_state, fake_history
+from tests.outcome.build import observed, opened, report, route_id
 
 DEADLINE = 20.0
 TOKEN = "correct-horse-battery-staple"
@@ -163,6 +167,19 @@ async def test_one_route_in_full(client: aiohttp.ClientSession, site: Served) ->
     assert explained["opened"]["request_id"] == route.opened.request_id
 
 
+async def test_requests_of_two_tenants_with_one_id_are_shown_apart(client: aiohttp.ClientSession) -> None:
+    """Clients choose request ids, so one tenant's route is no attempt of the other's request."""
+    history = History(10)
+    for number, tenant in ((1, "a" * 32), (2, "b" * 32)):
+        start = opened(number, request_id="r", tenant=tenant)
+        history.add(close_route(start, observed(number), report(number), JoinedBy.ROUTE_ID, float(number)))
+    async with served(history=history) as it, client.get(f"{it.server.url}/api/requests/r") as answer:
+        text = await answer.text()
+    rows = [(row["route_id"], row["request"], row["requests"]) for row in json.loads(text)["routes"]]
+    assert rows == [(route_id(1), 1, 2), (route_id(2), 2, 2)]
+    assert "a" * 32 not in text, "what tells them apart stays here"
+
+
 async def test_the_routes_of_a_request(client: aiohttp.ClientSession, site: Served) -> None:
     (route,) = site.history.recent(1)
     for asked in (route.opened.request_id, f"chatcmpl-{route.opened.request_id}", route.route_id):
@@ -196,6 +213,49 @@ async def test_readiness_in_words(client: aiohttp.ClientSession, site: Served) -
         assert answer.status == 503
         checks = {check["name"]: check["level"] for check in (await answer.json())["checks"]}
         assert checks["workers"] == "fail"
+
+
+async def test_readiness_is_read_a_bounded_number_of_times_and_no_probe_is_refused(
+    client: aiohttp.ClientSession, site: Served
+) -> None:
+    clock = ManualClock()
+    site.server._probe_rate = Rate(server_module.PROBES_PER_SECOND, server_module.PROBE_BURST, clock)
+
+    async def ask() -> int:
+        async with client.get(f"{site.server.url}/readyz") as answer:
+            return answer.status
+
+    assert {await ask() for _ in range(100)} == {200}
+    assert site.readings == server_module.PROBE_BURST
+    site.state = empty_state()
+    assert await ask() == 200, "the last answer"
+    clock.advance(1.0)
+    assert await ask() == 503
+    site.fail = True
+    assert {await ask() for _ in range(100)} == {500}
+    assert site.readings <= 2 * server_module.PROBE_BURST
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "], ids=["nothing", "half a header"])
+async def test_a_connection_without_a_whole_request_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.05)
+    async with served() as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(site.server.url.rpartition(":")[2]))
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
+        writer.close()
+
+
+async def test_a_second_request_that_never_ends_is_closed_too_and_a_stream_is_not(
+    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.05)
+    async with served() as site, client.get(f"{site.server.url}/api/stream") as watched:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(site.server.url.rpartition(":")[2]))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /healthz HTTP/1.1\r\n")
+        assert (await asyncio.wait_for(reader.read(), DEADLINE)).count(b"200 OK") == 1
+        writer.close()
+        assert len(await events(watched, 3)) == 3
 
 
 async def test_alive_whatever_else_is_broken(client: aiohttp.ClientSession, site: Served) -> None:

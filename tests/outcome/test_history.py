@@ -170,9 +170,17 @@ def test_attempts_of_a_request_are_found_and_forgotten_with_their_routes() -> No
     history = History(2)
     history.add(closed(2, start=opened(2, request_id="r", attempt=1)))
     history.add(closed(1, start=opened(1, request_id="r", attempt=0)))
-    assert [route.opened.attempt for route in history.of_request("r")] == [0, 1]
+    assert [[route.opened.attempt for route in attempts] for attempts in history.of_request("r")] == [[0, 1]]
     assert history.of_request("other") == []
     history.add(closed(3, start=opened(3, request_id=None)))
-    assert [route.route_id for route in history.of_request("r")] == [route_id(1)]
+    assert [[route.route_id for route in attempts] for attempts in history.of_request("r")] == [[route_id(1)]]
     history.add(closed(4))
     assert history.of_request("r") == []
+
+
+def test_requests_of_two_tenants_that_chose_one_id_are_two_requests() -> None:
+    history = History(10)
+    for number, tenant, attempt in ((1, "aa", 0), (2, "bb", 0), (3, "aa", 1), (4, None, 0)):
+        history.add(closed(number, start=opened(number, request_id="r", tenant=tenant, attempt=attempt)))
+    found = [[route.route_id for route in attempts] for attempts in history.of_request("r")]
+    assert found == [[route_id(1), route_id(3)], [route_id(2)], [route_id(4)]]

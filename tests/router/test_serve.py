@@ -213,6 +213,35 @@ def test_another_tenant_finds_nothing(g: TestGraph, bus: Bus) -> None:
     assert hints == []
 
 
+@pytest.mark.parametrize(
+    ("how", "headers"),
+    [({"nvext": {"cache_salt": ""}}, {}), ({"cache_salt": ""}, {}), ({}, {"x-tenant-id": ""})],
+    ids=["nvext", "body", "header"],
+)
+def test_dynamos_frontend_takes_an_empty_salt_for_none_before_we_see_the_request(
+    g: TestGraph, bus: Bus, how: dict[str, Any], headers: dict[str, str]
+) -> None:
+    events, _ = bus.collect(lambda e, h: ended(e), lambda: g.chat(headers, words=DONOR_TOKENS + 40, start=300, **how))
+    opened = next(e for e in events if isinstance(e, RouteOpened))
+    request = g.records("workers", "request")[-1]["request"]
+    assert (opened.tenant, opened.decision_reason) == ("", "placed")
+    assert "cache_salt" not in json.dumps(request)
+
+
+def test_requests_of_two_tenants_with_one_chosen_id_are_first_attempts_both(g: TestGraph, bus: Bus) -> None:
+    chosen = "11111111-2222-3333-4444-555555555555"
+
+    def act() -> None:
+        for tenant in ("tenant-a", "tenant-b"):
+            status, _ = g.chat({"x-dynamo-request-id": chosen}, words=100, nvext={"cache_salt": tenant})
+            assert status == 200
+
+    events, _ = bus.collect(lambda e, h: len(e) >= 4 and ended(e), act)
+    opened = [e for e in events if isinstance(e, RouteOpened)]
+    assert [(e.request_id, e.attempt) for e in opened] == [(chosen, 0)] * 2
+    assert len({e.tenant for e in opened} | {"", None}) == 4
+
+
 def test_page_and_metrics_show_replicas_and_decisions(g: TestGraph) -> None:
     router = next(p for p in g.graph.processes if p.name == "r1")
     page = router.wait_log(r"dashboard: http://127\.0\.0\.1:(\d+)").group(1)

@@ -44,7 +44,7 @@ async function open(title, path, render) {
 function attempts(id, routes) {
   if (routes.length === 0) return [h("p", {}, `No closed route of ${id}. A route closes when its report has come, or when the time for it is over; the record keeps the last ones only.`)];
   if (routes.length === 1) byId("route-title").textContent = `Route ${routes[0].route_id}`;
-  return routes.flatMap((route) => [...(routes.length > 1 ? [h("h3", {}, `Attempt ${route.attempt}: route ${route.route_id}`)] : []), ...story(route)]);
+  return routes.flatMap((route) => [...(routes.length > 1 ? [h("h3", {}, `${route.requests > 1 ? `Request ${route.request} of ${route.requests} with this id, attempt` : "Attempt"} ${route.attempt}: route ${route.route_id}`)] : []), ...story(route)]);
 }
 
 function signals(opened) {
