@@ -6,8 +6,10 @@ Nothing here knows the packages under test.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("fixed", settings(), deadline=None, derandomize=True)
 settings.register_profile("random", settings(), deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that sets up its process's logging would leave a handler on this test's captured stream to all later tests."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def leaves_loopback(address: object) -> bool:

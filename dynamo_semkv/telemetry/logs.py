@@ -105,8 +105,8 @@ class _Lines(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
         """A line that cannot be formatted is told as one, in the form of all others, and not as a traceback between them."""
         kind, error, _ = sys.exc_info()
-        if isinstance(error, OSError):
-            return  # nobody reads any more
+        if isinstance(error, OSError) or self.stream.closed:
+            return  # nobody reads any more; that may not become the fault of whoever logged
         said = f"a line of {record.pathname}:{record.lineno} could not be written: {kind.__name__ if kind else ''}: {error}"
         self.stream.write(
             self.format(logging.makeLogRecord({"name": record.name, "msg": said, "levelname": "ERROR"})) + "\n"

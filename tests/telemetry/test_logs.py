@@ -135,3 +135,10 @@ def test_what_is_no_trace_context_is_left_out(output: Say) -> None:
     with about(request_id="", traceparent="garbage\ninjected"):
         logging.getLogger("semkv.test").info("hello")
     assert set(json.loads(stream.getvalue())) == {"time", "level", "target", "message"}
+
+
+def test_a_stream_that_was_closed_is_no_fault_of_whoever_logs() -> None:
+    stream = io.StringIO()
+    logs.configure({}, stream=stream)
+    stream.close()
+    logging.getLogger("dynamo_semkv.test").warning("nobody reads this")
