@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-NAMES = ("fingerprint", "embedding", "budgeted", "semblend", "minilm", "minhash", "dynamo")
-MODELLED = frozenset({"embedding", "budgeted", "semblend", "minilm"})
+NAMES = ("fingerprint", "embedding", "budgeted", "default", "semblend", "minilm", "minhash", "dynamo")
+MODELLED = frozenset({"embedding", "budgeted", "default", "semblend", "minilm"})
 """Methods that need the sentence encoder."""
 
 
@@ -15,6 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, nargs="*", default=[2_048, 8_192, 16_384, 32_768], help="tokens a document"
     )
     parser.add_argument("--size", type=int, default=40, help="donors a scenario at up to 8k tokens, fewer beyond (40)")
+    parser.add_argument(
+        "--negatives", type=int, default=400, help="negative controls of the shortest documents, at least (400)"
+    )
     parser.add_argument("--background", type=int, default=2_000, help="donors of random tokens besides (2000)")
     parser.add_argument("--peers", nargs="*", default=list(NAMES), choices=NAMES, help="methods side by side (all)")
     parser.add_argument(

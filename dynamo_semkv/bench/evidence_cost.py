@@ -1,7 +1,8 @@
 """What the fingerprint provider costs: `python -m dynamo_semkv.bench.evidence_cost --donors 1000 10000 --tokens 8192`.
 
-Synthetic documents of random tokens, one namespace, all in this process and on one thread. It measures cost; whether the right donor is
-found is measured on text by `bench.evidence`, not here (the share of right answers is printed so that a fast wrong one is seen).
+Synthetic documents that are built like text (`alike.py`), each prompt with several donors, one namespace, all in this process and on one
+thread. It measures cost; whether the right donor is found is measured on text by `bench.evidence`, not here (the share of right answers is
+printed so that a fast wrong one is seen).
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dynamo_semkv.bench.alike import FAMILY, alike, asked, donors_of, unknown
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.codec import MSGPACK, decode_donor_event, encode_donor_event
 from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
@@ -35,6 +38,8 @@ from dynamo_semkv.testing import EventTape
 
 NAMESPACE = CacheNamespace(model="bench", tokens_per_block=32, tenant="")
 VOCABULARY = 50_000
+_EVENTS = 2_000
+"""Moves, and as many evictions."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -51,12 +56,17 @@ class Cost:
     """Of the thread's own time, as `at_capacity_per_second`: what it does when nothing else wants the core."""
     at_capacity_per_second: float
     """Registrations into a full store: each evicts another donor."""
+    moves_per_second: float
+    """Donors whose KV moved to another tier; with the index, as all rates."""
+    evictions_per_second: float
     longest_own: float
-    """The longest registration or eviction, of the thread's own time."""
+    """The longest registration, move or eviction, of the thread's own time."""
     hit_p50: float
     hit_p99: float
     right: float
-    """Share of the hits that named the right donor first."""
+    """Share of the hits that named a right donor first."""
+    matches: float
+    """Donors that a hit named, on average."""
     miss_p50: float
     miss_p99: float
     false_matches: int
@@ -100,23 +110,26 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         if n == donors:  # the first event is the reset
             grown = _resident_bytes() - before
     rng = np.random.default_rng(1)
-    queries = [_query(document(2**40 + n, tokens)) for n in range(lookups)]
+    queries = [_query(unknown(n, tokens)) for n in range(lookups)]
     misses = [_seconds(partial(provider.lookup, query)) for query in queries]
     false = sum(bool(provider.lookup(query)) for query in queries)
-    chosen = rng.integers(extra, donors + extra, lookups).tolist()
-    asked = [_query(_related(document(n, tokens), document(2**41 + i, tokens))) for i, n in enumerate(chosen)]
-    hits = [_seconds(partial(provider.lookup, query)) for query in asked]
-    right = 0
-    for n, query in zip(chosen, asked, strict=True):
-        found = provider.lookup(query)
-        right += bool(found) and found[0].donor_id == str(n)
-    beside, stalls = _beside(provider, catalog, asked[:50], [decode_donor_event(raw, MSGPACK) for raw in events])
+    oldest = -(-extra // FAMILY)
+    families = rng.integers(oldest, max(oldest + 1, (donors + extra) // FAMILY), lookups).tolist()
+    prompts = [_query(asked(family, n, tokens)) for n, family in enumerate(families)]
+    hits = [_seconds(partial(provider.lookup, query)) for query in prompts]
+    named = [[match.donor_id for match in provider.lookup(query)] for query in prompts]
+    right = sum(
+        found[:1] != [] and found[0] in donors_of(family) for found, family in zip(named, families, strict=True)
+    )
+    beside, stalls = _beside(provider, catalog, prompts[:50], [decode_donor_event(raw, MSGPACK) for raw in events])
     gc.unfreeze()
+    posting_bytes = provider.snapshot()["posting_bytes"]
     tape = EventTape()
     tape.skip(donors + extra + contended + 1)
-    last = donors + extra + contended - 1
-    evictions = [encode_donor_event(tape.evict(str(last - n)), MSGPACK) for n in range(min(donors, lookups))]
-    evicts = [_seconds(partial(_apply, catalog, raw)) for raw in evictions]
+    ids = [str(donors + extra + contended - 1 - n) for n in range(min(donors, _EVENTS))]
+    device = tape.here(Tier.DEVICE)
+    moves = _own_seconds(catalog, [encode_donor_event(tape.relocate(one, device), MSGPACK) for one in ids])
+    evicts = _own_seconds(catalog, [encode_donor_event(tape.evict(one), MSGPACK) for one in ids])
     return Cost(
         donors=donors,
         tokens=tokens,
@@ -124,10 +137,13 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         register_max=_micros(registers, 1.0),
         registers_per_second=donors / sum(own[1 : donors + 1]),
         at_capacity_per_second=extra / sum(own[donors + 1 :]),
-        longest_own=1e6 * max(own),
+        moves_per_second=len(moves) / sum(moves),
+        evictions_per_second=len(evicts) / sum(evicts),
+        longest_own=1e6 * max(*own, *moves, *evicts),
         hit_p50=_micros(hits, 0.5),
         hit_p99=_micros(hits, 0.99),
         right=right / lookups,
+        matches=sum(map(len, named)) / lookups,
         miss_p50=_micros(misses, 0.5),
         miss_p99=_micros(misses, 0.99),
         false_matches=false,
@@ -138,7 +154,7 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         stall_p99=_micros(stalls, 0.99),
         stall_max=_micros(stalls, 1.0),
         bytes_per_donor=grown / donors,
-        posting_bytes_per_donor=provider.snapshot()["posting_bytes"] / donors,
+        posting_bytes_per_donor=posting_bytes / donors,
     )
 
 
@@ -184,7 +200,7 @@ def _registrations(donors: int, tokens: int) -> Iterator[bytes]:
 def _emit(donors: int, tokens: int) -> None:
     """Events to standard output, each after its length."""
     tape = EventTape()
-    events = chain([tape.reset()], (tape.register(str(n), document(n, tokens), NAMESPACE) for n in range(donors)))
+    events = chain([tape.reset()], (tape.register(str(n), alike(n, tokens), NAMESPACE) for n in range(donors)))
     for event in events:
         raw = encode_donor_event(event, MSGPACK)
         sys.stdout.buffer.write(_LENGTH.pack(len(raw)) + raw)
@@ -199,10 +215,14 @@ def _query(tokens: TokenArray) -> LookupQuery:
     return LookupQuery(tokens, NAMESPACE, NAMESPACE.digest(), [])
 
 
-def _related(donor: TokenArray, other: TokenArray) -> TokenArray:
-    """Half of the donor in the middle of something else."""
-    quarter = len(donor) // 4
-    return np.concatenate((other[:quarter], donor[quarter : 3 * quarter], other[3 * quarter :]))
+def _own_seconds(catalog: DonorCatalog, events: Sequence[bytes]) -> list[float]:
+    """Of this thread, an event."""
+    found = []
+    for raw in events:
+        began = time.thread_time()
+        _apply(catalog, raw)
+        found.append(time.thread_time() - began)
+    return found
 
 
 def _seconds(what: Callable[[], object]) -> float:
@@ -231,7 +251,8 @@ def show(cost: Cost) -> str:
     return (
         f"{cost.donors:>7} donors x {cost.tokens} tokens | register p50 {cost.register_p50:.0f} us, max "
         f"{cost.register_max / 1000:.1f} ms; of its own {cost.registers_per_second:.0f}/s, at capacity "
-        f"{cost.at_capacity_per_second:.0f}/s, longest {cost.longest_own / 1000:.1f} ms | hit p50 {cost.hit_p50:.0f} us, p99 "
+        f"{cost.at_capacity_per_second:.0f}/s, moves {cost.moves_per_second:.0f}/s, evictions {cost.evictions_per_second:.0f}/s, longest "
+        f"{cost.longest_own / 1000:.1f} ms | {cost.matches:.1f} donors a hit, hit p50 {cost.hit_p50:.0f} us, p99 "
         f"{cost.hit_p99:.0f} us, right {cost.right:.3f} | miss p50 {cost.miss_p50:.0f} us, p99 {cost.miss_p99:.0f} us, "
         f"false {cost.false_matches} | evict p50 {cost.evict_p50:.0f} us | "
         f"hit beside registrations p50 {cost.beside_p50 / 1000:.2f} ms, p99 {cost.beside_p99 / 1000:.1f} ms, max "

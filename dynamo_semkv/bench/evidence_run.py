@@ -37,6 +37,7 @@ _REMEDY = escape(remedy("peers"))
 NEEDS = {
     "embedding": ("onnxruntime", "usearch"),
     "budgeted": ("onnxruntime", "usearch"),
+    "default": ("onnxruntime", "usearch"),
     "minilm": ("onnxruntime",),
     "semblend": ("semblend_core", "rapidfuzz", "sentence_transformers", "torch"),
     "minhash": ("datasketch",),
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     figures: dict[str, Any] = {"reports": [], "side_by_side": [], "paraphrase": None, "cost": []}
     for tokens in arguments.tokens:
         size = max(2, arguments.size * 8_192 // max(8_192, tokens) * 9 // 10 if tokens > 8_192 else arguments.size)
-        report = evidence.measure(build(size, tokens, installed()), arguments.background)
+        negatives = arguments.negatives if tokens == min(arguments.tokens) else 0
+        report = evidence.measure(build(size, tokens, installed(), negatives=negatives), arguments.background)
         figures["reports"].append(asdict(report))
         console.print(evidence.table(report))
         console.print(evidence.summary(report), highlight=False)

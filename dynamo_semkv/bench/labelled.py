@@ -69,12 +69,13 @@ class Workload:
     """Of any negative control with all donors together, in [0, 1]."""
 
 
-def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7) -> Workload:
-    """`size` donors a scenario, of documents of `tokens` tokens; always the same for the same sources.
+def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7, negatives: int = 0) -> Workload:
+    """`size` donors a scenario, of documents of `tokens` tokens, and at least `negatives` negative controls; always the same for the same
+    sources.
 
     Raises ValueError when the sources hold too little, or when a negative control overlaps with a donor.
     """
-    texts = documents(4 * size + 2, tokens, sources)
+    texts = documents(4 * size + 2 + max(0, negatives - size), tokens, sources)
     bodies = [tokens_of(text)[:tokens] for text in texts]
     plain, fresh, numbered, negative = (bodies[n * size : (n + 1) * size] for n in range(4))
     template, stranger = bodies[4 * size][: min(1_400, tokens // 3)], bodies[4 * size + 1]
@@ -97,7 +98,7 @@ def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7) -> Work
     for body in negative:
         prompt = _join(template, ASKED_LATER, body, DEMAND)
         cases.append(_case("same template, new body", prompt, carriers, len(template)))
-    cases += [Case("negative", _later(body)) for body in negative]
+    cases += [Case("negative", _later(body)) for body in (*negative, *bodies[4 * size + 2 :])]
     worst = _hidden(texts, size)
     if worst > MAX_HIDDEN_OVERLAP:
         raise ValueError(f"negative controls: got a hidden overlap of {worst:.3f}, allowed: {MAX_HIDDEN_OVERLAP}")
@@ -106,7 +107,7 @@ def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7) -> Work
 
 def _hidden(texts: Sequence[str], size: int) -> float:
     known = [*texts[: 3 * size], texts[4 * size]]
-    return max(hidden_overlaps(texts[3 * size : 4 * size], known))
+    return max(hidden_overlaps([*texts[3 * size : 4 * size], *texts[4 * size + 2 :]], known))
 
 
 def _join(*parts: TokenArray) -> TokenArray:

@@ -2,6 +2,7 @@
 
     fingerprint    ours                                     embedding    ours, without the budget: what it can find
     budgeted       the same with its default budget, as many windows a lookup as that pays for on this machine
+    default        the same within the deadline of the defaults, which leaves it less; an answer after the deadline is none
     semblend       SemBlend 0.3.25 with its stock gates     minilm       all-MiniLM-L6-v2, a text's windows pooled, brute force
     minhash        datasketch, 128 values over token 5-grams, brute force
     dynamo         Dynamo's exact index (RadixTree of 1.6.1), blocks of 32 tokens
@@ -13,6 +14,7 @@ are at most 1 %.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dynamo_semkv.config.schema import EmbeddingConfig, FingerprintConfig, SemBlendConfig
+from dynamo_semkv.config.schema import EmbeddingConfig, EvidenceConfig, FingerprintConfig, SemBlendConfig
 from dynamo_semkv.contracts.keys import TokenArray, block_keys
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
@@ -58,6 +60,9 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
+DEFAULT_MS = EvidenceConfig().deadline_ms
+
+
 class Texts(Protocol):
     """Tokens of the workload as text."""
 
@@ -67,8 +72,12 @@ class Texts(Protocol):
 class Provided:
     """One of our providers, fed as a router feeds it: prompts, then donor events."""
 
-    def __init__(self, provider: Any, where: CacheNamespace, name: str | None = None) -> None:
+    def __init__(
+        self, provider: Any, where: CacheNamespace, name: str | None = None, deadline: float = math.inf
+    ) -> None:
         self.name: str = name or provider.name
+        self._deadline = deadline
+        """Seconds after which an answer is none, as in a router."""
         self.provider = provider
         self._where, self._digest, self._life = where, where.digest(), Life("g1")
 
@@ -97,8 +106,9 @@ class Provided:
             time.sleep(0.001)
 
     def find(self, tokens: TokenArray) -> Found | None:
-        matches = self.provider.lookup(self.query(tokens))
-        if not matches:
+        query, began = self.query(tokens), time.perf_counter()
+        matches = self.provider.lookup(query)
+        if not matches or time.perf_counter() - began > self._deadline:
             return None
         best = matches[0]
         return Found(best.donor_id, best.confidence, best.reusable_token_count, True)
@@ -218,13 +228,14 @@ def peers(
     """`model`: all-MiniLM-L6-v2 as sentence-transformers wants it, `onnx`: the same for `OnnxEncoder`. Raises ImportError for
     what is asked for and not installed (the extra `peers`)."""
 
-    def embedding(name: str, config: EmbeddingConfig) -> Peer:
-        return Provided(EmbeddingProvider(config, OnnxEncoder(onnx or ""), texts), where, name)
+    def embedding(name: str, config: EmbeddingConfig, deadline_ms: float = math.inf) -> Peer:
+        return Provided(EmbeddingProvider(config, OnnxEncoder(onnx or ""), texts), where, name, deadline_ms / 1e3)
 
     make: dict[str, Callable[[], Peer]] = {
         "fingerprint": lambda: Provided(FingerprintProvider(FingerprintConfig()), where),
         "embedding": lambda: embedding("embedding", EmbeddingConfig(budget_ms=1_000.0)),
         "budgeted": lambda: embedding("budgeted", EmbeddingConfig()),
+        "default": lambda: embedding("default", EmbeddingConfig(budget_ms=DEFAULT_MS * 0.9), DEFAULT_MS),
         "semblend": lambda: Provided(SemBlendProvider(SemBlendConfig(), minilm(str(model)), texts), where),
         "minilm": lambda: MiniLM(OnnxEncoder(onnx or ""), texts),
         "minhash": MinHash,

@@ -75,6 +75,14 @@ def test_the_workload_is_repeatable_and_its_negatives_are_negative(workload: Wor
         assert 0 <= case.common <= len(case.tokens)
 
 
+def test_there_are_as_many_negatives_as_asked_for_and_the_rest_is_the_same() -> None:
+    few, many = build(2, 512, reference()), build(2, 512, reference(), negatives=9)
+    cases = [case for case in many.cases if case.scenario == "negative"]
+    assert len(cases) == 9
+    assert [case.scenario for case in few.cases if case.right] == [case.scenario for case in many.cases if case.right]
+    assert many.worst_hidden_overlap <= MAX_HIDDEN_OVERLAP
+
+
 @pytest.mark.parametrize("every", EDIT_EVERY)
 def test_edits_leave_as_many_tokens_as_they_say(every: int) -> None:
     body = np.arange(1_000, 1_510, dtype=np.uint32)

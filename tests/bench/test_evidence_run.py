@@ -13,7 +13,20 @@ from dynamo_semkv.bench import evidence_page, evidence_run
 
 def test_one_small_run_ours_and_dynamos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    small = ["--tokens", "512", "--size", "2", "--background", "10", "--donors", "20", "--cost-tokens", "512"]
+    small = [
+        "--tokens",
+        "512",
+        "--size",
+        "2",
+        "--background",
+        "10",
+        "--negatives",
+        "4",
+        "--donors",
+        "20",
+        "--cost-tokens",
+        "512",
+    ]
     others = ["--peers", "fingerprint", "dynamo", "--peer-tokens", "512", "--peer-size", "2", "--pairs", "0"]
     assert evidence_run.main([*small, *others, "--json", str(figures)]) == 0
     said = json.loads(figures.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sqlite3
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from dynamo_semkv.bench.evidence_arguments import NAMES, add_arguments
 from dynamo_semkv.bench.evidence_cost import document
 from dynamo_semkv.bench.labelled import Case, Donor
 from dynamo_semkv.bench.paraphrase import pairs, verses
-from dynamo_semkv.bench.peers import DynamoExact, Found, Peer, peers
+from dynamo_semkv.bench.peers import DynamoExact, Found, Peer, Provided, peers
 from dynamo_semkv.bench.side_by_side import compare, in_turn, table
 from dynamo_semkv.contracts.keys import TokenArray
+from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.testing import ManualClock
 
 
@@ -120,6 +122,13 @@ def test_methods_find_a_prefix_and_nothing_in_a_stranger(peer: Peer) -> None:
     assert found.tokens == pytest.approx(960, rel=0.05)
     assert peer.find(document(77, 1_024)) is None
     peer.close()
+
+
+def test_an_answer_after_the_deadline_is_none() -> None:
+    for deadline, found in ((math.inf, True), (0.0, False)):
+        peer = Provided(FingerprintProvider(), OURS, deadline=deadline)
+        peer.add("d", document(1, 512))
+        assert (peer.find(document(1, 512)) is not None) is found
 
 
 def test_dynamos_index_does_not_see_behind_a_changed_beginning() -> None:

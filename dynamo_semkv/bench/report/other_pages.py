@@ -164,6 +164,7 @@ def router(found: Mapping[str, Any] | None, figures: Figures, missing: str | Non
     size = f"{found.get('donors', 0):,} donors, prompts of {found.get('tokens', 0):,} tokens"
     titles = {
         "stages": f"What our router adds to a request by stage, ms; {size}:",
+        "scales": "All stages by donors, ms, a value a repeat:",
         "decisions": "A decision by replicas, ms:",
     }
     for place, title in titles.items():

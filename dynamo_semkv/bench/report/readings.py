@@ -53,8 +53,6 @@ def _scaling(found: Mapping[str, Any]) -> Figures:
         made |= _numbers(
             f"replicas/{replicas}", [r for r in found["replicas"] if r["replicas"] == replicas], skip=("replicas",)
         )
-    if found.get("catalog"):
-        made |= _numbers("catalog", found["catalog"])
     return made | _numbers("limits", [found["limits"]])
 
 

@@ -140,17 +140,24 @@ def page(sections: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
         points = ", ".join(f"{number(x, 0)}: {number(y, 0)}" for x, y in zip(curve.xs, curve.ys, strict=True))
         picture = f"\n\n![{curve.name} against {AGAINST[name]}]({pictures[name]})" if name in pictures else ""
         parts.append(f"**{curve.name}**, {curve.unit}, against {AGAINST[name]} ({points}){picture}")
-    if catalog := sections["scaling"]["found"].get("catalog"):
-        medians = [
-            f"{name.removesuffix('_per_second')} {median([float(row[name]) for row in catalog]):,.0f}"
-            for name in catalog[0]
-        ]
-        parts.append(
-            f"Donor events a second on one core, from their bytes into a catalog without an index (each registration of "
-            f"{sections['scaling']['found']['prompt_tokens']:,} tokens carries its sketch): {', '.join(medians)}."
-        )
+    parts += [_events(sections["scaling"]["found"])]
     prefill = _prefill(sections)
     return "\n\n".join([*parts, *([prefill] if prefill else [])])
+
+
+EVENTS = {"at_capacity": "registrations at capacity", "moves": "moves", "evictions": "evictions"}
+
+
+def _events(found: Mapping[str, Any]) -> str:
+    """By the worst repeat."""
+    rows = []
+    for donors in sorted({row["donors"] for row in found["donors"]}):
+        same = [row for row in found["donors"] if row["donors"] == donors]
+        rows.append([f"{donors:,}", *(f"{min(row[f'{name}_per_second'] for row in same):,.0f}" for name in EVENTS)])
+    return (
+        f"Donor events a second on one core, from their bytes into catalog and index, the worst repeat (each registration of "
+        f"{found['prompt_tokens']:,} tokens carries its sketch):\n\n{table(['donors', *EVENTS.values()], rows)}"
+    )
 
 
 def _law(curve: Curve) -> str:

@@ -92,7 +92,8 @@ class Sections:
 
     def _evidence(self) -> Any:
         if self._options.quick:
-            arguments = ["--tokens", "512", "--size", "2", "--background", "20", "--peers", "fingerprint", "minhash"]
+            arguments = ["--tokens", "512", "--size", "2", "--background", "20", "--negatives", "4"]
+            arguments += ["--peers", "fingerprint", "minhash"]
             arguments += ["--peer-tokens", "512", "--peer-size", "2", "--pairs", "2"]
         else:
             arguments = ["--tokens", "2048", "8192", "16384", "32768", "--size", "20", "--background", "500"]

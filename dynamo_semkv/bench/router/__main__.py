@@ -28,17 +28,16 @@ WIDTH = 80
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.quick:
-        arguments.donors, arguments.requests, arguments.replicas = 50, 20, [1, 32]
+        arguments.donors, arguments.repeats, arguments.requests, arguments.replicas = [50, 100], 1, 20, [1, 32]
         arguments.rounds, arguments.seconds = 1, 1.0
-    found: dict[str, Any] = {"donors": arguments.donors, "tokens": arguments.tokens, "requests": arguments.requests}
+    fewest = min(arguments.donors)
+    found: dict[str, Any] = {"donors": fewest, "tokens": arguments.tokens, "requests": arguments.requests}
     if "stages" in arguments.part:
-        scene = Scene(donors=arguments.donors, tokens=arguments.tokens, replicas=arguments.ranks)
-        try:
-            found["stages"] = stages(scene, arguments.requests)
-        finally:
-            scene.close()
+        costs = {donors: _repeated(arguments, donors) for donors in arguments.donors}
+        found["stages"] = costs[fewest][0]
+        found["scales"] = {str(donors): _whole(repeats) for donors, repeats in costs.items()}
     if "decisions" in arguments.part:
-        few = min(arguments.donors, 1_000)  # how many donors there are is measured above; here, how many replicas
+        few = min(fewest, 1_000)  # how many donors there are is measured above; here, how many replicas
         found["decisions"] = decisions(
             arguments.replicas, donors=few, tokens=arguments.tokens, requests=arguments.requests
         )
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found["throughput"] = [
             throughput(
                 ranks=ranks,
-                donors=min(arguments.donors, 2_000),
+                donors=min(fewest, 2_000),
                 tokens=arguments.tokens,
                 max_tokens=arguments.max_tokens,
                 concurrency=arguments.concurrency,
@@ -62,10 +61,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _repeated(arguments: argparse.Namespace, donors: int) -> list[list[Cost]]:
+    """The stages, once a repeat, in front of one index."""
+    scene = Scene(donors=donors, tokens=arguments.tokens, replicas=arguments.ranks)
+    try:
+        return [stages(scene, arguments.requests) for _ in range(arguments.repeats)]
+    finally:
+        scene.close()
+
+
+def _whole(repeats: Sequence[Sequence[Cost]]) -> dict[str, list[float]]:
+    """All stages together: each figure a value a repeat."""
+    whole = [asdict(cost) for costs in repeats for cost in costs if cost.stage == "whole"]
+    return {name: [cost[name] for cost in whole] for name in whole[0] if name != "stage"}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dynamo_semkv bench router", description=__doc__)
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--donors", type=int, default=10_000)
+    parser.add_argument(
+        "--donors", type=int, nargs="+", default=[10_000, 100_000], help="the stages are measured with each"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="of the stages; the worst is judged")
     parser.add_argument("--tokens", type=int, default=8_192, help="of a prompt, and of a donor")
     parser.add_argument("--ranks", type=int, default=8, help="replicas while stages are measured")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 64, 512])
@@ -102,6 +119,7 @@ def _show(found: dict[str, Any], ranks: int) -> None:
             highlight=False,
         )
         console.print(_stages_table(found["stages"]))
+        console.print(_scales_table(found["scales"]))
     if "decisions" in found:
         console.print(_decisions_table(found["decisions"]))
     for result in found.get("throughput", ()):
@@ -123,6 +141,14 @@ def _stages_table(rows: Sequence[Cost]) -> Table:
     table = _table("ms a request", "stage", "own p50", "own p99", "wall p50", "wall p99")
     for row in rows:
         table.add_row(row.stage, *(f"{value:.3f}" for value in (row.own_p50, row.own_p99, row.wall_p50, row.wall_p99)))
+    return table
+
+
+def _scales_table(scales: dict[str, dict[str, list[float]]]) -> Table:
+    table = _table("whole, ms, the worst repeat", "donors", "own p50", "own p99", "wall p50", "wall p99")
+    for donors, whole in scales.items():
+        values = (max(whole[name]) for name in ("own_p50", "own_p99", "wall_p50", "wall_p99"))
+        table.add_row(f"{int(donors):,}", *(f"{value:.3f}" for value in values))
     return table
 
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from dynamo_semkv.bench.alike import FAMILY, alike, asked, unknown
 from dynamo_semkv.bus.publishing import Unsent
 from dynamo_semkv.config.load import build, config_hash
 from dynamo_semkv.config.schema import Config
@@ -46,9 +45,6 @@ from dynamo_semkv.testing import EventTape
 
 MODEL = "bench"
 BLOCK = 32
-VOCABULARY = 50_000
-SHARED = 0.5
-"""Of a prompt: the leading part that it has in common with its donor."""
 _OF_A_REQUEST = ("tenant", "lora", "lora_revision", "multimodal", "tokens_per_block")
 
 
@@ -56,10 +52,6 @@ def announced_namespace() -> CacheNamespace:
     """As an engine announces it: everything known but what a request brings."""
     known: dict[str, Any] = {name: "bench" for name in CacheNamespace.__struct_fields__ if name not in _OF_A_REQUEST}
     return CacheNamespace(**known, tokens_per_block=BLOCK)
-
-
-def document(seed: int, tokens: int) -> TokenArray:
-    return np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype(np.uint32)
 
 
 @dataclass
@@ -143,7 +135,7 @@ class Record:
 
 
 class Scene:
-    """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has a donor."""
+    """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has donors (alike.py)."""
 
     def __init__(self, *, donors: int, tokens: int, replicas: int) -> None:
         # A machine that does other things too may not turn a slow moment into another code path.
@@ -188,11 +180,11 @@ class Scene:
         self.lookup.close()
 
     def request(self, number: int) -> dict[str, Any]:
-        """As Dynamo hands it over: token ids as a list. Even numbers share their first half with a donor, odd ones share nothing."""
-        own = document(2**40 + number, self.tokens)
+        """As Dynamo hands it over: token ids as a list. Even numbers begin as FAMILY donors do, odd ones share nothing with any."""
         if number % 2 == 0 and self.donors:
-            shared = int(self.tokens * SHARED)
-            own[:shared] = document(number * 7_919 % self.donors, self.tokens)[:shared]
+            own = asked(number * 7_919 % max(1, self.donors // FAMILY), number, self.tokens, from_the_start=True)
+        else:
+            own = unknown(number, self.tokens)
         return {
             "model": MODEL,
             "token_ids": own.tolist(),
@@ -239,5 +231,5 @@ class Scene:
         for number in range(self.donors):
             tape = tapes[number % len(tapes)]
             donor = f"{number:032x}"
-            self.catalog.apply(tape.register(donor, document(number, self.tokens), self.narrowed))
+            self.catalog.apply(tape.register(donor, alike(number, self.tokens), self.narrowed))
             tape.events.clear()

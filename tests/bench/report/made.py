@@ -131,9 +131,15 @@ def scaling(at_100k: float = 500.0) -> dict[str, Any]:
             "tokens": 8192,
             "hit_p50": lookup,
             "hit_p99": 900.0,
+            "miss_p99": 400.0,
+            "beside_p99": 4_000.0,
             "bytes_per_donor": 3_600.0,
             "registers_per_second": 6_000.0,
+            "at_capacity_per_second": 5_500.0,
+            "moves_per_second": 80_000.0,
+            "evictions_per_second": 90_000.0,
             "longest_own": 4_000.0,
+            "stall_max": 4_500.0,
         }
         for n, lookup in ((1_000, 480.0), (10_000, 490.0), (100_000, at_100k))
     ]
@@ -146,10 +152,6 @@ def scaling(at_100k: float = 500.0) -> dict[str, Any]:
         },
         "prompt_tokens": 8_192,
         "donors": donors,
-        "catalog": [
-            {"registrations_per_second": rate, "moves_per_second": 80_000.0, "evictions_per_second": 90_000.0}
-            for rate in (39_000.0, 40_000.0, 41_000.0)
-        ],
         "replicas": [{"replicas": n, "own_p50": 1e-5 * n, "p50": 1e-5 * n, "p99": 2e-5 * n} for n in (1, 8, 64)],
     }
 
@@ -167,6 +169,10 @@ def router(p50: float = 0.8) -> dict[str, Any]:
         "tokens": 8_192,
         "requests": 400,
         "stages": [cost("weigh", 0.5), cost("whole")],
+        "scales": {
+            str(donors): {"wall_p50": [p50, p50], "wall_p99": [2 * p50, 2.1 * p50], "own_p50": [p50], "own_p99": [p50]}
+            for donors in (10_000, 100_000)
+        },
         "decisions": rows,
         "throughput": [throughput()],
     }
