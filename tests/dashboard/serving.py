@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from dynamo_semkv.config.schema import DashboardConfig
@@ -78,6 +80,9 @@ async def served(
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
+    """Skips the test where there is none."""
+    if not os.access(CHROMIUM, os.X_OK):
+        pytest.skip(f"{CHROMIUM} is not installed (Debian package chromium)")
     async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
