@@ -34,16 +34,14 @@ class Streams:
         self._max_held_per_stream = max_held_per_stream
         self._of: OrderedDict[StreamKey, Stream] = OrderedDict()
         self._room: Shares[int, int] = Shares()
+        self.held = 0
+        """Events that came too early, of all."""
         self._held: dict[int, int] = {}
-        """Events that came too early, by worker."""
+        """By worker."""
         self._ranks: dict[int, frozenset[int]] = {}
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._of.values())
-
-    @property
-    def held(self) -> int:
-        return sum(self._held.values())
 
     def get(self, key: StreamKey) -> Stream | None:
         return self._of.get(key)
@@ -60,8 +58,9 @@ class Streams:
         self._of.move_to_end(key)
         self._room.use(*key)
         life, held = stream.life, stream.held
-        verdict, ready = stream.admit(event, may_hold=self._may_hold(key))
-        self._count_held(key.worker_id, stream.held - held)
+        verdict, ready = stream.admit(event, may_hold=self.held < self._max_held or self._may_hold(key))
+        if stream.held != held:
+            self._count_held(key.worker_id, stream.held - held)
         if stream.life is not life and life is not None:
             self._on_end(key)
         return verdict, ready, stream
@@ -120,9 +119,7 @@ class Streams:
         return True
 
     def _may_hold(self, key: StreamKey) -> bool:
-        """There is room, or another worker holds so much more that it gives up what it holds of one stream."""
-        if self.held < self._max_held:
-            return True
+        """Where there is no room: another worker holds so much more that it gives up what it holds of one stream."""
         greedy = max(self._held, key=self._held.__getitem__)
         if self._held[greedy] <= self._held.get(key.worker_id, 0) + 1:
             return False
@@ -131,6 +128,7 @@ class Streams:
         return True
 
     def _count_held(self, worker_id: int, by: int) -> None:
+        self.held += by
         after = self._held.get(worker_id, 0) + by
         if after:
             self._held[worker_id] = after
