@@ -80,13 +80,14 @@ class DynamoKv:
         return None
 
 
-class Oracle:
-    """Least time to first token for this request, knowing what the engine will materialize; ties by lot, as Dynamo's. It does not plan for
-    requests to come: no policy here does."""
+class Greedy:
+    """Least time to first token for this request, knowing what the engine will really do; ties by lot, as Dynamo's. It does not plan for
+    requests to come, so it is where the oracle's search begins and no oracle itself."""
 
-    name = "oracle"
+    name = "greedy"
 
     def __init__(self, *, materializes: Sequence[bool], seed: int = 0) -> None:
+        """`materializes[n]`: replica n really loads what it has in host memory."""
         self._materializes = materializes
         self._rng = random.Random(seed)
 
@@ -97,6 +98,22 @@ class Oracle:
             served = replica.would_take(request.chain, request.tokens, now, materializes=able)
             times.append((served.ttft, self._rng.random(), index))
         return min(times)[2]
+
+    def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        return None
+
+
+class Planned:
+    """The oracle: a replica for each request, fixed with hindsight over the whole trace (`hindsight.py`)."""
+
+    name = "oracle"
+
+    def __init__(self, plan: Sequence[int]) -> None:
+        self._plan = plan
+        self._next = itertools.count()
+
+    def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        return self._plan[next(self._next)]
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
         return None

@@ -44,7 +44,7 @@ class Served:
     host_tokens: int
     """Resident in the host slab beyond the device prefix: what may be offered."""
     confirmed: int
-    """Of these, materialized."""
+    """Of these, materialized, as the engine reports it."""
     computed: int
     load_seconds: float = 0.0
     """What loading the confirmed tokens took."""
@@ -77,19 +77,25 @@ class SimulatedReplica:
         device = self.device.prefix(chain)
         return device, self.host.prefix(chain, device)
 
-    def would_take(self, chain: Sequence[int], tokens: int, now: float, *, materializes: bool) -> Served:
+    def would_take(
+        self, chain: Sequence[int], tokens: int, now: float, *, materializes: bool, lies: bool = False
+    ) -> Served:
+        """`lies`: it says that it loaded what it could have, and computes all of it."""
         device, host = (count * self.block_tokens for count in self.overlap(chain))
         device = min(device, tokens - 1)  # the last token is always computed
         host = max(0, min(host, tokens - 1 - device))
-        confirmed = host if materializes else 0
-        computed = tokens - device - confirmed
+        confirmed = host if materializes or lies else 0
+        loaded = 0 if lies else confirmed
+        computed = tokens - device - loaded
         start = max(now, self.busy_until)
-        end = start + (computed + self.host_cost * confirmed) / self.rate
+        end = start + (computed + self.host_cost * loaded) / self.rate
         load_seconds = self.host_cost * confirmed / self.rate
         return Served(end - now, start, end, device, host, confirmed, computed, load_seconds)
 
-    def serve(self, chain: tuple[int, ...], tokens: int, now: float, *, materializes: bool) -> Served:
-        served = self.would_take(chain, tokens, now, materializes=materializes)
+    def serve(
+        self, chain: tuple[int, ...], tokens: int, now: float, *, materializes: bool, lies: bool = False
+    ) -> Served:
+        served = self.would_take(chain, tokens, now, materializes=materializes, lies=lies)
         self.busy_until = served.end
         self.computed_tokens += served.computed
         self.requests += 1

@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dynamo_semkv.bench.replay.policies import DynamoKv, Oracle, Policy, RoundRobin, Semkv
+from dynamo_semkv.bench.replay.hindsight import improve
+from dynamo_semkv.bench.replay.policies import DynamoKv, Greedy, Planned, Policy, RoundRobin, Semkv
 from dynamo_semkv.bench.replay.replica import Blocks, Served, SimulatedReplica
 from dynamo_semkv.bench.replay.trace import TraceRequest
 from dynamo_semkv.config.schema import Config
 
-ENGINES = ("materializes", "declines", "half", "slow")
-"""`half`: replicas with an even number materialize, the others decline everything. `slow`: all materialize, and loading costs SLOW_COST."""
+ENGINES = ("materializes", "declines", "half", "slow", "lies")
+"""`half`: replicas with an even number materialize, the others decline everything. `slow`: all materialize, and loading costs SLOW_COST.
+`lies`: replicas with an odd number report that they loaded, and compute."""
+HINDSIGHT_STEPS = 60
+"""Changes that the search for the oracle's plan tries."""
 SLOW_COST = 1.5
 """Of the prefill time: a token from the host is had later than one that is computed."""
 
@@ -64,11 +68,19 @@ class Figures:
 
 
 def materializing(engine: str, replicas: int) -> list[bool]:
-    return [engine in ("materializes", "slow") or (engine == "half" and n % 2 == 0) for n in range(replicas)]
+    return [engine in ("materializes", "slow") or (engine in ("half", "lies") and n % 2 == 0) for n in range(replicas)]
+
+
+def lying(engine: str, replicas: int) -> list[bool]:
+    return [engine == "lies" and n % 2 == 1 for n in range(replicas)]
 
 
 def replay(
-    trace: Sequence[TraceRequest], policy: Policy, fleet: Fleet, materializes: Sequence[bool]
+    trace: Sequence[TraceRequest],
+    policy: Policy,
+    fleet: Fleet,
+    materializes: Sequence[bool],
+    lies: Sequence[bool] = (),
 ) -> tuple[list[Served], list[SimulatedReplica]]:
     """Requests arrive as the trace says; what became of one is told to the policy when it is served, not before."""
     replicas = fleet.make()
@@ -81,7 +93,9 @@ def replay(
         for replica in replicas:
             replica.settle(request.at)
         index = policy.choose(request, replicas, request.at)
-        served = replicas[index].serve(request.chain, request.tokens, request.at, materializes=materializes[index])
+        served = replicas[index].serve(
+            request.chain, request.tokens, request.at, materializes=materializes[index], lies=bool(lies) and lies[index]
+        )
         results.append(served)
         heapq.heappush(pending, (served.end, request.number, request, index, served))
     while pending:
@@ -97,19 +111,52 @@ def compare(
     *,
     engine: str = "materializes",
     index_sees_host: bool = True,
+    hindsight_steps: int = HINDSIGHT_STEPS,
 ) -> list[Figures]:
-    """Round robin, Dynamo, ours and the oracle on the same trace and engines; the oracle last."""
-    able = materializing(engine, fleet.replicas)
+    """Round robin, Dynamo, ours and the oracle on the same trace and engines; the oracle last. It knows the trace, and none beats it."""
+    able, lies = materializing(engine, fleet.replicas), lying(engine, fleet.replicas)
     fleet = replace(fleet, host_cost=SLOW_COST) if engine == "slow" else fleet
-    policies: list[Policy] = [
-        RoundRobin(),
-        DynamoKv(index_sees_host=index_sees_host),
-        Semkv(fleet.replicas, config, DynamoKv(index_sees_host=index_sees_host), index_sees_host=index_sees_host),
-        Oracle(materializes=able),
-    ]
-    runs = [(policy, *replay(trace, policy, fleet, able)) for policy in policies]
-    best = statistics.fmean(served.ttft for served in runs[-1][1])
-    return [_figures(trace, policy, results, replicas, best) for policy, results, replicas in runs]
+
+    def run(policy: Policy) -> _Run:
+        recorded = _Recorded(policy)
+        results, replicas = replay(trace, recorded, fleet, able, lies)
+        return _Run(policy, results, replicas, recorded.plan)
+
+    semkv = Semkv(fleet.replicas, config, DynamoKv(index_sees_host=index_sees_host), index_sees_host=index_sees_host)
+    runs = [run(RoundRobin()), run(DynamoKv(index_sees_host=index_sees_host)), run(semkv)]
+    begun = min([*runs, run(Greedy(materializes=able))], key=lambda found: found.mean_ttft)
+    plan = improve(trace, begun.plan, lambda tried: run(Planned(tried)).mean_ttft, fleet.replicas, hindsight_steps)
+    runs.append(run(Planned(plan)))
+    best = runs[-1].mean_ttft
+    return [_figures(trace, found.policy, found.results, found.replicas, best) for found in runs]
+
+
+class _Recorded:
+    """A policy, and where it sent each request."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self.plan: list[int] = []
+        self._policy = policy
+
+    def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        self.plan.append(self._policy.choose(request, replicas, now))
+        return self.plan[-1]
+
+    def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        self._policy.served(request, index, result)
+
+
+@dataclass(frozen=True)
+class _Run:
+    policy: Policy
+    results: Sequence[Served]
+    replicas: Sequence[SimulatedReplica]
+    plan: Sequence[int]
+
+    @property
+    def mean_ttft(self) -> float:
+        return statistics.fmean(served.ttft for served in self.results)
 
 
 def _figures(
