@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.config.schema import SecurityConfig
-from dynamo_semkv.observe.snapshot import explain
+from dynamo_semkv.observe.snapshot import explain, explain_request
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.router.advise_door import AdviseDoor
@@ -37,9 +37,11 @@ async def test_route_request_and_the_last_ones_are_explained_as_the_page_does(
     first = routes[0]
     expected = {"routes": [explain(first)]}
     assert await asked.answer({"route_id": first.route_id}) == expected
-    assert await asked.answer({"request_id": first.route_id}) == expected
-    if first.opened.request_id is not None:
-        assert await asked.answer({"request_id": f"chatcmpl-{first.opened.request_id}"}) == expected
+    by_request = {"routes": explain_request(asked._history, first.route_id)}
+    assert [route["route_id"] for route in by_request["routes"]] == [first.route_id]
+    assert await asked.answer({"request_id": first.route_id}) == by_request
+    assert first.opened.request_id is not None
+    assert await asked.answer({"request_id": f"chatcmpl-{first.opened.request_id}"}) == by_request
     last = await asked.answer({"last": 2})
     assert [route["route_id"] for route in last["routes"]] == [routes[-1].route_id, routes[-2].route_id]
     assert json.loads(json.dumps(last, allow_nan=False)) == last
