@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from dynamo_semkv.cli import OK, REFUSED, main
 from dynamo_semkv.config.forms import is_host, is_loopback
-from dynamo_semkv.config.limits import Limits, limits_of
 from dynamo_semkv.config.load import build, load_config
-from dynamo_semkv.config.schema import Config
 from dynamo_semkv.config.yaml_text import parse_scalar, parse_yaml
 from dynamo_semkv.contracts.errors import ContractError
-
-
-def leaves(kind: type[msgspec.Struct] = Config, path: str = "") -> list[tuple[str, Limits]]:
-    found: list[tuple[str, Limits]] = []
-    for name, limits in limits_of(kind).items():
-        here = f"{path}.{name}" if path else name
-        found += leaves(limits.kind, here) if issubclass(limits.kind, msgspec.Struct) else [(here, limits)]
-    return found
-
-
-def nest(path: str, value: object) -> dict[str, Any]:
-    for part in reversed(path.split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
-
+from tests.config.field_paths import leaves, nest
 
 TEXTS = [path for path, limits in leaves() if limits.kind is str]
 VALID = {

@@ -12,6 +12,7 @@ from dynamo_semkv.config.limits import limits_of
 from dynamo_semkv.config.load import build
 from dynamo_semkv.config.schema import Config, Section
 from dynamo_semkv.contracts.errors import ContractError
+from tests.config.field_paths import leaves, nest
 
 
 def sections(kind: type[msgspec.Struct] = Config) -> list[type[msgspec.Struct]]:
@@ -47,22 +48,7 @@ def test_every_number_is_bounded() -> None:
                 assert limits.meta.le is not None, f"{section.__name__}.{name}"
 
 
-def _leaves(kind: type[msgspec.Struct] = Config, path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, limits in limits_of(kind).items():
-        here = f"{path}.{name}" if path else name
-        found += _leaves(limits.kind, here) if issubclass(limits.kind, msgspec.Struct) else [(here, limits)]
-    return found
-
-
-def _nest(path: str, value: object) -> dict[str, Any]:
-    for part in reversed(path.split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
-
-
-@pytest.mark.parametrize(("path", "limits"), _leaves(), ids=[path for path, _ in _leaves()])
+@pytest.mark.parametrize(("path", "limits"), leaves(), ids=[path for path, _ in leaves()])
 def test_out_of_range_and_wrong_type_name_path_value_and_allowed(path: str, limits: Any) -> None:
     bad: list[object] = [["a list"], {"a": "mapping"}]
     if limits.kind in (int, float):
@@ -75,7 +61,7 @@ def test_out_of_range_and_wrong_type_name_path_value_and_allowed(path: str, limi
         bad.append(None)
     for value in bad:
         with pytest.raises(ContractError) as caught:
-            build(_nest(path, value))
+            build(nest(path, value))
         assert caught.value.field == path
         assert limits.allowed() in str(caught.value)
 
