@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 from collections.abc import Iterator
@@ -15,10 +14,8 @@ import pytest
 import yaml
 
 from dynamo_semkv.bus.inspection import inspect
-from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.setup import BusError, set_up
 from dynamo_semkv.bus.streams import STREAMS
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
 from dynamo_semkv.config.load import load_config
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import subjects
@@ -28,6 +25,7 @@ from tests.deploy import dynamo_graph_schema as schema
 from tests.deploy import nats_example
 from tests.deploy.kustomize import build
 from tests.deploy.nats_example import Broker
+from tests.deploy.roles import roles
 from tests.deploy.test_kubernetes import FOLDER, GRAPHS, ROOT, WORKERS, container, one
 
 POD = StableReplica("semkv-agg-trtllmworker-5d8f-x2x7z", 0)
@@ -93,35 +91,11 @@ async def test_each_pod_does_the_work_of_its_role_also_where_it_starts_before_th
         settings(broker, secret, folder, name, tmp_path) for name in ("semkv-setup-bus", "SemkvRouter", WORKERS[folder])
     )
     await remove_streams(of_setup)
-    heard: dict[str, list[Message]] = {"router": [], "worker": []}
-    router = BusSubscriber(of_router, "router", heartbeat_seconds=0.2)
-    worker = BusSubscriber(of_worker, "worker", heartbeat_seconds=0.2)
-    speaks = [BusPublisher(of_router, "router"), BusPublisher(of_worker, "worker")]
-    for publisher in speaks:
-        publisher.start()
-    for stream in STREAMS:
-        router.subscribe_stream(stream, ">", heard["router"].append)
-    worker.subscribe_core(subjects.hints(POD), heard["worker"].append)
-    await router.start()
-    await worker.start()
-    try:
-        for make in (subjects.donor_events, subjects.reports, subjects.announcements):
-            assert speaks[1].publish(make(POD), b"kept")
-        assert speaks[0].publish(subjects.routes("router-1"), b"kept")
+    async with roles(of_router, of_worker, POD) as both:
+        both.say_what_is_kept()
         assert [stream.name for stream in await set_up(of_setup)] == list(STREAMS)
-        await until("all four streams", lambda: len({message.subject for message in heard["router"]}) == 4)
-        await until("listening", lambda: worker.stats().connected and speaks[0].stats().connected)
-
-        def hint() -> bool:
-            speaks[0].publish(subjects.hints(POD), b"hint", persistent=False)
-            return bool(heard["worker"])
-
-        await until("hint", hint)
-    finally:
-        await router.close()
-        await worker.close()
-        for publisher in speaks:
-            await asyncio.to_thread(publisher.close, 2.0)
+        await until("all four streams", lambda: len({message.subject for message in both.at_router}) == 4)
+        await both.hint_arrives()
 
 
 async def remove_streams(of_setup: BusConfig) -> None:

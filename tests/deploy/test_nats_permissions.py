@@ -13,10 +13,8 @@ import nats.errors
 import pytest
 
 from dynamo_semkv.bus import inspection, setup
-from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.setup import BusError, set_up
 from dynamo_semkv.bus.streams import STREAMS
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
 from dynamo_semkv.config.load import build
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import StableReplica
@@ -25,9 +23,9 @@ from dynamo_semkv.observe.health import Level
 from tests.bus.waiting import until
 from tests.deploy import nats_example
 from tests.deploy.nats_example import FOLDER, Broker
+from tests.deploy.roles import KEPT, roles
 
 MINE, OTHER = StableReplica("worker-0", 0), StableReplica("worker-1", 0)
-KEPT = (subjects.donor_events, subjects.reports, subjects.announcements)
 
 
 @pytest.fixture(scope="module")
@@ -62,35 +60,11 @@ async def messages(broker: Broker) -> dict[str, int]:
 
 @pytest.mark.graph
 async def test_each_role_does_its_work(broker: Broker) -> None:
-    heard: dict[str, list[Message]] = {"router": [], "worker": []}
-    router = BusSubscriber(broker.settings("semkv-router"), "router", heartbeat_seconds=0.2)
-    worker = BusSubscriber(broker.settings("worker-0"), "worker", heartbeat_seconds=0.2)
-    speaks = {user: BusPublisher(broker.settings(user), user) for user in ("semkv-router", "worker-0")}
-    for publisher in speaks.values():
-        publisher.start()
-    for stream in STREAMS:
-        router.subscribe_stream(stream, ">", heard["router"].append)
-    worker.subscribe_core(subjects.hints(MINE), heard["worker"].append)
-    await router.start()
-    await worker.start()
-    try:
-        for make in KEPT:
-            assert speaks["worker-0"].publish(make(MINE), b"kept")
-        assert speaks["semkv-router"].publish(subjects.routes("router-1"), b"kept")
-        await until("all four streams", lambda: len(heard["router"]) == 4)
-        await until("listening", lambda: worker.stats().connected and speaks["semkv-router"].stats().connected)
-
-        def hint() -> bool:
-            speaks["semkv-router"].publish(subjects.hints(MINE), b"hint", persistent=False)
-            return bool(heard["worker"])
-
-        await until("hint", hint)
-        assert all(publisher.stats().last_error is None for publisher in speaks.values())
-    finally:
-        await router.close()
-        await worker.close()
-        for publisher in speaks.values():
-            await asyncio.to_thread(publisher.close, 2.0)
+    async with roles(broker.settings("semkv-router"), broker.settings("worker-0"), MINE) as both:
+        both.say_what_is_kept()
+        await until("all four streams", lambda: len(both.at_router) == 4)
+        await both.hint_arrives()
+        assert all(publisher.stats().last_error is None for publisher in (both.router, both.worker))
 
 
 @pytest.mark.graph
