@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -114,7 +115,7 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("tokens", REFUSED, ids=repr)
+@pytest.mark.parametrize("tokens", REFUSED, ids=lambda tokens: re.sub(r" at 0x\w+", "", repr(tokens)))
 def test_what_is_no_prompt_is_refused(tokens: Any) -> None:
     with pytest.raises(ContractError, match=r"^tokens: "):
         as_tokens(tokens)
