@@ -2,6 +2,7 @@
 #   PYTHON=python3.12   the interpreter for the environment (3.10 to 3.13)
 #   TORCH=cpu           refuse any torch but the CPU build
 #   PYTEST_ARGS="..."   more arguments for pytest: files, -k, -x
+#   PROCESSES=2         how many processes share the tests, a file each at a time; 0: none beside pytest itself
 #   SCHEDULES=100000    how many random schedules of engine and connector; SEED=1: from which seed on (random, and printed, if not given)
 #   DEMO_ARGS=--no-keep arguments for the demo: this one ends it after the tables, as without a terminal; --observability: with Prometheus
 #   MINUTES=30 SEED=7   for soak
@@ -12,6 +13,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PROCESSES ?= 2
 DEMO_ARGS ?=
 SCHEDULES ?= 20000
 MINUTES ?= 30
@@ -35,7 +37,7 @@ setup: ## make the environment, or do nothing if it is current
 	@$(PYTHON) scripts/setup_env.py
 
 test: lint typecheck ## lint, formatting, types, import rules and all tests
-	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 schedules: setup ## a long run of random schedules of engine and connector; a failing one is shortened and printed
 	$(VENV_PYTHON) -m tests.worker_connector.schedules run --number $(SCHEDULES) $(if $(SEED),--seed $(SEED))
@@ -53,7 +55,7 @@ soak: setup ## a graph under random kills for MINUTES (default 30); SEED=n repea
 	$(VENV_PYTHON) -m tests.graphs.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 stress: setup ## the graph and router tests ROUNDS times (default 5) beside HOGS busy processes (default 4); prints each failure
-	$(VENV_PYTHON) -m tests.stress --rounds $(ROUNDS) --hogs $(HOGS) $(STRESS_ARGS)
+	$(VENV_PYTHON) -m tests.stress --rounds $(ROUNDS) --hogs $(HOGS) --processes $(PROCESSES) $(STRESS_ARGS)
 
 docs: setup ## write the generated pages and files anew: docs/reference, docs/metrics.md, the JSON schema, the PrometheusRule
 	$(VENV_PYTHON) scripts/reference.py

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -89,14 +90,25 @@ def _log_of_its_own() -> None:
 _complaints: list[str] = []
 
 
+@pytest.hookimpl(trylast=True)  # pytest-xdist ends its processes in this hook too: none of them is one that a test left
 def pytest_sessionfinish(session: pytest.Session) -> None:
     _complaints.extend(f"a test left a process running: {child}" for child in living_children())
+    of_a_part = getattr(session.config, "workeroutput", None)
+    if of_a_part is not None:  # one of several processes that share the tests: whoever started it tells them
+        of_a_part["complaints"] = _complaints
+        return
     if session.config.getoption("--no-skips"):
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         skipped = reporter.stats.get("skipped", []) if reporter else []
         _complaints.extend(f"skipped, and --no-skips is given: {report.nodeid}" for report in skipped)
     if _complaints and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist has ended: what its part of the run left is a fault of the whole run."""
+    _complaints.extend(getattr(node, "workeroutput", {}).get("complaints", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

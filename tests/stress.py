@@ -67,22 +67,23 @@ def read_results(junit: Path, status: int) -> Round:
     return Round(status, passed, failures)
 
 
-def run_round(tests: Sequence[str], log: Path) -> Round:
-    """One run of `tests`; `log` takes all that pytest prints."""
+def run_round(tests: Sequence[str], log: Path, processes: int) -> Round:
+    """One run of `tests`, shared by `processes` (0: pytest itself runs them all); `log` takes all that pytest prints."""
     junit = log.with_suffix(".xml")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={junit}", *tests]
+    shared = ["--numprocesses", str(processes), "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={junit}", *shared, *tests]
     with log.open("wb") as output:
         status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     return read_results(junit, status)
 
 
-def run(rounds: int, number_of_hogs: int, tests: Sequence[str], folder: Path) -> Counter[str]:
+def run(rounds: int, number_of_hogs: int, processes: int, tests: Sequence[str], folder: Path) -> Counter[str]:
     """Test -> in how many rounds it failed. Prints a line a round and one a failure."""
     failed: Counter[str] = Counter()
     with hogs(number_of_hogs):
         for number in range(1, rounds + 1):
             log, began = folder / f"round-{number}.log", time.monotonic()
-            result = run_round(tests, log)
+            result = run_round(tests, log, processes)
             print(
                 f"round {number} of {rounds}: {result.passed} passed, {len(result.failures)} failed "
                 f"in {time.monotonic() - began:.0f} s",
@@ -98,14 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often the tests run (default 5)")
     parser.add_argument("--hogs", type=int, default=2 * (os.cpu_count() or 1), help="default: two for each processor")
+    parser.add_argument("--processes", type=int, default=2, help="how many processes share the tests (default 2)")
     parser.add_argument("--logs", type=Path, help="folder for the logs of the rounds (default: a new one)")
     parser.add_argument("tests", nargs="*", default=list(DEFAULT_TESTS), help="arguments for pytest")
     arguments = parser.parse_args(argv)
-    if arguments.rounds < 1 or arguments.hogs < 0:
-        parser.error(f"--rounds {arguments.rounds} --hogs {arguments.hogs}: at least 1 round and 0 hogs are needed")
+    if arguments.rounds < 1 or arguments.hogs < 0 or arguments.processes < 0:
+        given = f"--rounds {arguments.rounds} --hogs {arguments.hogs} --processes {arguments.processes}"
+        parser.error(f"{given}: at least 1 round, 0 hogs and 0 processes are needed")
     folder = arguments.logs or Path(tempfile.mkdtemp(prefix="semkv-stress-"))
     folder.mkdir(parents=True, exist_ok=True)
-    failed = run(arguments.rounds, arguments.hogs, arguments.tests, folder)
+    failed = run(arguments.rounds, arguments.hogs, arguments.processes, arguments.tests, folder)
     for name, times in failed.most_common():
         print(f"{times} of {arguments.rounds} rounds: {name}")
     print(f"{arguments.rounds} rounds beside {arguments.hogs} hogs, {len(failed)} tests failed; logs in {folder}")

@@ -20,7 +20,7 @@ def run_pytest(folder: Path, test: str, *arguments: str) -> subprocess.Completed
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "test_it.py").write_text(textwrap.dedent(test))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, str(folder)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("address", [("0.0.0.0", 0), ("", 0)])
@@ -41,7 +41,8 @@ def test_loopback_is_allowed() -> None:
         client.connect(listener.getsockname())
 
 
-def test_a_process_left_behind_fails_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["one process", "two processes"])
+def test_a_process_left_behind_fails_the_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ran = run_pytest(
         tmp_path,
         """
@@ -52,6 +53,7 @@ def test_a_process_left_behind_fails_the_run(tmp_path: Path) -> None:
             left = subprocess.Popen(["sleep", "30"])
             Path(__file__).with_name("pid").write_text(str(left.pid))
         """,
+        *arguments,
     )
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert ran.returncode == pytest.ExitCode.TESTS_FAILED
@@ -60,7 +62,7 @@ def test_a_process_left_behind_fails_the_run(tmp_path: Path) -> None:
     assert "1 passed" in ran.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("arguments", "status"), [((), 0), (("--no-skips",), 1)])
+@pytest.mark.parametrize(("arguments", "status"), [((), 0), (("--no-skips",), 1), (("--no-skips", "-n", "2"), 1)])
 def test_skips_can_be_forbidden(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
     ran = run_pytest(
         tmp_path,

@@ -98,7 +98,7 @@ async def test_what_keeps_a_replica_from_being_chosen(against: Callable[[Rig], N
         ),
         ({"extra_args": {"nvext": {"routing_constraints": {"required_taints": ["x"]}}}}, CARDS, FilteredBy.LACKS_TAINT),
     ],
-    ids=str,
+    ids=["other worker allowed", "no worker allowed", "taint of none", "one taint of two", "taint in nvext"],
 )
 async def test_what_the_request_rules_out_is_not_chosen_and_the_sheet_says_why(
     changes: dict[str, Any], cards: dict[ReplicaKey, ReplicaCard], filtered: FilteredBy
@@ -119,7 +119,7 @@ async def test_what_the_request_rules_out_is_not_chosen_and_the_sheet_says_why(
             with_cards(taints=frozenset({"gpu/h200", "rack/1"})),
         ),
     ],
-    ids=str,
+    ids=["allowed worker", "no taint required", "required taint"],
 )
 async def test_what_fulfils_the_constraints_is_chosen_within_them(
     changes: dict[str, Any], cards: dict[ReplicaKey, ReplicaCard]
