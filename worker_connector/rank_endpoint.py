@@ -2,7 +2,8 @@
 
 A socket in a directory that only this user can enter; a rank shows the random token that the metadata carried, and belongs to this user.
 One thread a rank; what it reads goes to the listener on that thread, never on the engine's. A rank that speaks nonsense is disconnected and
-may come back; one that is gone is reported as lost, and as here again when its connection is back.
+may come back; one that is gone is reported as lost, and as here again when its connection is back. A rank that is only slow is not lost:
+once it is here, nothing but the end of its connection is, which the kernel tells at once.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class RankEndpoint:
         self._listener: RankListener | None = None
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
+        self._here: set[int] = set()
+        """Ranks that the listener was told of. A connection that ends before that, because its rank gave up on it, is no loss."""
         self._sessions: dict[int, _Session] = {}
         self._turn: dict[int, threading.Lock] = {rank: threading.Lock() for rank in range(1, world)}
 
@@ -136,6 +139,8 @@ class RankEndpoint:
     def _announce(self, rank: int, connection: socket.socket) -> None:
         with self._lock:
             current = self._connections.get(rank) is connection
+            if current:
+                self._here.add(rank)
         if current and self._listener is not None:
             self.counts["connected"] += 1
             self._listener.rank_here(rank)
@@ -162,7 +167,9 @@ class RankEndpoint:
             if self._connections.get(rank) is not connection:
                 return
             del self._connections[rank]
-        if not self._server.closed and self._listener is not None:
+            was_here = rank in self._here
+            self._here.discard(rank)
+        if was_here and not self._server.closed and self._listener is not None:
             self.counts["lost"] += 1
             self._listener.rank_lost(rank)
 

@@ -37,6 +37,9 @@ CAPACITY = 8_192
 """Results that wait to be acknowledged; some seconds of a busy engine."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
+_ANSWER_SECONDS = 30.0
+"""How long a leader that took the connection may be busy with something else before it answers. To give up and call again would only give
+it more to do, and connections that nobody holds any more to take for those of this rank."""
 _LOUD_AFTER = 5
 """Attempts to connect before it is worth an error."""
 _ELSEWHERE = ": they are on different machines. Remedy: keep tensor_parallel_size within one machine, or set connector.materialization: off"
@@ -144,7 +147,10 @@ class RemoteChannel:
         try:
             connection.settimeout(_LONGEST_PAUSE)
             connection.connect(self._endpoint.path)
+            connection.settimeout(_ANSWER_SECONDS)
             with self._wake:
+                if self._closing:
+                    return False
                 session = self._session
                 self._connection = connection
             connection.sendall(frame(Hello(PROTOCOL, self._endpoint.token, self._number, session)))

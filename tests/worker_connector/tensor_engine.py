@@ -100,7 +100,8 @@ class TensorEngine(ScriptedEngine):
                 assert found == self.shard(request, at, rank), f"rank {rank}: wrong KV at position {at}"
 
     def settle_disks(self) -> None:
-        """The disk threads of all ranks do what they were told, and the leader hears of it; orders go out with an iteration."""
+        """The disk threads of all ranks do what they were told, and the leader hears of it; orders go out with an iteration. What other
+        ranks saved is awaited first: a block is written behind only when the leader has heard of it from all ranks."""
         life = self.leader._life
         assert life is not None
         assert life.disk is not None
@@ -119,6 +120,9 @@ class TensorEngine(ScriptedEngine):
             waiting = {order.order_id for order in self.leader._disk_orders}
             asked = {tier._telling} if len(tier._found) < len(self.others) + 1 else set()
             cleared = set().union(*tier._clearing.values())
+            saves = self.leader._life.saves if self.leader._life is not None else None
+            if saves is not None and saves.open_orders:
+                return False
             return {*tier._spilling, *tier._staging, *asked, *cleared} <= waiting
 
     def poison(self, page: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,23 @@ import pytest
 from dynamo_semkv.contracts.keys import BlockKey
 from tests.worker_connector.harness import wait_for
 from tests.worker_connector.test_rank_board import ready
+from worker_connector import remote_channel
 from worker_connector.block_file import BlockRecord
 from worker_connector.channel import ForwardDone, RankResult, SaveDone, SlotsDamaged
 from worker_connector.disk_orders import DiskFound
 from worker_connector.rank_endpoint import RankEndpoint
-from worker_connector.rank_wire import MAX_FRAME, MAX_SLOTS, Endpoint, Hello, Numbered, frame, read_from_leader, split
+from worker_connector.rank_wire import (
+    MAX_FRAME,
+    MAX_SLOTS,
+    Endpoint,
+    Hello,
+    Numbered,
+    Seen,
+    frame,
+    read_from_leader,
+    read_from_rank,
+    split,
+)
 from worker_connector.remote_channel import RemoteChannel
 
 
@@ -169,6 +182,54 @@ def test_new_connection_of_a_rank_takes_the_place_of_the_old_one(endpoint: RankE
             assert is_hung_up(old)
             assert listener.gone == []
     wait_for(lambda: listener.gone == [1])
+
+
+def test_connection_that_its_rank_gave_up_before_the_answer_is_no_loss(
+    endpoint: RankEndpoint, listener: Listener
+) -> None:
+    """As when the leader's process was busy for so long that its rank called again."""
+    with endpoint._turn[1]:
+        dial(endpoint, hello(endpoint)).close()
+        wait_for(lambda: 1 in endpoint._connections)
+    wait_for(lambda: 1 not in endpoint._connections)
+    assert (listener.came, listener.gone, endpoint.counts["lost"]) == ([], [], 0)
+    with dial(endpoint, hello(endpoint)) as later:
+        read_from_leader(later)
+        wait_for(lambda: listener.came == [1])
+    wait_for(lambda: listener.gone == [1])
+
+
+def test_leader_that_answers_late_is_waited_for(
+    tmp_path: Path, channels: list[RemoteChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may be busy for longer than a rank pauses between two attempts; it is not called again meanwhile."""
+    monkeypatch.setattr(remote_channel, "_LONGEST_PAUSE", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "ranks"))
+        listening.listen()
+        listening.settimeout(10)
+        channels.append(RemoteChannel(1, Endpoint(str(tmp_path / "ranks"), "t", ""), 1))
+        connection, _ = listening.accept()
+        with connection:
+            assert isinstance(read_from_rank(connection), Hello)
+            connection.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.sendall(frame(Seen(0)))
+            wait_for(lambda: channels[0].counts["connected"] == 1)
+
+
+def test_rank_that_waits_for_an_answer_ends_at_once(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "ranks"))
+        listening.listen()
+        listening.settimeout(10)
+        channel = RemoteChannel(1, Endpoint(str(tmp_path / "ranks"), "t", ""), 1)
+        connection, _ = listening.accept()
+        with connection:
+            read_from_rank(connection)
+            channel.close()
+            assert not channel._thread.is_alive()
 
 
 def test_more_results_than_may_wait_begin_a_session_with_an_empty_slab(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from tests.worker_connector.disk import donors, files, tier_of
 from tests.worker_connector.harness import wait_for
 from tests.worker_connector.tensor_engine import TensorEngine
 from tests.worker_connector.test_tensor_parallel import TOKENS, finish, make, processes, saved
+from worker_connector.channel import RankResult, SaveDone
+from worker_connector.disk_tier import DiskTier
 
 __all__ = ["make", "processes"]
 
@@ -72,6 +76,35 @@ def test_file_that_one_rank_has_not_is_served_by_none(make: Make, tmp_path: Path
     engine.settle_disks()
     wait_for(lambda: engine.leader.snapshot()["leases"] == 0)
     engine.check_balance()
+
+
+def test_what_a_rank_saved_is_awaited_however_late_the_leader_hears_of_it(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the other rank's results come after many iterations; here they come when the engine has asked for the 50th time."""
+    engine = make(disk_path=str(tmp_path))
+    engine.meet()
+    engine.settle_disks()
+    held = threading.Event()
+    heard, asked = engine.leader.on_result, count(1)
+
+    def late(result: RankResult) -> None:
+        if isinstance(result, SaveDone):
+            held.wait(30)
+        heard(result)
+
+    def answered(tier: DiskTier) -> bool:
+        if next(asked) == 50:
+            held.set()
+        return plain(tier)
+
+    plain = engine._answered
+    monkeypatch.setattr(engine.leader, "on_result", late)
+    monkeypatch.setattr(engine, "_answered", answered)
+    engine.serve(TOKENS)
+    engine.settle_disks()
+    engine.check_balance()
+    assert tier_of(engine).index.usable == 10
 
 
 def test_restart_of_all_ranks_finds_the_blocks(make: Make, tmp_path: Path) -> None:
