@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from dynamo_semkv.bus.child_process import ChildProcess, wait_until
-from dynamo_semkv.bus.server import LOOPBACK, EmbeddedNats, free_port
+from dynamo_semkv.bus.server import LOOPBACK, EmbeddedNats
 from graphs.local import observability
 from graphs.local.settings import GraphSettings
 from worker_connector.reference_engine.model_directory import write_model_directory
@@ -32,8 +32,9 @@ from worker_connector.reference_engine.models import ModelSource
 
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_STATUS_PORTS = range(10_000, 32_768)
-"""Dynamo reads DYN_SYSTEM_PORT as an i16, so a port of the range that the system chooses from cannot be asked for."""
+_PORTS = range(10_000, 32_768)
+"""Below those that the system gives to outgoing connections, one of which could take a part's port before the part starts, or while it is
+away. Dynamo reads DYN_SYSTEM_PORT as an i16 besides."""
 _TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|Traceback|panicked")
 
 
@@ -41,16 +42,16 @@ class GraphError(RuntimeError):
     """A part did not come up; the message ends with the end of its log."""
 
 
-def _free_low_port() -> int:
-    """One that nobody listens on now, below those that the system gives to outgoing connections."""
-    for port in random.sample(_STATUS_PORTS, 100):
+def _free_port() -> int:
+    """One that nobody listens on now."""
+    for port in random.sample(_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((LOOPBACK, port))
             except OSError:
                 continue
             return port
-    raise GraphError(f"no free port among 100 of {_STATUS_PORTS.start} to {_STATUS_PORTS.stop - 1}")
+    raise GraphError(f"no free port among 100 of {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def _tools() -> observability.Tools:
@@ -106,7 +107,7 @@ class LocalGraph:
 
     def _port(self, name: str) -> int:
         if name not in self._ports:
-            self._ports[name] = _free_low_port() if name.endswith(".status") else free_port()
+            self._ports[name] = _free_port()
         return self._ports[name]
 
     # --- up and down -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from graphs.local.graph import GraphError, LocalGraph
 from graphs.local.observability import MissingProgram, Targets, Tools, write
 from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.test_lifecycle import children, gone
-from tests.graphs.traffic import ask, get, send, wait_until
+from tests.graphs.traffic import PATIENT, ask, get, send, wait_until
 from tests.observe.test_alerting import RECORDED, filled, panels
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_the_command_says_it_and_starts_nothing(tmp_path: Path) -> None:
         env={**os.environ, "PATH": str(empty)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ran.returncode == 1
@@ -147,6 +147,7 @@ def test_every_panel_has_data_of_a_running_graph(
         observability=True,
         overrides={
             **LOW_GATE,
+            **PATIENT,
             "connector": {"announce_interval_seconds": 1.0},
         },
     )
@@ -157,7 +158,7 @@ def test_every_panel_has_data_of_a_running_graph(
         assert get(f"{graph.urls['grafana']}/api/health") == {}  # 200, and no JSON
         assert graph.notes == []
         pids = [*children(os.getpid())]
-        seed, deadline = 0, time.monotonic() + 100.0
+        seed, deadline = 0, time.monotonic() + 300.0
         while empty := without_data(prometheus, queries):
             assert time.monotonic() < deadline, empty
             for _ in range(4):  # one new, and one that only host memory still has

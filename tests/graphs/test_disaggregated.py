@@ -12,7 +12,18 @@ import pytest
 from dynamo_semkv.bench.client import Answer
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import LOW_GATE, GraphSettings
-from tests.graphs.traffic import ask, forget_device, get, post, routes, send, snapshot, wait_until
+from tests.graphs.traffic import (
+    PATIENT,
+    WAIT_SECONDS,
+    ask,
+    forget_device,
+    get,
+    post,
+    routes,
+    send,
+    snapshot,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -27,7 +38,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         routers=2,
         data_parallel_size=1,
         blocks_per_rank=160,
-        overrides={**LOW_GATE, "outcome": {"report_ttl_seconds": 10.0}},
+        overrides={**LOW_GATE, **PATIENT, "outcome": {"report_ttl_seconds": 10.0}},
     )
     with LocalGraph(settings, run_dir=tmp_path_factory.mktemp("disaggregated"), model_dir=model_dir) as started:
         yield started
@@ -107,9 +118,9 @@ def streams_under_a_kill(graph: LocalGraph, expected: dict[int, str]) -> list[li
         waiting = {seed: pool.submit(send, graph, ask(seed, 200)) for seed in expected}
         wait_until("a stream on decode-1", lambda: engine(graph, "decode-1")["engine"]["active_blocks"] > 0)
         graph.kill("decode-1")
-        answers = {seed: future.result(90) for seed, future in waiting.items()}
+        answers = {seed: future.result(WAIT_SECONDS) for seed, future in waiting.items()}
     graph.restart("decode-1")
-    wait_until("decode-1 again", lambda: get(f"{graph.status_url('decode-1')}/engine/semkv"), 60.0)
+    wait_until("decode-1 again", lambda: get(f"{graph.status_url('decode-1')}/engine/semkv"))
     assert {seed: (it.ok, it.text) for seed, it in answers.items()} == {s: (True, text) for s, text in expected.items()}
     return [
         wait_until("its routes", lambda request_id=answer.request_id: routes(graph, "router-0", request_id))
@@ -153,7 +164,7 @@ def test_without_any_router_dynamo_refuses_as_for_a_missing_prefill_tier_and_ser
     assert not refused.ok
     for router in graph.router_names:
         graph.restart(router)
-    back = wait_until("an answer", lambda: (it := send(graph, ask(4, 8))).ok and it, 60.0)
+    back = wait_until("an answer", lambda: (it := send(graph, ask(4, 8))).ok and it)
     assert back.text == expected
     graph.wait_ready()
 

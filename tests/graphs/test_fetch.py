@@ -39,7 +39,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
 
 def instance_of(graph: LocalGraph, worker: str) -> int:
     """Dynamo's id of a worker: a label of its own metrics, in hex."""
-    with urllib.request.urlopen(f"{graph.status_url(worker)}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{graph.status_url(worker)}/metrics", timeout=30) as response:
         found = re.search(r'semkv_connector_info\{[^}]*worker_id="([0-9a-f]+)"', response.read().decode())
     assert found is not None
     return int(found[1], 16)

@@ -11,7 +11,7 @@ import pytest
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.test_gateway import PROMPT, advise, advise_on_donor, route
-from tests.graphs.traffic import forget_device, get, post
+from tests.graphs.traffic import PATIENT, forget_device, get, post
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         decode_workers=1,
         direct=True,
         blocks_per_rank=160,
-        overrides={**LOW_GATE, "outcome": {"report_ttl_seconds": 10.0}},
+        overrides={**LOW_GATE, **PATIENT, "outcome": {"report_ttl_seconds": 30.0}},
     )
     with LocalGraph(settings, run_dir=tmp_path_factory.mktemp("gateway"), model_dir=model_dir) as started:
         yield started

@@ -90,7 +90,7 @@ def test_a_killed_broker_delays_no_request_and_no_outcome_is_lost(graph: LocalGr
     traffic = Traffic(graph, first_seed=2000)
     traffic.wait_for(8)
     graph.kill("nats")
-    traffic.wait_for(12)
+    traffic.wait_for(8)  # no longer than that: what ended at its start waits ROUTE_SECONDS for its report
     graph.restart("nats")
     traffic.wait_for(8)
     answers = traffic.finish()
@@ -114,9 +114,7 @@ def test_what_a_quiet_engine_cached_during_an_outage_is_known_afterwards(graph: 
     graph.restart("nats")
     before = batches()
     # Clients of NATS are back within some seconds, each in its own time; so the first heartbeat may still be lost.
-    wait_until(
-        "three heartbeats of each rank", lambda: all(b - a >= 3 for a, b in zip(before, batches(), strict=True)), 60.0
-    )
+    wait_until("three heartbeats of each rank", lambda: all(b - a >= 3 for a, b in zip(before, batches(), strict=True)))
     last = closed_everywhere(graph, send(graph, ask(3001)).request_id)[-1]["opened"]
     assert last["exact_device_tokens"] + last["exact_host_tokens"] > 0
 

@@ -80,7 +80,7 @@ class Command:
         return self.log.read_text()
 
     def wait_up(self) -> None:
-        wait_until("graph up", lambda: "stays up" in self.text() or self.process.poll() is not None, 120.0)
+        wait_until("graph up", lambda: "stays up" in self.text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.text()
         self.pids = children(self.process.pid)
         assert len(self.pids) == 4, self.pids  # nats-server, worker, router, frontend

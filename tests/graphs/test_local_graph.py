@@ -63,7 +63,7 @@ def wait_told(graph: LocalGraph) -> None:
 
 def removals_applied(graph: LocalGraph, router: str) -> float:
     """Removal events that this router's copy of Dynamo's index has applied."""
-    with urllib.request.urlopen(f"{graph.status_url(router)}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{graph.status_url(router)}/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     counted = [
         line
@@ -84,7 +84,7 @@ def reset_device_caches(graph: LocalGraph) -> None:
     for worker in graph.worker_names:
         url = f"{graph.status_url(worker)}/engine/reset_prefix_cache"
         request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             assert response.status == 200
     wait_until("empty device caches", lambda: not any(device_blocks(graph)))
     for router in graph.router_names:

@@ -13,7 +13,7 @@ import pytest
 from dynamo_semkv.bus.server import EmbeddedNats
 from tests.router.conftest import OpenGraph
 from tests.router.graph.build import TestGraph, chat_body, http_json
-from tests.router.graph.processes import LOOPBACK, Process, wait_until
+from tests.router.graph.processes import LOOPBACK, WAIT_SECONDS, Process, wait_until
 from tests.router.test_serve import DONOR_TOKENS, Bus, serve, write_config
 
 pytestmark = pytest.mark.graph
@@ -33,7 +33,7 @@ async def leave(port: int, body: bytes, *, unread: bool) -> bool:
         await writer.drain()
         if unread:
             return True
-        return b"data: {" in await asyncio.wait_for(reader.readuntil(b"data: {"), 60.0)
+        return b"data: {" in await asyncio.wait_for(reader.readuntil(b"data: {"), WAIT_SECONDS)
     except asyncio.IncompleteReadError:
         return False
     finally:
@@ -121,9 +121,9 @@ def hang_up(g: TestGraph, seen: Seen) -> None:
         asked, ends = g.records("workers", "request"), g.records("workers", "end")
         return len(asked) >= STREAMS * 7 // 8 and len(asked) == len(ends)
 
-    wait_until("the workers to run nothing", ended, 60.0, 0.5)
-    wait_until("the router to have no open route", lambda: seen.snapshot()["open_routes"] == 0, 60.0, 0.2)
-    wait_until("its files to be closed", lambda: seen.files <= files + AT_ONCE, 60.0, 0.2)
+    wait_until("the workers to run nothing", ended, interval_s=0.5)
+    wait_until("the router to have no open route", lambda: seen.snapshot()["open_routes"] == 0, interval_s=0.2)
+    wait_until("its files to be closed", lambda: seen.files <= files + AT_ONCE, interval_s=0.2)
     assert seen.threads <= threads + 8
     opened = seen.metric('semkv_outcome_events_total{event="opened"}')
     assert opened >= len(g.records("workers", "request")), "some left before a worker was asked"

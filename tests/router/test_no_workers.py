@@ -13,7 +13,7 @@ import pytest
 
 from tests.router.conftest import OpenGraph
 from tests.router.graph.build import TestGraph, chat_body
-from tests.router.graph.processes import LOOPBACK, Process, wait_until
+from tests.router.graph.processes import LOOPBACK, WAIT_SECONDS, Process, wait_until
 
 pytestmark = pytest.mark.graph
 
@@ -40,7 +40,7 @@ def small(open_graph: OpenGraph) -> Iterator[Small]:
 
 def leave_after_the_first_token(port: int, start: int) -> bool:
     """Whether a token came before the client hung up."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=30)
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=WAIT_SECONDS)
     try:
         body = json.dumps(chat_body(start=start, max_tokens=400, stream=True))
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
@@ -72,7 +72,7 @@ def test_hundreds_of_clients_that_leave_leave_nothing_booked(small: Small) -> No
         assert not thread.is_alive()
     assert len(came) == STREAMS
     assert all(came)
-    wait_until("nothing is booked", lambda: not booked(small), 30.0, 0.1)
+    wait_until("nothing is booked", lambda: not booked(small))
     wait_until("the worker's end of each", lambda: len(small.graph.records("workers", "end")) == STREAMS)
     assert len({record["context"] for record in small.graph.records("workers", "end")}) == STREAMS
     status, _ = small.graph.chat()
@@ -93,6 +93,6 @@ def test_zero_workers_is_a_clean_error_and_a_worker_that_comes_is_used(small: Sm
     assert streamed.tokens == []
     assert streamed.error is not None
     assert small.router.running
-    assert booked(small) == {}
+    wait_until("nothing is booked", lambda: not booked(small))
     graph.worker("w1")
-    wait_until("the new worker serves", lambda: graph.chat()[0] == 200, 60.0, 0.2)
+    wait_until("the new worker serves", lambda: graph.chat()[0] == 200, interval_s=0.2)

@@ -126,5 +126,5 @@ async def test_the_page_follows_a_graph_from_its_first_announcement_to_its_route
         await page.keyboard.press("Escape")
         quiet(watched, live.url)
 
-        assert await asyncio.to_thread(live.router.terminate, 20.0) == 0
+        assert await asyncio.to_thread(live.router.terminate, 60.0) == 0
         await page.locator("#link", has_text="No news since").wait_for()

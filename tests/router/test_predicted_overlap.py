@@ -32,7 +32,7 @@ def test_a_prompt_on_its_way_counts_where_it_was_sent(
         # A worker may serve before its card is read, and the overlap is told of ranks with a card.
         wait_until("the cards of both workers", lambda: len(graph.query(router, PROMPT)["live"]) == 2 * RANKS)
         assert graph.chat()[0] == 200
-        (record,) = graph.records("routers", "dispatch")
+        (record,) = graph.dispatches()
         overlap = graph.query(router, PROMPT)["overlap"]
         assert overlap.pop("/".join(record["replica"])) == [blocks, 0, 0]
         assert set(map(tuple, overlap.values())) == {(0, 0, 0)}, "nowhere else"

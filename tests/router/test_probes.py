@@ -63,7 +63,7 @@ def test_a_router_is_alive_without_workers_and_ready_once_it_serves(open_graph: 
         assert g.chat(words=20)[0] == 200
         worker.kill()
         assert all(passes(router[name], port) for name in (*LIVE, "readinessProbe"))
-        assert process.terminate(20.0) == 0
+        assert process.terminate(60.0) == 0
 
 
 @pytest.mark.parametrize("folder", GRAPHS)

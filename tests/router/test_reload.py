@@ -14,8 +14,9 @@ from dynamo_semkv.config.watch import ConfigWatch
 from dynamo_semkv.router.reload import Reloader
 from tests.router.fakes import A1, Rig, a_request, donor_on_a1
 
-ENFORCE = build({"placement": {"mode": "enforce"}, "evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}})
-SHADOW = build({"placement": {"mode": "shadow"}, "evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}})
+PATIENT = {"deadline_ms": 1000, "exact_deadline_ms": 1000}
+ENFORCE = build({"placement": {"mode": "enforce"}, "evidence": PATIENT})
+SHADOW = build({"placement": {"mode": "shadow"}, "evidence": PATIENT})
 
 
 def take_over(rig: Rig, loaded: Loaded) -> None:
@@ -26,7 +27,7 @@ def take_over(rig: Rig, loaded: Loaded) -> None:
 async def test_the_next_request_has_the_new_mode_hash_and_hints() -> None:
     rig = Rig(lookup=donor_on_a1())
     await rig.run(a_request())
-    no_hints = build({"placement": {"mode": "enforce"}, "hints": {"enabled": False}})
+    no_hints = build({"placement": {"mode": "enforce"}, "evidence": PATIENT, "hints": {"enabled": False}})
     for config in (SHADOW, no_hints, build({"placement": {"mode": "off"}})):
         take_over(rig, Loaded(config, config_hash(config), ""))
         await rig.run(a_request())

@@ -12,7 +12,7 @@ import pytest
 
 from tests.router.conftest import OpenGraph
 from tests.router.graph.build import Load, TestGraph, chat_body, http_json, stream_chat
-from tests.router.graph.processes import Process, wait_until
+from tests.router.graph.processes import WAIT_SECONDS, Process, wait_until
 
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
@@ -102,11 +102,11 @@ def test_a_router_told_to_end_finishes_what_it_has(rig: Rig) -> None:
     body = chat_body(max_tokens=100, stream=True, nvext={"extra_fields": ["engine_data"]})
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(stream_chat, rig.graph.frontend_port, body, look)
-        assert seen.wait(30)
+        assert seen.wait(WAIT_SECONDS)
         assert rig.routers[served[0]].terminate(patience_s=60) == 0
         answer = running.result(60)
     assert (answer.error, answer.tokens) == (None, list(range(100, 200)))
-    assert [record["outcome"] for record in rig.graph.records("routers", "dispatch")] == ["done"]
+    assert [record["outcome"] for record in rig.graph.dispatches()] == ["done"]
     (other,) = set(rig.routers) - {served[0]}
     for _ in range(3):
         assert rig.graph.chat()[0] == 200

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.graph
 def test_what_a_router_makes_of_the_workers_role(open_graph: OpenGraph, role: str, worker_name: str, says: str) -> None:
     with open_graph() as graph:
         worker = graph.worker("w0", "--role", role, "--model-name", worker_name, "--ranks", "1")
-        worker.wait_log("serving endpoint", 30.0)
+        worker.wait_log("serving endpoint")
         graph.router("r0").wait_log(says)
 
 
@@ -33,9 +33,7 @@ def test_decode_workers_that_come_first_are_waited_through_and_what_is_offered_i
     open_graph: OpenGraph,
 ) -> None:
     with open_graph() as graph:
-        graph.worker("w0", "--role", "Decode", "--model-name", "m-decode", "--ranks", "1").wait_log(
-            "serving endpoint", 30.0
-        )
+        graph.worker("w0", "--role", "Decode", "--model-name", "m-decode", "--ranks", "1").wait_log("serving endpoint")
         router = graph.router("r0")
         router.wait_log("compute no prompts so far")
         graph.worker("w1", "--role", "Aggregated", "--model-name", "m", "--ranks", "1")

@@ -76,7 +76,7 @@ def test_modes_switch_by_editing_the_file_and_a_broken_one_keeps_the_last_good(o
         wait_until("the mode after a hang-up", lambda: snapshot()["mode"] == "off")
         assert snapshot()["last_reload_error"] is None
         assert g.chat(words=100)[0] == 200
-        assert router.terminate(20.0) == 0
+        assert router.terminate(60.0) == 0
 
 
 def test_a_hang_up_while_waiting_for_workers_does_not_end_it(open_graph: OpenGraph) -> None:
@@ -88,4 +88,4 @@ def test_a_hang_up_while_waiting_for_workers_does_not_end_it(open_graph: OpenGra
         router.wait_log("is served by")
         g.frontend(1)
         assert g.chat(words=100)[0] == 200
-        assert router.terminate(20.0) == 0
+        assert router.terminate(60.0) == 0

@@ -216,7 +216,7 @@ async def test_production_stack_1016_a_provider_that_never_returns_takes_only_it
     provider = ScriptedProvider()
     provider.then(provider.hang)
     good = ScriptedProvider([match(("w-a", 1), 960)], name="good")
-    runner = DeadlineRunner([provider, good], 0.5, 8)
+    runner = DeadlineRunner([provider, good], 0.8, 8)
     rig = Rig(lookup=runner)
     try:
         for i in range(3):
@@ -234,7 +234,7 @@ async def test_production_stack_1016_a_provider_that_never_returns_takes_only_it
 async def test_production_stack_1016_with_only_a_stuck_provider_requests_go_on_without_evidence() -> None:
     provider = ScriptedProvider()
     provider.then(provider.hang)
-    runner = DeadlineRunner([provider], 0.2, 8)
+    runner = DeadlineRunner([provider], 0.8, 8)
     rig = Rig(lookup=runner)
     try:
         for i in range(3):

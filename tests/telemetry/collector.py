@@ -83,7 +83,7 @@ class Collector:
         with self._changed:
             return list(self._spans)
 
-    def wait_for(self, ready: Callable[[list[Seen]], Any], seconds: float = 20.0) -> list[Seen]:
+    def wait_for(self, ready: Callable[[list[Seen]], Any], seconds: float = 60.0) -> list[Seen]:
         with self._changed:
             found = self._changed.wait_for(lambda: ready(self._spans), seconds)
             names = sorted({span.name for span in self._spans})

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynamo_semkv.bus.server import free_port
 from tests.router.graph.model_dir import prompt, write_model_dir
-from tests.router.graph.processes import LOOPBACK, Graph, Process, wait_until
+from tests.router.graph.processes import LOOPBACK, WAIT_SECONDS, Graph, Process, wait_until
 
 MODEL = "m"
 STATUS_PORT = r"status server bound to: 127\.0\.0\.1:(\d+)"
@@ -28,7 +28,7 @@ def http_json(port: int, path: str, body: Any | None = None, headers: dict[str, 
         headers={"content-type": "application/json", **(headers or {})},
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as response:
             status, text = response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         status, text = error.code, error.read().decode()
@@ -64,7 +64,7 @@ class Answer:
 def stream_chat(port: int, body: dict[str, Any], look: Callable[[dict[str, Any]], None] | None = None) -> Answer:
     """Send a streamed chat request and read it to its end. Tokens are the numbers of the words; `look` gets each nvext at once."""
     answer = Answer()
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=40)
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=WAIT_SECONDS)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
@@ -113,15 +113,16 @@ class Load:
             self.answers.append(stream_chat(port, chat_body(start=start, max_tokens=max_tokens, stream=True)))
 
     def wait_for(self, more: int) -> None:
-        """Until `more` further answers have come."""
+        """Until `more` further answers have come, however long that takes, as long as they come at all."""
         target = len(self.answers) + more
-        wait_until(f"{target} answers", lambda: len(self.answers) >= target)
+        while (seen := len(self.answers)) < target:
+            wait_until(f"more than {seen} answers of {target}", lambda seen=seen: len(self.answers) > seen)
 
     def finish(self) -> None:
         """Stop, and assert that every request got exactly its tokens, once each and in order."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(45)
+            thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
         bad = [answer for answer in self.answers if answer.error or answer.tokens != self.expected]
         assert not bad, f"{len(bad)} of {len(self.answers)}: {bad[:3]}"
@@ -205,8 +206,18 @@ class TestGraph:
         path: Path = self.graph.directory / f"{who}.jsonl"
         if not path.exists():
             return []
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        whole, _, _ = path.read_text().rpartition("\n")  # the last one may just be being written
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["kind"] == kind]
+
+    def dispatches(self) -> list[dict[str, Any]]:
+        """What the routers' dispatches ended with, once each that began has: a client may have its answer a little earlier."""
+
+        def all_ended() -> list[dict[str, Any]]:
+            began, ends = self.records("routers", "request"), self.records("routers", "dispatch")
+            return ends if len(ends) >= len(began) else []
+
+        return list(wait_until("the end of every dispatch", all_ended))
 
     def worker_id(self, name: str) -> str:
         """The instance id (decimal text) of the worker last started under `name`."""

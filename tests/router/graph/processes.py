@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+WAIT_SECONDS = 120.0
+"""How long a state may take to come, on a machine that has much else to do."""
 
 
-def wait_until(what: str, condition, deadline_s: float = 30.0, interval_s: float = 0.02):  # type: ignore[no-untyped-def]
+def wait_until(what: str, condition, deadline_s: float = WAIT_SECONDS, interval_s: float = 0.02):  # type: ignore[no-untyped-def]
     """Poll ``condition`` until it is truthy and return its value; AssertionError naming ``what`` after the deadline."""
     end = time.monotonic() + deadline_s
     while True:
@@ -62,7 +64,7 @@ class Process:
         """The log so far, without terminal colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", self.log_path.read_text(errors="replace"))
 
-    def wait_log(self, pattern: str, deadline_s: float = 60.0) -> re.Match[str]:
+    def wait_log(self, pattern: str, deadline_s: float = WAIT_SECONDS) -> re.Match[str]:
         """The first match of ``pattern`` in the log; fails at once when the process has ended."""
         compiled = re.compile(pattern)
 

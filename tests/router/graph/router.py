@@ -34,8 +34,9 @@ class Service:
         self.record_path = record
 
     def record(self, kind: str, **fields: Any) -> None:
-        with self.record_path.open("a") as out:
-            out.write(json.dumps({"kind": kind, "router": self.name, **fields}) + "\n")
+        line = json.dumps({"kind": kind, "router": self.name, **fields}) + "\n"
+        with self.record_path.open("ab", buffering=0) as out:  # in one piece: several processes write to this file
+            out.write(line.encode())
 
     async def generate(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         clean, stripped = strip_client_hints(request)

@@ -61,8 +61,8 @@ class RankRelay:
 
     def wait_subscribed(self) -> None:
         """Block until Dynamo's relay has subscribed: what a PUB sends before that is lost without a trace."""
-        if not self.socket.poll(20_000):
-            raise RuntimeError(f"rank {self.rank}: no subscription on the KV event socket within 20 s")
+        if not self.socket.poll(60_000):
+            raise RuntimeError(f"rank {self.rank}: no subscription on the KV event socket within 60 s")
         self.socket.recv()
 
     def send(self, events: list[Any]) -> None:
@@ -79,8 +79,11 @@ class Worker:
         self.metrics = WorkerMetricsPublisher()
 
     def record(self, kind: str, **fields: Any) -> None:
-        with Path(self.arguments.record).open("a") as out:
-            out.write(json.dumps({"kind": kind, "worker": self.arguments.name, **fields}) + "\n")
+        line = json.dumps({"kind": kind, "worker": self.arguments.name, **fields}) + "\n"
+        with Path(self.arguments.record).open(
+            "ab", buffering=0
+        ) as out:  # in one piece: several processes write to this file
+            out.write(line.encode())
 
     def generate(self, request: dict[str, Any], context: Any = None, response_sender: Any = None) -> Any:
         if self.arguments.pull or response_sender is None:
