@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,13 @@ def _log_of_its_own() -> None:
     throttled = sys.modules.get("dynamo_semkv.telemetry.throttled")
     if throttled is not None:
         throttled.forget()
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a short path: that of a Unix-domain socket has at most 107 bytes, and `tmp_path` may be too long for one in it."""
+    with tempfile.TemporaryDirectory(prefix="semkv-") as folder:
+        yield Path(folder)
 
 
 _complaints: list[str] = []

@@ -17,8 +17,8 @@ from worker_connector.event_pipe import EventEar, pipe_path
 
 
 @pytest.fixture(autouse=True)
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def engine(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("tempfile.tempdir", str(socket_folder))
     monkeypatch.setenv("DYN_STABLE_ROUTING_ID", "engine-z")
     monkeypatch.setattr(event_intake, "_hearers", set())
     event_intake.counts.clear()

@@ -38,8 +38,8 @@ class Heard:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return pipe_path("engine-a", 0, tmp_path)
+def path(socket_folder: Path) -> Path:
+    return pipe_path("engine-a", 0, socket_folder)
 
 
 @pytest.fixture
@@ -136,11 +136,11 @@ def test_only_this_user_gets_in(path: Path, heard: Heard, monkeypatch: pytest.Mo
         assert stranger.recv(1) == b""
 
 
-def test_directory_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
-    directory = pipe_path("engine-a", 0, tmp_path).parent
+def test_directory_that_others_can_enter_is_not_used(socket_folder: Path) -> None:
+    directory = pipe_path("engine-a", 0, socket_folder).parent
     os.chmod(directory, 0o755)
     with pytest.raises(PermissionError, match="nobody else can enter"):
-        pipe_path("engine-a", 0, tmp_path)
+        pipe_path("engine-a", 0, socket_folder)
 
 
 def test_one_listener_a_name_and_a_dead_one_s_socket_is_taken_over(path: Path) -> None:
@@ -156,7 +156,7 @@ def test_one_listener_a_name_and_a_dead_one_s_socket_is_taken_over(path: Path) -
     assert not path.exists()
 
 
-def test_engine_in_another_process_hears_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_in_another_process_hears_by_its_name(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public function in one process, the ear in another, as TensorRT-LLM runs by default."""
     script = (
         "import sys, threading\n"
@@ -170,7 +170,7 @@ def test_engine_in_another_process_hears_by_its_name(tmp_path: Path, monkeypatch
         "assert heard.wait(60)\n"
         "ear.close()\n"
     )
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(socket_folder))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("DYN_STABLE_ROUTING_ID", "engine-x")
     monkeypatch.setattr(event_intake, "_hearers", set())
@@ -213,9 +213,9 @@ def test_sending_never_waits_for_a_listener_that_hangs(path: Path) -> None:
 
 @pytest.mark.parametrize("materialization", ["off", "exact"])
 def test_assembled_connector_listens_whatever_it_materializes(
-    materialization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    materialization: str, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(socket_folder))
     args = llm_args(4)
     env = {
         "DYN_STABLE_ROUTING_ID": "engine-y",

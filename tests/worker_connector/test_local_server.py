@@ -48,9 +48,9 @@ def answers(connection: socket.socket) -> bool:
 
 
 @pytest.fixture
-def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Echo]:
+def echo(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Echo]:
     monkeypatch.setattr(local_server, "_PAUSE_SECONDS", 0.005)
-    made = Echo(tmp_path / "s")
+    made = Echo(socket_folder / "s")
     yield made
     made.server.close()
 

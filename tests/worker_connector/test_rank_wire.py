@@ -200,15 +200,15 @@ def test_connection_that_its_rank_gave_up_before_the_answer_is_no_loss(
 
 
 def test_leader_that_answers_late_is_waited_for(
-    tmp_path: Path, channels: list[RemoteChannel], monkeypatch: pytest.MonkeyPatch
+    socket_folder: Path, channels: list[RemoteChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process may be busy for longer than a rank pauses between two attempts; it is not called again meanwhile."""
     monkeypatch.setattr(remote_channel, "_LONGEST_PAUSE", 0.05)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(tmp_path / "ranks"))
+        listening.bind(str(socket_folder / "ranks"))
         listening.listen()
         listening.settimeout(10)
-        channels.append(RemoteChannel(1, Endpoint(str(tmp_path / "ranks"), "t", ""), 1))
+        channels.append(RemoteChannel(1, Endpoint(str(socket_folder / "ranks"), "t", ""), 1))
         connection, _ = listening.accept()
         with connection:
             assert isinstance(read_from_rank(connection), Hello)
@@ -219,12 +219,12 @@ def test_leader_that_answers_late_is_waited_for(
             wait_for(lambda: channels[0].counts["connected"] == 1)
 
 
-def test_rank_that_waits_for_an_answer_ends_at_once(tmp_path: Path) -> None:
+def test_rank_that_waits_for_an_answer_ends_at_once(socket_folder: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(tmp_path / "ranks"))
+        listening.bind(str(socket_folder / "ranks"))
         listening.listen()
         listening.settimeout(10)
-        channel = RemoteChannel(1, Endpoint(str(tmp_path / "ranks"), "t", ""), 1)
+        channel = RemoteChannel(1, Endpoint(str(socket_folder / "ranks"), "t", ""), 1)
         connection, _ = listening.accept()
         with connection:
             read_from_rank(connection)
