@@ -75,9 +75,9 @@ class BusPublisher:
         self._name = name
         self._connection = Connection(settings, name)
         self._refusals = Refusals(name)
-        life = secrets.token_hex(8)
-        self._ids = (f"{life}-{n}" for n in itertools.count())
-        self._pack_ids = (f"{life}-p{n}" for n in itertools.count())
+        # A stream stores one message of an id: who reads it, and could tell the next one, could have that refused.
+        self._ids = (secrets.token_hex(12) for _ in itertools.count())
+        self._pack_ids = (secrets.token_hex(12) for _ in itertools.count())
         """Of the bus thread alone."""
         self._lock = threading.Lock()
         # Guarded by the lock: callers append, the bus thread removes.

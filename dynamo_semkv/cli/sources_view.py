@@ -59,6 +59,11 @@ def _calibration(known: Mapping[str, Any]) -> RenderableType:
         notes.append(
             f"Measured prefill, tokens a second: {', '.join(rates[:CELLS])}{', ...' if len(rates) > CELLS else ''}."
         )
+    if liars := [t.clean(name) for name in known.get("clocks_not_believed", ())]:
+        notes.append(
+            f"Load times not believed, since first tokens came later than they say: {', '.join(liars[:CELLS])}"
+            f"{', ...' if len(liars) > CELLS else ''}."
+        )
     if known.get("enabled") is False:
         notes.append("Learning is off (scoring.calibration.enabled): the priors are in force.")
     if len(cells) > CELLS:

@@ -39,7 +39,13 @@ from dynamo_semkv.contracts.keys import KEY_BYTES
 from dynamo_semkv.contracts.location import Location, WorkerLocation
 from dynamo_semkv.contracts.pack import MAX_PACK_BYTES, MAX_PACK_RECORDS, PACK, PACK_VERSION, Pack
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport
-from dynamo_semkv.contracts.route_events import MAX_SHEET_LINES, ROUTE_EVENT_VERSION, RouteEvent, RouteOpened
+from dynamo_semkv.contracts.route_events import (
+    MAX_CLIENT_TEXT,
+    MAX_SHEET_LINES,
+    ROUTE_EVENT_VERSION,
+    RouteEvent,
+    RouteOpened,
+)
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -146,10 +152,12 @@ def _check_generation(kind: str, generation: int | str) -> None:
         raise ContractError(f"{kind}.generation", generation, f"at most {MAX_GENERATION} characters")
 
 
-def _check_text(kind: str, name: str, text: str | None) -> None:
-    """Of 100,000 reports and the ids of more that are kept: as long as a message may be, they would fill the memory."""
-    if text is not None and len(text) > MAX_TEXT:
-        raise ContractError(f"{kind}.{name}", text, f"at most {MAX_TEXT} characters")
+def _check_texts(kind: str, message: object, *names: str, most: int = MAX_TEXT) -> None:
+    """Of 100,000 reports and routes and the ids of more that are kept: as long as a message may be, they would fill the memory."""
+    for name in names:
+        text = getattr(message, name)
+        if text is not None and len(text) > most:
+            raise ContractError(f"{kind}.{name}", text, f"at most {most} characters")
 
 
 def _check_location(field: str, location: Location) -> None:
@@ -205,8 +213,7 @@ def decode_report(raw: bytes) -> MaterializationReport:
     _check_counts("report", report, "request_id", most=U64_MAX)
     _check_counts("report", report, "epoch", "prompt_tokens")
     _check_generation("report", report.generation)
-    for name in ("report_id", "namespace", "differing_field", "traceparent"):
-        _check_text("report", name, getattr(report, name))
+    _check_texts("report", report, "version", "report_id", "namespace", "differing_field", "traceparent")
     _check_seconds("report", report, "load_seconds")
     return report
 
@@ -230,13 +237,18 @@ def decode_route_event(raw: bytes) -> RouteEvent:
             raise ContractError("route_opened.sheet", len(event.sheet), f"at most {MAX_SHEET_LINES} lines")
         for line in event.sheet:
             _check_credits("route_opened.sheet", line, *_SHEET_CREDITS)
+            _check_texts("route_opened.sheet", line, "filtered_by")
+            _check_texts("route_opened.sheet", line, "replica", most=MAX_CLIENT_TEXT)
         if event.donor_id is not None:
             check_donor_id(event.donor_id)
         check_signals("route_opened.quality_signals", event.quality_signals)
-        _check_text("route_opened", "tenant", event.tenant)
+        check_stable_routing_id(event.router, "route_opened.router")
+        _check_texts("route_opened", event, *_OPENED_TEXTS)
+        _check_texts("route_opened", event, *_OPENED_LONGER_TEXTS, most=MAX_CLIENT_TEXT)
     else:
         _check_counts("route_observed", event, "output_tokens", "engine_cached_tokens", "queued_tokens")
         _check_seconds("route_observed", event, "observed_at", "ttft_seconds")
+        _check_texts("route_observed", event, "version", "end", "served_worker_id")
         replica = (event.served_stable_routing_id, event.served_dp_rank)
     if replica[0] is not None:
         check_stable_routing_id(replica[0])
@@ -314,6 +326,20 @@ def _check_rank(field: str, rank: int) -> None:
 
 
 _SHEET_CREDITS = ("total", "device", "host", "disk", "donor", "load", "decode", "extra")
+_OPENED_TEXTS = (
+    "version",
+    "tenant",
+    "mode",
+    "lookup",
+    "decision_reason",
+    "worker_id",
+    "donor_generation",
+    "provider",
+    "materialization",
+    "config_hash",
+    "traceparent",
+)
+_OPENED_LONGER_TEXTS = ("request_id", "model", "shadow_choice", "dynamo_choice")
 _OPENED_COUNTS = (
     "attempt",
     "input_tokens",

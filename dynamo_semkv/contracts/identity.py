@@ -75,10 +75,10 @@ def check_donor_id(value: str) -> DonorId:
     return DonorId(value)
 
 
-def check_stable_routing_id(value: str) -> str:
+def check_stable_routing_id(value: str, field: str = "stable_routing_id") -> str:
     """The id becomes a subject token on the bus, so it may not carry wildcards or blanks. Dots are escaped there."""
     if not _STABLE_ID.fullmatch(value):
-        raise ContractError("stable_routing_id", value, "1 to 128 characters of A-Z a-z 0-9 . _ : -")
+        raise ContractError(field, value, "1 to 128 characters of A-Z a-z 0-9 . _ : -")
     return value
 
 

@@ -19,6 +19,8 @@ NO_WORKER = "no_worker"
 
 
 MAX_SHEET_LINES = 8
+MAX_CLIENT_TEXT = 512
+"""Characters of what a client may choose: a request id, the name of a model. A router cuts what is longer before it writes it down."""
 
 
 class SheetLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,8 +54,8 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     version: str = ROUTE_EVENT_VERSION
     route_id: str
     request_id: str | None = None
-    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about. Shared by the attempts of a request, and by
-    whatever other requests whose clients chose the same (`x-dynamo-request-id`)."""
+    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about, cut to MAX_CLIENT_TEXT. Shared by the attempts of a
+    request, and by whatever other requests whose clients chose the same (`x-dynamo-request-id`)."""
     tenant: str | None = None
     """Digest of the request's salt (`contracts.namespace.tenant_scope`), `""` without one: clients choose request ids, so only this tells
     requests of one id apart. None: not known, or an older router."""

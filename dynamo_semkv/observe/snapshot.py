@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dynamo_semkv import __version__
+from dynamo_semkv.contracts.route_events import MAX_CLIENT_TEXT
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.health import readiness, wire_ids
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus, stream_states
@@ -165,7 +166,7 @@ def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
     """The attempts of a request, by its id as a user has it (with `chatcmpl-`, or without), or by a route id. Empty for what is unknown or
     not closed yet. Clients choose request ids, so several tenants may have one: each route says of which `request` of the `requests` with
     this id it is an attempt."""
-    asked = asked.removeprefix("chatcmpl-")
+    asked = asked.removeprefix("chatcmpl-")[:MAX_CLIENT_TEXT]
     found = history.of_request(asked)
     if not found and (route := history.get(asked)) is not None:
         found = [[route]]

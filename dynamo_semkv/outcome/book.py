@@ -1,13 +1,14 @@
 """OutcomeBook: the routes that are open, each closed exactly once.
 
     OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None, limits=BookLimits())
-    .opened(event, at)  .observed(event, at)  .report(report, at)  .expire(now)
+    .opened(event, at)  .observed(event, at, speaker=None)  .report(report, at)  .expire(now)
 
 A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a report, or after
 `UNOWED_SECONDS` where none is owed,
 `abandoned_seconds` after it was opened without an end (its router died). Every event may come twice, echoed or replayed, and in any
-order. The book has no clock: `at` and `now` are seconds of whatever clock the caller keeps, and a jump of it costs at most that a route
-closes as `unconfirmed`. One thread.
+order. A route belongs to the router that opened it: what another says of its beginning or its end is dropped. The book has no clock:
+`at` and `now` are seconds of whatever clock the caller keeps, and a jump of it costs at most that a route closes as `unconfirmed`. One
+thread.
 
 `settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that hear the same events
 in another order arrive at the same pairs even for equal prompts, and many equal prompts in flight are paired once and not at every event;
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.evidence.shares import Shares
@@ -35,6 +37,7 @@ from dynamo_semkv.outcome.closed import (
     report_is_owed,
     served_by,
 )
+from dynamo_semkv.outcome.early_ends import EarlyEnds
 from dynamo_semkv.outcome.join import (
     EngineRequest,
     Fit,
@@ -88,6 +91,8 @@ class BookStats:
     unmatched_ends: int = 0
     """Ends whose beginning never came."""
     callback_errors: int = 0
+    implausible_loads: int = 0
+    """Reports whose load took longer than the first token of their route did: its time is dropped."""
 
 
 @dataclass
@@ -142,8 +147,7 @@ class OutcomeBook:
         self._ended = DueQueue[str](ttl_seconds)
         self._unowed = DueQueue[str](min(ttl_seconds, UNOWED_SECONDS))
         self._by_prompt = Groups[bytes]()
-        self._early_ends: OrderedDict[str, RouteObserved] = OrderedDict()
-        self._early = DueQueue[str](ttl_seconds)
+        self._early_ends = EarlyEnds(ttl_seconds, limits.open_routes)
 
         self._reports: dict[str, HeldReport] = {}
         self._waiting = DueQueue[str](ttl_seconds)
@@ -167,42 +171,44 @@ class OutcomeBook:
     def held_reports(self) -> int:
         return len(self._reports)
 
-    def opened(self, event: RouteOpened, at: float) -> None:
+    def opened(self, event: RouteOpened, at: float) -> bool:
+        """False: another router has opened that route, and the event is dropped."""
         if event.route_id in self._routes or event.route_id in self._closed:
+            known = self._routes.get(event.route_id)
+            if known is not None and known.opened.router != event.router:
+                return False
             self.stats.duplicates += 1
-            return
+            return True
         self.stats.opened += 1
         route = _Route(event)
         self._routes[event.route_id] = route
         self._by_prompt.add(event.prompt_key, event.route_id)
         self._running.add(event.route_id, at)
-        end = self._early_ends.pop(event.route_id, None)
+        end = self._early_ends.take(event.route_id, subjects.routes(event.router))
         if end is not None:
-            self._early.discard(event.route_id)
             self._end(route, end, at)
         while len(self._routes) > self._limits.open_routes:
             self.stats.evicted_routes += 1
             self._finish(next(iter(self._routes)), at)
         self._touch(event.prompt_key, at)
+        return True
 
-    def observed(self, event: RouteObserved, at: float) -> None:
+    def observed(self, event: RouteObserved, at: float, *, speaker: str | None = None) -> bool:
+        """`speaker`: the subject that it came on; None: the caller vouches for it. False: it is not that of the router which opened the
+        route, and the event is dropped."""
         route = self._routes.get(event.route_id)
-        if (
-            event.route_id in self._closed
-            or event.route_id in self._early_ends
-            or (route is not None and route.observed is not None)
-        ):
+        if route is not None and speaker is not None and speaker != subjects.routes(route.opened.router):
+            return False
+        known = event.route_id in self._closed or (route is not None and route.observed is not None)
+        if known or (route is None and not self._early_ends.add(event, speaker, at)):
             self.stats.duplicates += 1
-            return
+            return True
         self.stats.observed += 1
-        if route is None:
-            self._early_ends[event.route_id] = event
-            self._early.add(event.route_id, at)
-            while len(self._early_ends) > self._limits.open_routes:
-                self._drop_early(next(iter(self._early_ends)))
-            return
-        self._end(route, event, at)
-        self._touch(route.opened.prompt_key, at)
+        self.stats.unmatched_ends = self._early_ends.unmatched
+        if route is not None:
+            self._end(route, event, at)
+            self._touch(route.opened.prompt_key, at)
+        return True
 
     def report(self, report: MaterializationReport, at: float) -> None:
         if report.report_id in self._seen:
@@ -220,14 +226,15 @@ class OutcomeBook:
             for route_id in queue.pop_due(now):
                 if route_id in self._routes:  # the one before may have closed it
                     self._finish(route_id, now)
-        for route_id in self._early.pop_due(now):
-            self._drop_early(route_id)
+        self._early_ends.expire(now)
+        self.stats.unmatched_ends = self._early_ends.unmatched
         self._give_up(self._waiting.pop_due(now), now)
 
     def rebase(self, seconds: float) -> None:
         """Shift everything that is open: for a caller whose clock went on while nothing could arrive."""
-        for queue in (self._running, self._ended, self._unowed, self._early, self._waiting):
+        for queue in (self._running, self._ended, self._unowed, self._waiting):
             queue.shift(seconds)
+        self._early_ends.shift(seconds)
         self._unsettled.shift(seconds)
         for route in self._routes.values():
             route.observed_at += seconds
@@ -336,7 +343,10 @@ class OutcomeBook:
             self.stats.superseded += len(pair.report_ids) - 1
         self.stats.closed += 1
         report, joined_by = (pair.report, pair.joined_by) if pair is not None else (None, JoinedBy.NONE)
-        self._emit(self._on_close, close_route(route.opened, route.observed, report, joined_by, now))
+        closed = close_route(route.opened, route.observed, report, joined_by, now)
+        told, kept = (each.load_seconds if each is not None else None for each in (report, closed.report))
+        self.stats.implausible_loads += told != kept
+        self._emit(self._on_close, closed)
 
     def _drop_report(self, report_id: str) -> MaterializationReport:
         report = self._reports.pop(report_id).report
@@ -346,11 +356,6 @@ class OutcomeBook:
         self._waiting.discard(report_id)
         self._shares.drop(report.stable_routing_id, report_id)
         return report
-
-    def _drop_early(self, route_id: str) -> None:
-        del self._early_ends[route_id]
-        self._early.discard(route_id)
-        self.stats.unmatched_ends += 1
 
     def _give_up(self, due: Sequence[str], now: float) -> None:
         """Reports whose time is over: those of a route that still runs wait on, the others are orphans. Each prompt is matched once, as one

@@ -13,8 +13,13 @@ again at once.
 
 A fleet runs one configuration more often than not, so what other cells of the same match type, tier and mode observed (on any replica, at
 any overlap; for `saving` of any match type) is where a cell begins: their posterior, with the same strength, takes the place of the
-configured share. An engine that declines everything is then found out once, not once a cell; a replica that differs from the rest needs as
-many routes as the prior counts.
+configured share. One worker counts there with at most OF_ONE_WORKER times as many routes as the prior does (`pool.py`), however many it
+served. An engine that declines everything is then found out once, not once a cell; a replica that differs from the rest needs as many
+routes as the prior counts.
+
+How long a load took is the connector's word, as long as the first token bears it out (`load_clock.py`). What a replica's clock taught is
+forgotten when it is not believed any more; from then on its loads count by the first token alone, and begin as worth nothing: what the
+others' loads spare says nothing of one whose loads did not.
 
 Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus knows what it knew. Two
 routers may close neighbouring routes the other way round; a route that moves by d places changes the weight of its trial by at
@@ -35,44 +40,31 @@ from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
 from dynamo_semkv.outcome.closed import ClosedRoute, ReplicaName, TtftClass, placed_on
 from dynamo_semkv.outcome.lessons import Lesson, lessons, load_lesson
+from dynamo_semkv.outcome.load_clock import LoadClock, by_clock, by_first_token
+from dynamo_semkv.outcome.pool import Pool, Sums
 from dynamo_semkv.outcome.saving import PrefillRates, Saving, cold_seconds_per_token, saving_of
 from dynamo_semkv.scoring.credit import Kind, prior_saving, prior_share
 
 MAX_REPLICAS = 1_024
 """Those that served longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed sets."""
-ABSENT = 2
-"""Half-lives of the fleet without a route of its own, then a replica is forgotten too. The fleet's half-life grows with its replicas, so
-those that never come back (their names were those of pods) would keep what was once learned of all from fading."""
+ABSENT = 2.0
+"""Half-lives of the fleet without a route of its own, then a replica is forgotten too, with what it taught. The fleet's half-life grows
+with its replicas, so those that never come back (their names were those of pods) would keep what was once learned of all from fading."""
+OF_ONE_WORKER = 4.0
+"""Times the prior's strength: as many trials of one worker count where the cells of others begin. With 1, four replicas that decline
+everything are tried twice as often in the replay as without a bound; with 4 no oftener."""
 MAX_ROWS = 256
 _SLOWEST, _SPREAD = 0.75, 0.5
-
-
-@dataclass
-class _Sums:
-    """Faded sums, as of `at`."""
-
-    total: float = 0.0
-    trials: float = 0.0
-    at: int = 0
-
-    def faded(self, now: int, half_life: float) -> tuple[float, float]:
-        """(total, trials) as of `now`."""
-        weight = float(2.0 ** (-(now - self.at) / half_life))
-        return self.total * weight, self.trials * weight
-
-    def add(self, lesson: Lesson, now: int, half_life: float) -> None:
-        total, trials = self.faded(now, half_life)
-        self.total, self.trials, self.at = total + lesson.share * lesson.weight, trials + lesson.weight, now
 
 
 @dataclass
 class _Track:
     """One learned quantity of one cell."""
 
-    own: _Sums
+    own: Sums
     """By the clock of its replica."""
-    in_fleet: _Sums
-    """The same by the fleet's clock: its part of the fleet's sums."""
+    in_fleet: Sums
+    """The same by the fleet's clock: its part of the pool."""
     routes: int = 0
 
 
@@ -84,7 +76,7 @@ class _Cell:
     saving: _Track | None = None
 
     @property
-    def at(self) -> int:
+    def at(self) -> float:
         """When it learned last, by the clock of its replica."""
         return max(track.own.at for track in (self.share, self.saving) if track is not None)
 
@@ -93,9 +85,10 @@ class _Cell:
 class _Replica:
     routes: int = 0
     """Served since something was learned of it: its clock."""
-    seen: int = 0
+    seen: float = 0.0
     """The fleet's clock when it served, or taught, last."""
     cells: dict[Kind, _Cell] = field(default_factory=dict)
+    clock: LoadClock = field(default_factory=LoadClock)
 
 
 class Calibration:
@@ -109,13 +102,18 @@ class Calibration:
         self._config = config
         self._max_replicas = max_replicas
         self._replicas: OrderedDict[StableReplica, _Replica] = OrderedDict()
-        self._fleet: dict[tuple[str, ...], _Sums] = {}
-        self._fleet_routes = 0
+        self._pools: dict[tuple[str, ...], Pool] = {}
+        self._age = 0.0
+        """The fleet's clock, in half-lives."""
         self._rates = PrefillRates(max_replicas)
 
     def reload(self, config: ScoringConfig) -> None:
         """Prior, strength, half-life and switch take effect at once; what was observed stays."""
         self._config = config
+
+    @property
+    def _cap(self) -> float:
+        return OF_ONE_WORKER * self._config.prior.strength
 
     def saving_of(self, route: ClosedRoute) -> Saving | None:
         """What the route's load was worth, at the rate that its replica has shown so far."""
@@ -123,7 +121,7 @@ class Calibration:
         if report is None or report.confirmed < 1:
             return None
         replica = StableReplica(report.stable_routing_id, report.dp_rank)
-        rate = self._rates.seconds_per_token(replica)
+        rate, known = self._rates.seconds_per_token(replica), self._replicas.get(replica)
         if rate is None or (observed is not None and observed.end == "worker_lost"):
             return None
         return saving_of(
@@ -133,7 +131,7 @@ class Calibration:
             confirmed_tokens=report.confirmed,
             queued_tokens=observed.queued_tokens if observed is not None else None,
             ttft_seconds=observed.ttft_seconds if observed is not None else None,
-            load_seconds=report.load_seconds,
+            load_seconds=report.load_seconds if known is None or known.clock.believed else None,
         )
 
     def add(self, route: ClosedRoute) -> None:
@@ -145,14 +143,14 @@ class Calibration:
             known = self._replicas.get(name)
             if known is not None:
                 known.routes += 1
-                self._fleet_routes += 1
+                self._age += 1.0 / (self._config.calibration.half_life_routes * max(1, len(self._replicas)))
                 self._present(name, known)
         placed, learned, load = placed_on(route.opened), lessons(route), load_lesson(route)
         if learned and placed is not None and placed.dp_rank is not None:
             name = StableReplica(placed.stable_routing_id, placed.dp_rank)
             for lesson in learned:
                 self._learn(name, lesson, "share")
-        if load is not None:
+        if load is not None and not self._is_found_out(load[0], route):
             self._learn(*load, "saving")
         self.taught += bool(learned or load is not None)
 
@@ -163,7 +161,7 @@ class Calibration:
             return prior
         known = self._replicas.get(replica)
         cell = known.cells.get(kind) if known is not None else None
-        return self._mean(prior, _share_key(kind), cell, cell.share if cell is not None else None, known)[0]
+        return self._mean(prior, _share_key(kind), cell, cell.share if cell is not None else None, replica)[0]
 
     def saving(self, replica: StableReplica | None, kind: Kind) -> float:
         """As `share`."""
@@ -172,17 +170,18 @@ class Calibration:
             return prior
         known = self._replicas.get(replica)
         cell = known.cells.get(kind) if known is not None else None
-        return self._mean(prior, _saving_key(kind), cell, cell.saving if cell is not None else None, known)[0]
+        return self._mean(prior, _saving_key(kind), cell, cell.saving if cell is not None else None, replica)[0]
 
     def snapshot(self) -> dict[str, Any]:
         """JSON-able. `cells`: those of replicas that served last come first. `match_types` and `tiers`: the mean over all cells, weighted
-        by the trials that are left; the prior where nothing was observed. `prefill`: tokens a second of each replica that has shown it."""
+        by the trials that are left; the prior where nothing was observed. `prefill`: tokens a second of each replica that has shown it.
+        `clocks_not_believed`: replicas whose loads took longer than they say."""
         rows: list[dict[str, Any]] = []
         shares = {match_type: [0.0, 0.0] for match_type in MatchType}
         savings = {tier: [0.0, 0.0] for tier in Tier}
         for name, replica in reversed(self._replicas.items()):
             for kind, cell in sorted(replica.cells.items(), key=lambda item: (-item[1].at, item[0])):
-                row = self._row(name, kind, cell, replica)
+                row = self._row(name, kind, cell)
                 for sums, mean, trials in (
                     (shares[kind.match_type], row["share"], row["trials"]),
                     (savings[kind.tier], row["saving"], row["loads"]),
@@ -217,14 +216,17 @@ class Calibration:
                 {"replica": str(ReplicaName(*name)), "tokens_per_second": 1.0 / seconds, "routes": routes}
                 for (name, seconds, routes), _ in zip(self._rates.rows(), range(MAX_ROWS), strict=False)
             ],
+            "clocks_not_believed": [
+                str(ReplicaName(*name)) for name, replica in self._replicas.items() if not replica.clock.believed
+            ][:MAX_ROWS],
             "cells": rows,
         }
 
-    def _row(self, name: StableReplica, kind: Kind, cell: _Cell, replica: _Replica) -> dict[str, Any]:
+    def _row(self, name: StableReplica, kind: Kind, cell: _Cell) -> dict[str, Any]:
         share_prior = prior_share(self._config.prior, kind)
         saving_prior = prior_saving(self._config.tier_credit, kind.tier)
-        share, begins, trials = self._mean(share_prior, _share_key(kind), cell, cell.share, replica)
-        saving, _, loads = self._mean(saving_prior, _saving_key(kind), cell, cell.saving, replica)
+        share, begins, trials = self._mean(share_prior, _share_key(kind), cell, cell.share, name)
+        saving, _, loads = self._mean(saving_prior, _saving_key(kind), cell, cell.saving, name)
         return {
             "replica": str(ReplicaName(*name)),
             "match_type": kind.match_type.value,
@@ -261,58 +263,83 @@ class Calibration:
     def _learn(self, name: StableReplica, lesson: Lesson, what: str) -> None:
         replica = self._replicas.setdefault(name, _Replica())
         self._present(name, replica)
-        half_life, slow, kind = self._config.calibration.half_life_routes, self._fleet_half_life(), lesson.kind
+        half_life, kind = self._config.calibration.half_life_routes, lesson.kind
         cell = replica.cells.get(kind)
         if cell is None:
             cell = replica.cells[kind] = _Cell(self._pace(name, kind))
         track: _Track | None = getattr(cell, what)
         if track is None:
-            track = _Track(_Sums(at=replica.routes), _Sums(at=self._fleet_routes))
+            track = _Track(Sums(at=replica.routes), Sums(at=self._age))
             setattr(cell, what, track)
         track.own.add(lesson, replica.routes, half_life * cell.pace)
-        track.in_fleet.add(lesson, self._fleet_routes, slow)
+        track.in_fleet.add(lesson, self._age)
         track.routes += 1
-        key = _share_key(kind) if what == "share" else _saving_key(kind)
-        self._fleet.setdefault(key, _Sums(at=self._fleet_routes)).add(lesson, self._fleet_routes, slow)
+        pool = self._pools.setdefault(_key(what, kind), Pool())
+        pool.add(name.stable_routing_id, lesson, self._age, self._cap, new_cell=track.routes == 1)
+
+    def _is_found_out(self, name: StableReplica, route: ClosedRoute) -> bool:
+        """With this load the replica's clock is not believed any more: what it had taught is forgotten."""
+        saving = route.saving
+        if saving is None or not self._rates.is_own(name):
+            return False
+        claimed, seen = by_clock(saving, route), by_first_token(saving, route)
+        if claimed is None or seen is None:
+            return False
+        replica = self._replicas.setdefault(name, _Replica())
+        if not replica.clock.compare(claimed, seen):
+            return False
+        for kind, cell in replica.cells.items():
+            self._drop(name, kind, cell, "saving")
+        replica.cells = {kind: cell for kind, cell in replica.cells.items() if cell.share is not None}
+        return True
+
+    def _drop(self, name: StableReplica, kind: Kind, cell: _Cell, what: str) -> None:
+        """What one cell has learned of one quantity, here and in the pool."""
+        track: _Track | None = getattr(cell, what)
+        if track is None:
+            return
+        setattr(cell, what, None)
+        key = _key(what, kind)
+        self._pools[key].drop(name.stable_routing_id, track.in_fleet, self._age, self._cap)
+        if not len(self._pools[key]):
+            del self._pools[key]
 
     def _present(self, name: StableReplica, replica: _Replica) -> None:
         """It is there; who was not for long, or is one too many, is forgotten."""
-        replica.seen = self._fleet_routes
+        replica.seen = self._age
         self._replicas.move_to_end(name)
         while len(self._replicas) > self._max_replicas or (
-            self._fleet_routes - next(iter(self._replicas.values())).seen > ABSENT * self._fleet_half_life()
+            self._age - next(iter(self._replicas.values())).seen > ABSENT
         ):
-            self._replicas.popitem(last=False)
+            gone, forgotten = self._replicas.popitem(last=False)
+            for kind, cell in forgotten.cells.items():
+                self._drop(gone, kind, cell, "share")
+                self._drop(gone, kind, cell, "saving")
             self.forgotten += 1
 
     def _mean(
-        self, prior: float, key: tuple[str, ...], cell: _Cell | None, track: _Track | None, replica: _Replica | None
+        self, prior: float, key: tuple[str, ...], cell: _Cell | None, track: _Track | None, name: StableReplica
     ) -> tuple[float, float, float]:
         """(posterior mean, what the cell begins with, its own trials that are left)."""
-        begins = self._begins(prior, key, track)
+        begins, replica = self._begins(prior, key, track, name), self._replicas.get(name)
         if cell is None or track is None or replica is None:
             return begins, begins, 0.0
         total, trials = track.own.faded(replica.routes, self._config.calibration.half_life_routes * cell.pace)
         strength = self._config.prior.strength
         return (begins * strength + total) / (strength + trials), begins, trials
 
-    def _begins(self, prior: float, key: tuple[str, ...], track: _Track | None) -> float:
+    def _begins(self, prior: float, key: tuple[str, ...], track: _Track | None, name: StableReplica) -> float:
         """What a cell begins with: the configured share, moved by what all other cells of its kind observed."""
-        fleet = self._fleet.get(key)
-        if fleet is None:
+        pool, known = self._pools.get(key), self._replicas.get(name)
+        if key[0] == "saving" and known is not None and not known.clock.believed:
+            return 0.0
+        if pool is None:
             return prior
-        slow, strength = self._fleet_half_life(), self._config.prior.strength
-        total, trials = fleet.faded(self._fleet_routes, slow)
-        if track is not None:
-            mine, my_trials = track.in_fleet.faded(self._fleet_routes, slow)
-            total, trials = total - mine, max(0.0, trials - my_trials)
+        cell, strength = track.in_fleet if track is not None else None, self._config.prior.strength
+        total, trials = pool.around(name.stable_routing_id, cell, self._age)
         # What is left after a subtraction of floats is bounded by what its trials can add up to.
         least = 0.0 if key[0] == "share" else -trials
         return (prior * strength + max(least, min(total, trials))) / (strength + trials)
-
-    def _fleet_half_life(self) -> float:
-        """In routes of the whole fleet: it fades in the time in which a replica's own does."""
-        return self._config.calibration.half_life_routes * max(1, len(self._replicas))
 
     def _pace(self, replica: StableReplica, kind: Kind) -> float:
         claim = (kind.match_type.value, kind.overlap.value, kind.tier.value)
@@ -320,6 +347,10 @@ class Calibration:
         key = self._config.seed.to_bytes(8, "little")
         lot = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4, key=key).digest(), "little")
         return _SLOWEST + _SPREAD * lot / 2**32
+
+
+def _key(what: str, kind: Kind) -> tuple[str, ...]:
+    return _share_key(kind) if what == "share" else _saving_key(kind)
 
 
 def _share_key(kind: Kind) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ from dynamo_semkv.outcome.saving import Saving
 
 CLEAR_SHARE = 0.5
 """Of the prompt: from here on a request is called warm or loaded."""
+MAX_LOAD_SECONDS = 60.0
+"""The longest load that is believed of a route whose stream nobody saw. Where it was seen, none took longer than its first token."""
 COLD_SHARE = 0.1
 """Of the prompt: reuse below this leaves a request cold (a chat template's first block is shared by everybody)."""
 
@@ -210,6 +212,8 @@ def close_route(
 ) -> ClosedRoute:
     if report is not None:
         report = within(report, opened.input_tokens)
+        if not is_plausible_load(report, observed):
+            report = msgspec.structs.replace(report, load_seconds=None)
     outcome, reason = _verdict(observed, report)
     return ClosedRoute(opened, observed, report, outcome, reason, joined_by, closed_at)
 
@@ -231,6 +235,13 @@ def within(report: MaterializationReport, input_tokens: int) -> MaterializationR
         copied=copied,
         confirmed=min(report.confirmed, copied),
     )
+
+
+def is_plausible_load(report: MaterializationReport, observed: RouteObserved | None) -> bool:
+    """Whether its load, if it tells of one, was over before the first token that the router saw. What a connector brought up ahead of the
+    request may have taken longer; then the first token says what that was worth."""
+    seen = observed.ttft_seconds if observed is not None else None
+    return report.load_seconds is None or report.load_seconds <= (seen if seen is not None else MAX_LOAD_SECONDS)
 
 
 def _verdict(observed: RouteObserved | None, report: MaterializationReport | None) -> tuple[Outcome, Reason]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -58,6 +57,8 @@ MAX_HELD_EVENTS = 20_000
 """Own route events that wait for the end of the replay. What does not fit comes back from the bus."""
 
 BookEvent = RouteOpened | RouteObserved | MaterializationReport
+Heard = tuple[BookEvent, str | None]
+"""An event, and the subject that it came on; None: it is this router's own."""
 _JOINED = (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
 
 
@@ -105,9 +106,9 @@ class Intake:
         self._monotonic = monotonic
         self._epoch = wall() - monotonic()
         self.clock = BusClock(monotonic)
-        self._replay: Replay[BookEvent] | None = Replay(_JOINED)
+        self._replay: Replay[Heard] | None = Replay(_JOINED)
         self._replayed_to: float | None = None
-        self._own: deque[BookEvent] = deque()
+        self._own: deque[RouteEvent] = deque()
         self._own_subject: str | None = None
         self._paused_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -182,18 +183,18 @@ class Intake:
         return True
 
     def on_route_event(self, message: Message) -> None:
-        event = self._decoded(message, "routes", _decode_route_event)
+        event = self._decoded(message, "routes", decode_route_event)
         if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
             self._foreign(message, "routes", f"router {event.router}")
         elif event is not None:
-            self._arrived(subjects.ROUTE_STREAM, message.timestamp, event)
-            if self._route_opened is not None and isinstance(event, RouteOpened):
+            counted = self._arrived(subjects.ROUTE_STREAM, message.timestamp, (event, message.subject))
+            if counted and self._route_opened is not None and isinstance(event, RouteOpened):
                 self._route_opened(event)
 
     def on_report(self, message: Message) -> None:
         report = self._decoded(message, "reports", decode_report)
         if report is not None and self._speaks_for_itself(message, "reports", report):
-            self._arrived(subjects.REPORT_STREAM, message.timestamp, report)
+            self._arrived(subjects.REPORT_STREAM, message.timestamp, (report, message.subject))
 
     def speaks_as(self, subject: str) -> None:
         """Where this router's own events go: what comes back from there is known already, and reading it again costs every request."""
@@ -202,7 +203,7 @@ class Intake:
     def own(self, event: RouteEvent) -> None:
         """An event of this router: known at once, unless the past is still being read."""
         if self._replay is None:
-            self._apply(event, self._now())
+            self._apply((event, None), self._now())
             return
         self.counts["own_held"] += 1
         self._own.append(event)
@@ -235,18 +236,19 @@ class Intake:
     def _catching_up(self, stream: str) -> Callable[[], None]:
         return lambda: self.caught_up(stream)
 
-    def _arrived(self, stream: str, timestamp: float, event: BookEvent) -> None:
+    def _arrived(self, stream: str, timestamp: float, heard: Heard) -> bool:
+        """Whether it counts, as far as is known yet."""
         if self._replay is None:
-            self._apply(event, self._now())
-            return
-        self._replay.add(stream, timestamp, event)
+            return self._apply(heard, self._now())
+        self._replay.add(stream, timestamp, heard)
         self._fold()
+        return True
 
     def _fold(self) -> None:
         assert self._replay is not None
-        for timestamp, event in self._replay.ready():
+        for timestamp, heard in self._replay.ready():
             self._book.expire(timestamp)
-            self._apply(event, timestamp)
+            self._apply(heard, timestamp)
             self._replayed_to = timestamp
 
     def _go_live(self) -> None:
@@ -256,15 +258,23 @@ class Intake:
             # The two clocks need not agree: the newest event of the past counts as of now.
             self._book.rebase(now - self._replayed_to)
         while self._own:
-            self._apply(self._own.popleft(), now)
+            self._apply((self._own.popleft(), None), now)
 
-    def _apply(self, event: BookEvent, at: float) -> None:
-        if isinstance(event, RouteOpened):
-            self._book.opened(event, at)
-        elif isinstance(event, RouteObserved):
-            self._book.observed(event, at)
-        else:
+    def _apply(self, heard: Heard, at: float) -> bool:
+        """False: another router has opened that route, so it is not for this one to open or to end it."""
+        event, subject = heard
+        if isinstance(event, MaterializationReport):
             self._book.report(event, at)
+            return True
+        counted = (
+            self._book.opened(event, at)
+            if isinstance(event, RouteOpened)
+            else self._book.observed(event, at, speaker=subject)
+        )
+        if not counted:
+            allowed = f"the router that opened route {event.route_id}"
+            self._refused("routes", "foreign_subject", ContractError("subject", subject, allowed))
+        return counted
 
     def _now(self) -> float:
         return self._epoch + self._monotonic()
@@ -326,31 +336,17 @@ class RouteJournal:
         intake.speaks_as(self._subject)
 
     def opened(self, event: RouteOpened) -> None:
-        self._write(event, "opened")
+        self._write(event)
 
     def observed(self, event: RouteObserved) -> None:
-        self._write(event, "observed")
+        self._write(event)
 
-    def _write(self, event: RouteEvent, kind: str) -> None:
+    def _write(self, event: RouteEvent) -> None:
         try:
             self._intake.own(event)
-            accepted = self._publisher.publish(
-                self._subject,
-                encode_route_event(event),
-                content_type=MSGPACK,
-                message_id=f"{event.route_id}.{kind}",
-            )
+            accepted = self._publisher.publish(self._subject, encode_route_event(event), content_type=MSGPACK)
         except Exception:  # noqa: BLE001 - whatever is wrong here, the request goes on; counted and logged
             self.counts["errors"] += 1
             _throttled.exception("route event not written")
             return
         self.counts["published" if accepted else "not_published"] += 1
-
-
-def _decode_route_event(raw: bytes) -> RouteEvent:
-    """Also refuses times that are no numbers: they order routes and feed quantiles."""
-    event = decode_route_event(raw)
-    times = (event.opened_at,) if isinstance(event, RouteOpened) else (event.observed_at, event.ttft_seconds or 0.0)
-    if not all(math.isfinite(value) for value in times):
-        raise ContractError("route_event.time", times, "finite seconds")
-    return event

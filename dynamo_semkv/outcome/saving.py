@@ -46,38 +46,61 @@ class Saving:
 @dataclass
 class _Rate:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    median: float | None = None
+    median: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        return len(self.recent) >= NEEDED
 
     def add(self, seconds_per_token: float) -> None:
         self.recent.append(seconds_per_token)
-        if len(self.recent) >= NEEDED:
-            self.median = statistics.median(self.recent)
+        self.median = statistics.median(self.recent)
 
 
 class PrefillRates:
-    """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet."""
+    """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet: the median of its workers', so that none
+    counts for more than one, however many routes or ranks it has."""
 
     def __init__(self, max_replicas: int) -> None:
         self._max_replicas = max_replicas
         self._rates: OrderedDict[StableReplica, _Rate] = OrderedDict()
-        self._fleet = _Rate()
+        self._seen = 0
+        self._fleet: float | None = None
+        """None: to be computed, by the next that asks."""
 
     def add(self, replica: StableReplica, seconds_per_token: float) -> None:
         self._rates.setdefault(replica, _Rate()).add(seconds_per_token)
         self._rates.move_to_end(replica)
-        self._fleet.add(seconds_per_token)
+        self._seen += 1
+        self._fleet = None
         while len(self._rates) > self._max_replicas:
             self._rates.popitem(last=False)
 
     def seconds_per_token(self, replica: StableReplica) -> float | None:
         """None as long as too few cold routes were seen."""
+        if self.is_own(replica):
+            return self._rates[replica].median
+        if self._seen < NEEDED:
+            return None
+        if self._fleet is None:
+            self._fleet = self._median_of_workers()
+        return self._fleet
+
+    def _median_of_workers(self) -> float:
+        workers: dict[str, list[float]] = {}
+        for name, rate in self._rates.items():
+            workers.setdefault(name.stable_routing_id, []).append(rate.median)
+        return statistics.median(statistics.median(ranks) for ranks in workers.values())
+
+    def is_own(self, replica: StableReplica) -> bool:
+        """Whether it has shown its own rate."""
         own = self._rates.get(replica)
-        return own.median if own is not None and own.median is not None else self._fleet.median
+        return own is not None and own.known
 
     def rows(self) -> Iterator[tuple[StableReplica, float, int]]:
         """(replica, seconds a token, cold routes behind it) of those that have shown a rate; the latest first."""
         for replica, rate in reversed(self._rates.items()):
-            if rate.median is not None:
+            if rate.known:
                 yield replica, rate.median, len(rate.recent)
 
 

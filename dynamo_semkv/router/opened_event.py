@@ -8,7 +8,7 @@ from functools import partial
 from dynamo_semkv.config.schema import KvRouterOptions
 from dynamo_semkv.contracts.evidence import Bucket
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
-from dynamo_semkv.contracts.route_events import RouteOpened
+from dynamo_semkv.contracts.route_events import MAX_CLIENT_TEXT, RouteOpened
 from dynamo_semkv.router.pipeline import Advice
 from dynamo_semkv.router.replicas import Place, ReplicaDirectory
 from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
@@ -38,10 +38,10 @@ def opened_event(
     stable = directory.stable_of(placed) if placed is not None else None
     return RouteOpened(
         route_id=route_id,
-        request_id=request_id or None,
+        request_id=request_id[:MAX_CLIENT_TEXT] or None,
         router=router,
         attempt=attempt,
-        model=model,
+        model=model[:MAX_CLIENT_TEXT],
         mode=decision.mode._value_,
         opened_at=opened_at,
         prompt_key=advice.prompt.key,

@@ -26,7 +26,7 @@ from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica, new_route_id
 from dynamo_semkv.contracts.keys import PromptKey
-from dynamo_semkv.contracts.route_events import ADVISED, NO_WORKER, RouteObserved, RouteOpened
+from dynamo_semkv.contracts.route_events import ADVISED, MAX_CLIENT_TEXT, NO_WORKER, RouteObserved, RouteOpened
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
 from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
@@ -294,7 +294,7 @@ class RouterService:
                     route_id=route_id,
                     request_id=call.request_id,
                     router=self._router,
-                    attempt=self._attempts.next(call.request_id, advice.prompt.namespace.tenant),
+                    attempt=self._attempts.next(call.request_id[:MAX_CLIENT_TEXT], advice.prompt.namespace.tenant),
                     model=model,
                     opened_at=self._wall(),
                     config_hash=config_hash,

@@ -15,7 +15,7 @@ from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
-from dynamo_semkv.outcome.calibration import Calibration
+from dynamo_semkv.outcome.calibration import OF_ONE_WORKER, Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, close_route
 from dynamo_semkv.outcome.lessons import Lesson, lessons
 from dynamo_semkv.scoring.credit import Kind
@@ -96,6 +96,38 @@ def test_an_engine_that_declines_everything_is_found_out_once_and_not_once_a_cel
     of = taught(*(closed(n, confirmed=0, stable_routing_id=f"w-{n % 8}") for n in range(64)))
     assert all(share(of, replica=StableReplica(f"w-{n}", 0)) < 0.03 for n in range(8))
     assert share(of, replica=StableReplica("w-new", 0)) < 0.07
+
+
+@pytest.mark.parametrize(("confirmed", "ranks"), [(0, 1), (0, 4), (800, 1)])
+def test_one_worker_moves_where_the_others_begin_by_no_more_than_its_cap(confirmed: int, ranks: int) -> None:
+    """Ten thousand routes that it declines, or claims, on however many ranks; three honest ones confirm half of a thousand."""
+    cap, strength = OF_ONE_WORKER * CONFIG.prior.strength, CONFIG.prior.strength
+    of, without, new = taught(), taught(), StableReplica("w-new", 0)
+    for number in range(1, 10_001):
+        evil = {"stable_routing_id": "w-evil", "dp_rank": number % ranks, "match_type": SEMANTIC}
+        of.add(closed(number, confirmed=confirmed, **evil))
+        # Once each, so that it is known and time goes on for the fleet; then it is served without a hint.
+        without.add(closed(number, confirmed=400, **evil, hinted_tokens=800 if number <= ranks else 0))
+        if number % 10 == 0:
+            honest = closed(20_000 + number, confirmed=400, stable_routing_id=f"w-{number % 3}", match_type=SEMANTIC)
+            of.add(honest)
+            without.add(honest)
+        if number % 500 == 0:
+            (pool,) = without._pools.values()
+            _, trials = pool.around("w-new", None, without._age)
+            moved = share(of, SEMANTIC, new) - share(without, SEMANTIC, new)
+            assert 0.0 < abs(moved) < cap / (cap + trials + strength)
+    assert trials > 2 * cap, "there are others, and the bound says something"
+    evils = share(of, SEMANTIC, StableReplica("w-evil", 0))
+    assert evils == pytest.approx(confirmed / 800, abs=0.1), "its own figures are what it made them"
+
+
+def test_of_a_worker_that_is_forgotten_nothing_is_left() -> None:
+    of = taught(*(closed(n, confirmed=0, stable_routing_id=f"w-{n}") for n in range(1, 8)), max_replicas=3)
+    kept = taught(*(closed(n, confirmed=0, stable_routing_id=f"w-{n}") for n in range(5, 8)), max_replicas=3)
+    new = StableReplica("w-new", 0)
+    assert share(of, replica=new) == pytest.approx(share(kept, replica=new))
+    assert [len(pool) for pool in of._pools.values()] == [3]
 
 
 KIND, SIMILAR = Kind(EXACT, Bucket.HIGH, Tier.HOST_PINNED), Kind(SEMANTIC, Bucket.HIGH, Tier.HOST_PINNED)

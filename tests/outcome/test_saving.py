@@ -44,11 +44,15 @@ def cold(number: int, *, seconds: float = 0.5, rank: int = 0, queued: int | None
     return close_route(start, seen, told, JoinedBy.ROUTE_ID, float(number))
 
 
+SOON = -1.0
+"""The first token comes after 0.25 s, or when the load is over."""
+
+
 def loaded(
     number: int,
     *,
     load: float | None = 0.1,
-    ttft: float | None = 0.25,
+    ttft: float | None = SOON,
     rank: int = 0,
     tier: Tier | None = Tier.HOST_PINNED,
     said: dict[str, Any] | None = None,
@@ -59,7 +63,8 @@ def loaded(
     base = {"match_type": EXACT, "overlap": Bucket.HIGH, "tier": tier, "dp_rank": rank}
     start = opened(number, **{**base, **fields})
     told = report(number, confirmed=800, dp_rank=rank, load_seconds=load, tier=tier or Tier.HOST_PINNED, **(said or {}))
-    seen = observed(number, ttft_seconds=ttft, served_dp_rank=rank, queued_tokens=queued)
+    first = max(0.25, load or 0.0) if ttft == SOON else ttft
+    seen = observed(number, ttft_seconds=first, served_dp_rank=rank, queued_tokens=queued)
     return close_route(start, seen, told, JoinedBy.ROUTE_ID, float(number))
 
 
@@ -129,6 +134,31 @@ def test_old_routes_leave_the_rate_and_a_replica_without_one_has_the_fleets() ->
     for name in ("b", "c", "d"):
         rates.add(StableReplica(name, 0), 3.0)
     assert len(rates._rates) == 2
+
+
+def test_no_worker_moves_the_rate_of_the_fleet_alone() -> None:
+    """Ten thousand samples of one of three, on however many ranks."""
+    rates = PrefillRates(max_replicas=16)
+    for worker, seconds in (("a", 0.001), ("b", 0.002)):
+        for _ in range(NEEDED):
+            rates.add(StableReplica(worker, 0), seconds)
+    rates.add(StableReplica("c", 0), 0.003)
+    new = StableReplica("new", 0)
+    assert rates.seconds_per_token(new) == 0.002
+    for number in range(10_000):
+        rates.add(StableReplica("c", number % 8), 1e9)
+        assert number % 500 or rates.seconds_per_token(new) == 0.002
+    assert rates.seconds_per_token(new) == 0.002
+    assert rates.seconds_per_token(StableReplica("c", 0)) == 1e9, "its own figure is what it made it"
+
+
+def test_three_cold_routes_in_all_make_a_rate_of_the_fleet() -> None:
+    rates = PrefillRates(max_replicas=16)
+    for number, worker in enumerate(("a", "b", "c")):
+        assert rates.seconds_per_token(A0) is None
+        rates.add(StableReplica(worker, 0), 0.001 * (number + 1))
+    assert rates.seconds_per_token(A0) == 0.002
+    assert list(rates.rows()) == []
 
 
 def test_a_load_is_weighed_by_the_connectors_clock_and_the_first_token_beside_it() -> None:

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
-from dynamo_semkv.contracts.codec import envelope_from_plain, parse_donor_payload
+from dynamo_semkv.contracts.codec import (
+    decode_route_event,
+    encode_route_event,
+    envelope_from_plain,
+    parse_donor_payload,
+)
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import tenant_scope
 from dynamo_semkv.evidence.provider import LookupQuery
+from dynamo_semkv.observe.snapshot import explain_request
 from dynamo_semkv.router.runtime_types import RankOverlap
+from tests.outcome.build import Listener, report
 from tests.router.fakes import (
     A0,
     A1,
@@ -291,3 +298,24 @@ async def test_llm_d_router_1892_two_routers_decide_alike_from_the_same_state() 
     one, two = ([(o.decision_reason, o.worker_id, o.dp_rank, o.prompt_key) for o in rig.journal.opens] for rig in rigs)
     assert one == two
     assert {o.router for rig in rigs for o in rig.journal.opens} == {"r1", "r2"}
+
+
+async def test_what_a_client_chooses_is_cut_before_it_is_written_down() -> None:
+    """What is longer than others take would cost the route its record: it still joins, and is found by the id that the client knows."""
+    chosen = "r" * 8_000
+    rig = Rig(edge=FakeEdge(script=chunks(3, cached=960, prompt=1024)), lookup=donor_on_a1())
+    for _ in range(2):
+        await rig.run(a_request(model="m" * 8_000), request_id=chosen)
+    outcomes = Listener()
+    for number, (opened, ended) in enumerate(zip(rig.journal.opens, rig.journal.ends, strict=True)):
+        for event in (opened, ended):
+            assert decode_route_event(encode_route_event(event)) == event
+        assert (len(opened.request_id or ""), len(opened.model), opened.attempt) == (512, 512, number)
+        outcomes.book.opened(opened, 1.0)
+        outcomes.book.observed(ended, 2.0)
+        served = {"stable_routing_id": ended.served_stable_routing_id or "w-a", "dp_rank": ended.served_dp_rank or 0}
+        said = {"prompt_key": opened.prompt_key, "route_id": opened.route_id, **served}
+        outcomes.book.report(report(number, confirmed=0, **said), 2.0)
+    assert [route.report is not None for route in outcomes.closed] == [True, True]
+    listed = explain_request(outcomes.history, f"chatcmpl-{chosen}")
+    assert [row["opened"]["route_id"] for row in listed] == [event.route_id for event in rig.journal.opens]

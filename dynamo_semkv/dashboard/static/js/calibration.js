@@ -40,6 +40,8 @@ function summary(known, count) {
   }
   const rates = (known.prefill ?? []).slice(0, RATES).map((row) => `${row.replica} ${f.count(Math.round(row.tokens_per_second))}`);
   if (rates.length > 0) types.push(`Measured prefill, tokens a second: ${rates.join(", ")}${known.prefill.length > RATES ? ", …" : ""}.`);
+  const liars = known.clocks_not_believed ?? [];
+  if (liars.length > 0) types.push(`Load times not believed, since first tokens came later than they say: ${liars.slice(0, RATES).join(", ")}${liars.length > RATES ? ", …" : ""}.`);
   if (known.enabled === false) types.push("Learning is off (scoring.calibration.enabled): the priors are in force.");
   else if (known.half_life_routes) types.push(`A trial counts half after ${f.count(known.half_life_routes)} routes; the prior counts as ${f.decimal(known.strength)}.`);
   if (count > SHOWN) types.push(`${f.count(count - SHOWN)} more at /api/snapshot.`);
