@@ -70,6 +70,7 @@ class BookLimits:
     """Bounds on memory. What is pushed out is counted: a route closes with what is known, a report becomes an orphan."""
 
     open_routes: int = 100_000
+    """The router with most of them gives up its oldest; so with ends whose routes are not open yet."""
     held_reports: int = 100_000
     """Reports whose route is not known yet. The worker with most of them gives up its oldest."""
     remembered: int = 200_000
@@ -143,6 +144,8 @@ class OutcomeBook:
         self._on_orphan = on_orphan
 
         self._routes: OrderedDict[str, _Route] = OrderedDict()
+        self._routers = Shares[str, str]()
+        """Of the open routes, by the router that opened them."""
         self._running = DueQueue[str](self._abandoned)
         self._ended = DueQueue[str](ttl_seconds)
         self._unowed = DueQueue[str](min(ttl_seconds, UNOWED_SECONDS))
@@ -182,14 +185,15 @@ class OutcomeBook:
         self.stats.opened += 1
         route = _Route(event)
         self._routes[event.route_id] = route
+        self._routers.use(event.router, event.route_id)
         self._by_prompt.add(event.prompt_key, event.route_id)
         self._running.add(event.route_id, at)
         end = self._early_ends.take(event.route_id, subjects.routes(event.router))
         if end is not None:
             self._end(route, end, at)
-        while len(self._routes) > self._limits.open_routes:
+        while len(self._routes) > self._limits.open_routes and (victim := self._routers.victim()) is not None:
             self.stats.evicted_routes += 1
-            self._finish(next(iter(self._routes)), at)
+            self._finish(victim[1], at)
         self._touch(event.prompt_key, at)
         return True
 
@@ -323,6 +327,7 @@ class OutcomeBook:
     def _close(self, route_id: str, pair: Match | None, now: float) -> None:
         route = self._routes.pop(route_id)
         prompt_key = route.opened.prompt_key
+        self._routers.drop(route.opened.router, route_id)
         self._by_prompt.discard(prompt_key, route_id)
         self._running.discard(route_id)
         self._ended.discard(route_id)

@@ -124,6 +124,9 @@ async def test_calibration_of_each_bucket(chromium: Browser) -> None:
         assert "Exact prefix: 82.0 %" in await text_of(page, "#calibration-note")
         site.state = replace(site.state, calibration={**fake_calibration(), "enabled": False})
         await page.locator("#calibration-note", has_text="Learning is off").wait_for()
+        site.state = replace(site.state, calibration={**fake_calibration(), "clocks_not_believed": ["w-odd/3"]})
+        await page.locator("#calibration-note", has_text="Load times not believed").wait_for()
+        assert "came later than they say: w-odd/3." in await text_of(page, "#calibration-note")
         quiet(watched, site.server.url)
 
 

@@ -118,6 +118,19 @@ def test_who_floods_early_ends_gives_up_its_own() -> None:
     assert book.stats.unmatched_ends == 198 - 10 + 1
 
 
+def test_who_floods_openings_gives_up_its_own() -> None:
+    listener = Listener(limits=BookLimits(open_routes=10))
+    book = listener.book
+    book.opened(opened(1), 1.0)
+    for number in range(2, 200):
+        book.opened(opened(number, router="router-2", prompt_key=b"q" * 16), 1.0)
+    assert (book.open_routes, book.stats.evicted_routes) == (10, 189)
+    assert {route.opened.router for route in listener.closed} == {"router-2"}
+    book.observed(observed(1), 2.0, speaker=MINE)
+    book.report(report(1), 2.0)
+    assert listener.closed[-1].opened == opened(1)
+
+
 def test_what_is_taken_or_late_is_kept_no_longer() -> None:
     ends = EarlyEnds(30.0, 10)
     assert ends.add(observed(1), MINE, 1.0)
