@@ -270,7 +270,7 @@ def messages() -> str:
         f"{donor_events.MAX_SEGMENTS} segments a donor, "
         f"{pack.MAX_PACK_RECORDS} records a pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement; "
         f"{evidence.MAX_SIGNALS} `quality_signals` a match, between minus and plus 2^63; "
-        f"counts of a request at most {codec.MAX_COUNT:,}, texts of a report or route event {codec.MAX_TEXT:,} characters, those that clients choose (and names of replicas with a rank) {codec.MAX_CLIENT_TEXT:,}, expected tokens of a score sheet between minus and plus {codec.MAX_CREDIT:,}.",
+        f"counts of a request at most {codec.MAX_COUNT:,}, texts of a report or route event {codec.MAX_TEXT:,} characters, those that clients choose (and names of replicas with a rank) {route_events.MAX_CLIENT_TEXT:,}, expected tokens of a score sheet between minus and plus {codec.MAX_CREDIT:,}.",
         f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, `{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
     ]
     return "\n".join(lines) + "\n"
