@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE = "import dynamo_semkv.bus.publisher, dynamo_semkv.contracts.codec, worker_connector.namespace_words, graphs"
+CORE = "import dynamo_semkv.bus.publisher, dynamo_semkv.contracts.codec, worker_connector.disk.namespace_codec, graphs"
 SMOKE = {
     "": CORE,
-    "connector": f"{CORE}, worker_connector.hints, worker_connector.kv_events, worker_connector.block_file",
+    "connector": f"{CORE}, worker_connector.requests.hints, worker_connector.donors.kv_events, worker_connector.disk.block_file",
     "telemetry": "import dynamo_semkv.telemetry.tracing as t, dynamo_semkv.telemetry.connector_metrics, opentelemetry.sdk.trace",
     "router": "import dynamo_semkv.dashboard.server, dynamo_semkv.cli.status_view, dynamo_semkv.observe.metrics",
     "embeddings": "import onnxruntime, tokenizers, usearch.index, dynamo_semkv.evidence.embedding",
     "report": "import matplotlib",
-    "local": "import torch, gguf, zmq, graphs.local.settings, worker_connector.reference_engine.engine",
+    "local": "import torch, gguf, zmq, graphs.local.settings, worker_connector.reference_engine.engine.engine",
     "semblend": "import semblend, sentence_transformers",
     "peers": "import datasketch, dynamo_semkv.bench.side_by_side",
 }

@@ -285,7 +285,7 @@ def page() -> str:
             parts.append(enum_page(kind))
     parts.append(
         "## Inside one machine\n\n"
-        "Ranks of one engine, and a worker's KV cache events, speak over local sockets of the engine's user (`worker_connector/rank_wire.py`,\n"
+        "Ranks of one engine, and a worker's KV cache events, speak over local sockets of the engine's user (`worker_connector/link/wire.py`,\n"
         "`event_pipe.py`), and the disk tier writes files (`block_file.py`). These are between processes of one release on one machine and no contract:\n"
         "a file of another format is left alone, a frame of another one is refused.\n"
     )

@@ -21,28 +21,28 @@ from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.telemetry.catalogue import ASK_SECONDS, BUILD_SECONDS
 from dynamo_semkv.telemetry.target import otlp_target
 from dynamo_semkv.telemetry.tracing import Tracing, start_tracing
-from worker_connector.attempt_trace import AttemptTracer
 from worker_connector.background import Background, Job
-from worker_connector.cache_reset import owns_cache
-from worker_connector.channel import leader_channel, rank_channel
-from worker_connector.dialect import restarts_failed_loads, restarts_failed_parked_loads
-from worker_connector.disk_door import DiskDoor, offer
-from worker_connector.engine_namespace import CONNECTOR_VERSION
-from worker_connector.event_intake import listen
-from worker_connector.event_pipe import EventEar, pipe_path
-from worker_connector.event_stream import EventStream, stream_address
-from worker_connector.fetch_desk import FetchDesk
-from worker_connector.hint_listener import HintListener
-from worker_connector.leader import Leader
-from worker_connector.moments import Durations
-from worker_connector.outlet import Identity, JobQueue, Outlet
-from worker_connector.rank import Rank
-from worker_connector.rank_disk import DiskPlace
-from worker_connector.rank_endpoint import RankEndpoint
-from worker_connector.ranks import rank_of, world_of
-from worker_connector.settings import Settings, load_settings, tell_settings
-from worker_connector.sink import ReportSink
-from worker_connector.weights_print import weights_print
+from worker_connector.donors.event_stream import EventStream, stream_address
+from worker_connector.donors.kv_event_registry import listen
+from worker_connector.donors.kv_event_socket import EventEar, pipe_path
+from worker_connector.donors.sink import ReportSink
+from worker_connector.engine_api.settings import Settings, load_settings, tell_settings
+from worker_connector.engine_api.world import rank_of, world_of
+from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.fetch.weights_fingerprint import weights_print
+from worker_connector.leader.api_variants import restarts_failed_loads, restarts_failed_parked_loads
+from worker_connector.leader.cache_reset import owns_cache
+from worker_connector.leader.disk_prefetch_wait import DiskDoor, offer
+from worker_connector.leader.event_publisher import Identity, JobQueue, Outlet
+from worker_connector.leader.leader import Leader
+from worker_connector.link.channel import leader_channel, rank_channel
+from worker_connector.link.rank_endpoint import RankEndpoint
+from worker_connector.rank.disk import DiskPlace
+from worker_connector.rank.rank import Rank
+from worker_connector.requests.attempt_trace import AttemptTracer
+from worker_connector.requests.engine_namespace import CONNECTOR_VERSION
+from worker_connector.requests.hint_listener import HintListener
+from worker_connector.timings import Durations
 
 _log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 engine's KV cache events are handed in, where requests may wait for what is on disk of them, and where it is said that its weights or its
 cache changed."""
 
-from worker_connector.cache_reset import reset_cache, weights_changed
-from worker_connector.disk_door import disk_door
-from worker_connector.event_intake import observe_kv_events
+from worker_connector.donors.kv_event_registry import observe_kv_events
+from worker_connector.leader.cache_reset import reset_cache, weights_changed
+from worker_connector.leader.disk_prefetch_wait import disk_door
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 

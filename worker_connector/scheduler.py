@@ -15,21 +15,21 @@ from typing import Any
 
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.assembly import LeaderParts, assemble_leader
-from worker_connector.device_events import KvEvents
-from worker_connector.disk_door import DiskDoor
-from worker_connector.engine import KvCacheConnectorScheduler, SchedulerOutput
-from worker_connector.fetch_desk import FetchDesk
-from worker_connector.leader import Leader
-from worker_connector.metadata import ConnectorMetadata
-from worker_connector.parked import Grouped
-from worker_connector.sink import ResidencySink
+from worker_connector.donors.device_events import KvEvents
+from worker_connector.donors.sink import ResidencySink
+from worker_connector.engine_api.engine import KvCacheConnectorScheduler, SchedulerOutput
+from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.leader.disk_prefetch_wait import DiskDoor
+from worker_connector.leader.leader import Leader
+from worker_connector.link.metadata import ConnectorMetadata
+from worker_connector.requests.async_loads import Grouped
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 
 class SemkvConnectorScheduler(KvCacheConnectorScheduler):
-    """Options come from the file that `SEMKV_CONFIG` names; see `settings.py` for what is refused at construction."""
+    """Options come from the file that `SEMKV_CONFIG` names; see `engine_api/settings.py` for what is refused at construction."""
 
     supports_attention_dp = True  # all state is per instance, and there is one instance per owner rank
 
@@ -106,7 +106,7 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         self.leader.attach_residency(sink)
 
     def kv_events(self, events: KvEvents) -> None:
-        """The engine's own KV cache events, one or several, from whoever drains them (device_events.py). Any thread; never raises, never
+        """The engine's own KV cache events, one or several, from whoever drains them (donors/device_events.py). Any thread; never raises, never
         waits. Where the scheduler is not at hand: `worker_connector.connector.observe_kv_events`."""
         self.leader.kv_events(events)
 

@@ -1,7 +1,7 @@
 """SemkvConnectorWorker: TensorRT-LLM's worker callbacks, each of which delegates to the rank.
 
 All work is done in `start_load_kv` and `wait_for_save`; nothing depends on the layer hooks, since CUDA graphs skip them
-(ai-dynamo/dynamo#3297): see layer_hooks.py. Saves are not the engine's business: `get_finished` names only requests that were parked
+(ai-dynamo/dynamo#3297): see rank/layer_hooks.py. Saves are not the engine's business: `get_finished` names only requests that were parked
 for a load.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from worker_connector.assembly import assemble_rank
-from worker_connector.channel import channel_by_id
-from worker_connector.engine import KvCacheConnectorWorker, KvCacheLayout
-from worker_connector.geometry import PoolGeometry
-from worker_connector.metadata import ConnectorMetadata
-from worker_connector.rank import Rank
-from worker_connector.settings import check_tokens_per_block, configured_tokens_per_block
+from worker_connector.engine_api.engine import KvCacheConnectorWorker, KvCacheLayout
+from worker_connector.engine_api.geometry import PoolGeometry
+from worker_connector.engine_api.settings import check_tokens_per_block, configured_tokens_per_block
+from worker_connector.link.channel import channel_by_id
+from worker_connector.link.metadata import ConnectorMetadata
+from worker_connector.rank.rank import Rank
 
 
 class SemkvConnectorWorker(KvCacheConnectorWorker):
@@ -51,7 +51,7 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
             self._rank.meet(metadata, channel_by_id)
 
     def start_load_kv(self, stream: Any) -> None:
-        """Raises LoadFailed, and only that: see `rank.py`."""
+        """Raises LoadFailed, and only that: see `rank/rank.py`."""
         metadata = self.get_connector_meta()
         self._rank.start_load(metadata if isinstance(metadata, ConnectorMetadata) else None, stream)
 

@@ -18,10 +18,10 @@ from dynamo_semkv.bench.corpus import installed
 from dynamo_semkv.bench.report.library import Library
 from worker_connector.bench.throughput import saving_connector
 from worker_connector.reference_engine import Engine, EngineConfig, ModelSource
-from worker_connector.reference_engine.gguf_file import TokenizerData
-from worker_connector.reference_engine.model_directory import build_tokenizer, tiny_tokenizer_data
-from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, smollm2_file
-from worker_connector.reference_engine.sampling import SamplingParams
+from worker_connector.reference_engine.models.gguf_file import TokenizerData
+from worker_connector.reference_engine.models.model_directory import build_tokenizer, tiny_tokenizer_data
+from worker_connector.reference_engine.models.presets import SMOLLM2_NAME, TINY_NAME, smollm2_file
+from worker_connector.reference_engine.models.sampling import SamplingParams
 
 CHUNK = 512
 PATIENCE_SECONDS = 180.0

@@ -31,8 +31,8 @@ from graphs.bench.contenders import COLD, KV, OURS, settings
 from graphs.bench.groups import Group, Planned
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import MODELS
-from worker_connector.reference_engine.model_directory import write_model_directory
-from worker_connector.reference_engine.models import ModelSource, load_model
+from worker_connector.reference_engine.models.model_directory import write_model_directory
+from worker_connector.reference_engine.models.presets import ModelSource, load_model
 
 GAP = 1.0
 """Arrivals are on average so many cold prefills apart: two engines are busy for half of the time at most, and bursts queue."""

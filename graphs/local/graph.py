@@ -27,8 +27,8 @@ from dynamo_semkv.bus.child_process import ChildProcess, wait_until
 from dynamo_semkv.bus.server import LOOPBACK, EmbeddedNats
 from graphs.local import observability
 from graphs.local.settings import GraphSettings
-from worker_connector.reference_engine.model_directory import write_model_directory
-from worker_connector.reference_engine.models import ModelSource
+from worker_connector.reference_engine.models.model_directory import write_model_directory
+from worker_connector.reference_engine.models.presets import ModelSource
 
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

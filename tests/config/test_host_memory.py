@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynamo_semkv.config.host_memory import available_memory, total_memory
-from worker_connector.refusal import Refused
-from worker_connector.slab import slots_for
+from worker_connector.errors import Refused
+from worker_connector.memory.slab import slots_for
 
 GIB = 2**30
 V1_UNLIMITED = 9223372036854771712

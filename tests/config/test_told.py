@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_semkv.config.load import load_config
 from tests.worker_connector.scripted import llm_args
-from worker_connector.settings import load_settings, tell_settings
+from worker_connector.engine_api.settings import load_settings, tell_settings
 
 ENV = {"DYN_STABLE_ROUTING_ID": "w1"}
 

@@ -21,7 +21,7 @@ from dynamo_semkv.config.load import load_config, parse_yaml
 from scripts import prometheus_rule
 from tests.deploy import dynamo_graph_schema as schema
 from tests.deploy.kustomize import build
-from worker_connector.settings import load_settings
+from worker_connector.engine_api.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "graphs" / "kubernetes"
@@ -191,7 +191,7 @@ def test_the_connector_refuses_nothing_of_the_engine_s_settings(
     documents = build(FOLDER / folder)
     limits = container(one(documents, schema.KIND), WORKERS[folder])["resources"]["limits"]
     pod = Available(int(limits["memory"].removesuffix("Gi")) * 2**30, "memory.max of /sys/fs/cgroup")
-    monkeypatch.setattr("worker_connector.settings.total_memory", lambda: pod)
+    monkeypatch.setattr("worker_connector.engine_api.settings.total_memory", lambda: pod)
     data = one(documents, "ConfigMap", "semkv")["data"]
     engine = yaml.safe_load(data["engine.yaml"])
     (tmp_path / "semkv.yaml").write_text(data["semkv.yaml"])

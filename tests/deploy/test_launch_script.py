@@ -17,8 +17,8 @@ from graphs.local.graph import LocalGraph
 from graphs.local.settings import GraphSettings
 from tests.graphs.test_lifecycle import children, gone
 from tests.graphs.traffic import ask, wait_until
-from worker_connector.reference_engine.model_directory import write_model_directory
-from worker_connector.reference_engine.models import ModelSource
+from worker_connector.reference_engine.models.model_directory import write_model_directory
+from worker_connector.reference_engine.models.presets import ModelSource
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "graphs" / "launch"

@@ -27,7 +27,7 @@ from dynamo_semkv.testing import ManualClock
 from tests.contracts import golden, strategies
 from tests.fuzz import odd
 from tests.outcome.build import Listener
-from worker_connector.hints import HintReader, HintTable
+from worker_connector.requests.hints import HintReader, HintTable
 
 REPLICA = StableReplica("worker-0", 1)
 RAW = golden.messages()

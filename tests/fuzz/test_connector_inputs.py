@@ -20,19 +20,21 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.keys import child_key, root_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from tests.fuzz import odd
-from worker_connector import fetch_peers, fetch_wire, rank_wire
-from worker_connector.block_file import BlockFormat, BlockRecord
-from worker_connector.channel import SlotsDamaged
-from worker_connector.engine_namespace import _heads
-from worker_connector.event_pipe import MAX_FRAME, EventEar
-from worker_connector.fetch_transport import FetchFailed, Why
-from worker_connector.fetch_wire import Block, Challenge, Done, Get, Proof, Refused, Welcome
-from worker_connector.fetch_wire import Hello as Hello_
-from worker_connector.kv_events import KvFreshness
-from worker_connector.namespace_words import namespace_of, words_of
-from worker_connector.rank_wire import Hello, Numbered, Seen, WireError
-from worker_connector.request_view import pack_tokens, unpack_tokens
-from worker_connector.store_epoch import read_epoch
+from worker_connector.disk.block_file import BlockFormat, BlockRecord
+from worker_connector.disk.namespace_codec import namespace_of, words_of
+from worker_connector.disk.store_epoch import read_epoch
+from worker_connector.donors.kv_event_socket import MAX_FRAME, EventEar
+from worker_connector.donors.kv_events import KvFreshness
+from worker_connector.engine_api.request_view import pack_tokens, unpack_tokens
+from worker_connector.fetch import peers as fetch_peers
+from worker_connector.fetch import wire as fetch_wire
+from worker_connector.fetch.transport import FetchFailed, Why
+from worker_connector.fetch.wire import Block, Challenge, Done, Get, Proof, Refused, Welcome
+from worker_connector.fetch.wire import Hello as Hello_
+from worker_connector.link import wire as rank_wire
+from worker_connector.link.channel import SlotsDamaged
+from worker_connector.link.wire import Hello, Numbered, Seen, WireError
+from worker_connector.requests.engine_namespace import _heads
 
 in_a_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 FRAMES = (

@@ -13,11 +13,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from worker_connector._cache_layout import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
-from worker_connector.copy_stream import CopyStream
-from worker_connector.geometry import PoolGeometry
-from worker_connector.slab import HostSlab
-from worker_connector.transfer import Move, copy_stream_for
+from worker_connector.engine_api.cache_layout import (
+    KvCacheBufferRef,
+    KvCacheLayerGroupLayout,
+    KvCacheLayout,
+    KvCacheRegion,
+)
+from worker_connector.engine_api.geometry import PoolGeometry
+from worker_connector.memory.copy_stream import CopyStream
+from worker_connector.memory.slab import HostSlab
+from worker_connector.memory.transfer import Move, copy_stream_for
 
 NO_CUDA = 2
 KIB = 1024

@@ -18,12 +18,12 @@ import torch
 from tests.gpu.bench import MIB, cuda_or_exit, device_name, finish, spin
 from tests.gpu.poisoned_pages import Late
 from tests.worker_connector.harness import Bench, engine, prompt, run, settings, wait_for
-from worker_connector.copy_stream import CopyStream
-from worker_connector.engine import KvCacheLayout
-from worker_connector.reference_engine.config import ConnectorSpec
-from worker_connector.reference_engine.model_config import LlamaConfig
-from worker_connector.reference_engine.models import ModelSource
-from worker_connector.reference_engine.sampling import SamplingParams
+from worker_connector.engine_api.engine import KvCacheLayout
+from worker_connector.memory.copy_stream import CopyStream
+from worker_connector.reference_engine.engine.config import ConnectorSpec
+from worker_connector.reference_engine.models.model_config import LlamaConfig
+from worker_connector.reference_engine.models.presets import ModelSource
+from worker_connector.reference_engine.models.sampling import SamplingParams
 from worker_connector.worker import SemkvConnectorWorker
 
 WITH_LOGITS = SamplingParams(return_generation_logits=True)

@@ -14,8 +14,8 @@ import torch
 from tests.gpu.bench import MIB, Bench, cuda_or_exit, device_name, finish, one_region, scattered, seconds, spin
 from tests.gpu.engine_exactness import BIG_BLOCKS, SMALL_BLOCKS, Lateness, connector, engine_options, quiet, variants
 from tests.worker_connector.harness import engine, prompt, run
-from worker_connector.reference_engine.model_config import LlamaConfig
-from worker_connector.transfer import copy_to_pages
+from worker_connector.memory.transfer import copy_to_pages
+from worker_connector.reference_engine.models.model_config import LlamaConfig
 
 LATE_MS = 100.0
 

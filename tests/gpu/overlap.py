@@ -27,7 +27,7 @@ from tests.gpu.bench import (
     seconds,
     synchronize,
 )
-from worker_connector.transfer import copy_to_pages, copy_to_slab
+from worker_connector.memory.transfer import copy_to_pages, copy_to_slab
 
 
 def measure(

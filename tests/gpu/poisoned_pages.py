@@ -26,9 +26,9 @@ from tests.gpu.bench import (
     spin,
     synchronize,
 )
-from worker_connector.copy_stream import Blocks, CopyStream, Mark, Ticket
-from worker_connector.pages import NO_PAGE
-from worker_connector.transfer import Move, check_moves, copy_stream_for, copy_to_pages, copy_to_slab
+from worker_connector.engine_api.pages import NO_PAGE
+from worker_connector.memory.copy_stream import Blocks, CopyStream, Mark, Ticket
+from worker_connector.memory.transfer import Move, check_moves, copy_stream_for, copy_to_pages, copy_to_slab
 
 POISON = 0xFF
 

@@ -18,8 +18,8 @@ import torch
 
 from tests.gpu.bench import KIB, MIB, Bench, cuda_or_exit, device_name, finish, one_region, spin, synchronize
 from tests.gpu.poisoned_pages import Late
-from worker_connector.copy_stream import CopyStream, Ticket
-from worker_connector.transfer import Move, copy_stream_for, copy_to_pages, copy_to_slab
+from worker_connector.memory.copy_stream import CopyStream, Ticket
+from worker_connector.memory.transfer import Move, copy_stream_for, copy_to_pages, copy_to_slab
 
 GARBAGE = 0xFF
 

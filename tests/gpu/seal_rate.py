@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests.gpu.bench import MIB, Bench, cuda_or_exit, device_name, finish, neighbours, one_region, synchronize
-from worker_connector.transfer import copy_to_slab
+from worker_connector.memory.transfer import copy_to_slab
 
 
 def measure(device: torch.device, *, blocks: int, block_bytes: int, seconds: float = 1.0) -> dict[str, Any]:

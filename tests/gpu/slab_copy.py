@@ -3,7 +3,7 @@
 `python -m tests.gpu.slab_copy [--goal 0.8]`. Shapes of blocks that real models have: 4 MiB in one region (32 tokens of an 8B model in
 16 bits), the same in a region per layer, and small ones. Blocks of 16 KiB are shown and have no goal: counting them
 takes the host as long as moving them takes the bus. `ways`: what either way, copy engine or kernels, gives by size of a block,
-from which `KERNEL_BELOW` of worker_connector/cuda_stream.py was chosen.
+from which `KERNEL_BELOW` of worker_connector/memory/cuda_stream.py was chosen.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.gpu.bench import (
     scattered,
     seconds,
 )
-from worker_connector.copy_stream import CopyStream
-from worker_connector.cuda_stream import CudaStream
-from worker_connector.transfer import copy_to_pages, copy_to_slab
+from worker_connector.memory.copy_stream import CopyStream
+from worker_connector.memory.cuda_stream import CudaStream
+from worker_connector.memory.transfer import copy_to_pages, copy_to_slab
 
 SHAPES: dict[str, tuple[int, list[tuple[int, int]]]] = {
     "4 MiB": (4 * MIB, one_region(4 * MIB)),

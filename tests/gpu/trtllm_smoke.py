@@ -24,7 +24,7 @@ import torch
 from tests.gpu.bench import cuda_or_exit, device_name, finish
 from tests.gpu.run_all import CANNOT_RUN
 from worker_connector.connector import SemkvConnectorScheduler, SemkvConnectorWorker
-from worker_connector.engine import KvCacheConnectorScheduler, KvCacheConnectorWorker
+from worker_connector.engine_api.engine import KvCacheConnectorScheduler, KvCacheConnectorWorker
 
 KINDS = ("none", "no-op", "semkv")
 CACHE_TOKENS = 8_192

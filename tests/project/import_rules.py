@@ -34,6 +34,33 @@ TESTING = "testing"
 TESTING_BELOW = "router"
 TESTING_USERS = ("bench",)
 
+# The same for worker_connector. Modules in its root count as a layer by their name: the first ones are leaves that all may import, the last
+# ones are what an engine names, and the wiring.
+CONNECTOR_LAYERS = (
+    "errors",
+    "timings",
+    "background",
+    "restatement",
+    "ledger",
+    "engine_api",
+    "memory",
+    "disk",
+    "link",
+    "rank",
+    "requests",
+    "donors",
+    "leader",
+    "fetch",
+    "assembly",
+    "scheduler",
+    "worker",
+    "connector",
+    "reference_engine",
+    "bench",
+)
+# And for the reference engine within it.
+ENGINE_LAYERS = ("models", "engine", "dynamo_worker", "__main__")
+
 # What worker_connector may see of dynamo_semkv. Telemetry: names of spans, metrics and log fields are the same on both sides.
 SHARED_WITH_CONNECTOR = ("contracts", "bus", "config", "telemetry")
 
@@ -44,10 +71,10 @@ EDGES = {
         "dynamo_semkv.router.runtime*",
         "dynamo_semkv.bench.peers",
         "dynamo_semkv.bench.router.bare",
-        "worker_connector.reference_engine.dynamo_worker*",
+        "worker_connector.reference_engine.dynamo_worker.worker*",
         "graphs.*",
     ),
-    "tensorrt_llm": ("worker_connector.engine",),
+    "tensorrt_llm": ("worker_connector.engine_api.engine",),
     "nats": ("dynamo_semkv.bus.*",),
     "opentelemetry": ("dynamo_semkv.telemetry.tracing",),
     "aiohttp": (
@@ -116,10 +143,31 @@ def direction_fault(importer: str, imported: str) -> str | None:
             return "worker_connector does not know the graphs"
         if target == "dynamo_semkv" and layer(imported) not in (None, *SHARED_WITH_CONNECTOR):
             return f"worker_connector sees only {', '.join(SHARED_WITH_CONNECTOR)} of dynamo_semkv"
-        return None
+        return room_fault(importer, imported)
     if target != "dynamo_semkv":
         return f"dynamo_semkv does not know {target}"
     return layer_fault(layer(importer), layer(imported))
+
+
+def room_fault(importer: str, imported: str) -> str | None:
+    """Why our module `importer` may not import our module `imported`, by the rooms of worker_connector; None if it may."""
+    source, target = importer.split("."), imported.split(".")
+    if target[0] != "worker_connector" or len(target) == 1:
+        return None
+    fault = order_fault(CONNECTOR_LAYERS, source[1], target[1])
+    if fault is None and source[1] == target[1] == "reference_engine" and len(source) > 2 and len(target) > 2:
+        # The package itself hands out the public names of its rooms.
+        return None if source[2] == "__init__" else order_fault(ENGINE_LAYERS, source[2], target[2])
+    return fault
+
+
+def order_fault(layers: tuple[str, ...], source: str, target: str) -> str | None:
+    if source == target:
+        return None
+    for name in (source, target):
+        if name not in layers:
+            return f"`{name}` is in no layer: give it a place in the order"
+    return f"{target} lies above {source}" if layers.index(target) > layers.index(source) else None
 
 
 def layer_fault(source: str | None, target: str | None) -> str | None:

@@ -31,21 +31,24 @@ TESTED = {
     "dynamo_semkv/router/facts.py": (ROUTER, "test_any_request_is_read_or_refused"),
     "dynamo_semkv/router/runtime_cards.py": (ROUTER, "test_any_card_is_a_replica_or_named"),
     "dynamo_semkv/telemetry/target.py": (ROUTER, "test_any_environment_of_spans"),
-    "worker_connector/block_file.py": (CONNECTOR, "test_any_block_file_is_the_block_or_a_miss"),
-    "worker_connector/engine_namespace.py": (CONNECTOR, "test_any_configuration_of_a_model"),
-    "worker_connector/event_batches.py": ("tests/worker_connector/test_event_batches.py", "test_any_bytes_of_batches"),
-    "worker_connector/event_pipe.py": (CONNECTOR, "test_any_bytes_of_an_event_pipe"),
-    "worker_connector/fetch_wire.py": (CONNECTOR, "test_any_bytes_between_workers"),
-    "worker_connector/namespace_words.py": (CONNECTOR, "test_any_words_of_a_namespace"),
-    "worker_connector/rank_wire.py": (CONNECTOR, "test_any_bytes_between_ranks"),
-    "worker_connector/request_view.py": (CONNECTOR, "test_tokens_there_and_back"),
+    "worker_connector/disk/block_file.py": (CONNECTOR, "test_any_block_file_is_the_block_or_a_miss"),
+    "worker_connector/requests/engine_namespace.py": (CONNECTOR, "test_any_configuration_of_a_model"),
+    "worker_connector/donors/event_batches.py": (
+        "tests/worker_connector/donors/test_event_batches.py",
+        "test_any_bytes_of_batches",
+    ),
+    "worker_connector/donors/kv_event_socket.py": (CONNECTOR, "test_any_bytes_of_an_event_pipe"),
+    "worker_connector/fetch/wire.py": (CONNECTOR, "test_any_bytes_between_workers"),
+    "worker_connector/disk/namespace_codec.py": (CONNECTOR, "test_any_words_of_a_namespace"),
+    "worker_connector/link/wire.py": (CONNECTOR, "test_any_bytes_between_ranks"),
+    "worker_connector/engine_api/request_view.py": (CONNECTOR, "test_tokens_there_and_back"),
 }
 OURS = {
     "dynamo_semkv/bus/server.py": "a file that our own nats-server has written",
     "dynamo_semkv/evidence/deadline.py": "text that it has just written itself, to copy what a provider of this process shows",
     "dynamo_semkv/evidence/postings.py": "memory of this process",
-    "worker_connector/block.py": "memory of this process",
-    "worker_connector/local_server.py": "what the kernel says of a connection",
+    "worker_connector/ledger/block.py": "memory of this process",
+    "worker_connector/link/local_server.py": "what the kernel says of a connection",
 }
 """What reads nothing from outside, and why."""
 LEFT_OUT = ("bench", "reference_engine", "testing")

@@ -46,9 +46,9 @@ def value(path: str, name: str) -> int:
         ("dashboard/server.py", "MAX_WATCHERS", "32 watchers"),
         ("evidence/claims.py", "MAX_CLAIMS", "1,000, of 256 segments"),
         ("config/yaml_text.py", "MAX_NODES", "20,000 nodes"),
-        ("worker_connector/device_events.py", "MAX_WAITING", "100,000 waiting"),
-        ("worker_connector/local_server.py", "MAX_NEW", "32 connections"),
-        ("worker_connector/fetch_wire.py", "MAX_KEYS", "256 keys"),
+        ("worker_connector/donors/device_events.py", "MAX_WAITING", "100,000 waiting"),
+        ("worker_connector/link/local_server.py", "MAX_NEW", "32 connections"),
+        ("worker_connector/fetch/wire.py", "MAX_KEYS", "256 keys"),
     ],
 )
 def test_the_numbers_are_those_of_the_code(path: str, name: str, said: str) -> None:

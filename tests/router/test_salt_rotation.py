@@ -23,8 +23,8 @@ from dynamo_semkv.router.pipeline import Prompt, narrow
 from dynamo_semkv.router.replicas import ModelView, Standing
 from dynamo_semkv.testing import EventTape, ManualClock
 from tests.evidence.documents import BLOCK, document, namespace
-from worker_connector.engine_namespace import RequestNamespaces
-from worker_connector.request_view import RequestScope
+from worker_connector.engine_api.request_view import RequestScope
+from worker_connector.requests.engine_namespace import RequestNamespaces
 
 KEYS = (DEFAULT_SALT_KEY, b"the key of before", b"the key of today")
 """None was configured; then one; then another."""

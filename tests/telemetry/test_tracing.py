@@ -153,7 +153,7 @@ def test_off_imports_nothing_and_starts_no_thread() -> None:
     """In a process of its own: here OpenTelemetry is long imported."""
     program = """if True:
         import sys, threading
-        import dynamo_semkv.router.traced, worker_connector.attempt_trace
+        import dynamo_semkv.router.traced, worker_connector.requests.attempt_trace
         from dynamo_semkv.telemetry.target import otlp_target
         from dynamo_semkv.telemetry.tracing import start_tracing
         before = threading.active_count()

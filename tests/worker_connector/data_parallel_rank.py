@@ -12,12 +12,12 @@ import threading
 from typing import Any
 
 from tests.worker_connector.harness import SMALL
-from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
-from worker_connector.reference_engine.fair_lock import FairLock
-from worker_connector.reference_engine.models import ModelSource, load_model
-from worker_connector.reference_engine.rank import Rank
-from worker_connector.reference_engine.request import LlmRequest, RequestOptions
-from worker_connector.reference_engine.sampling import SamplingParams
+from worker_connector.reference_engine.engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.engine.fair_lock import FairLock
+from worker_connector.reference_engine.engine.rank import Rank
+from worker_connector.reference_engine.engine.request import LlmRequest, RequestOptions
+from worker_connector.reference_engine.models.presets import ModelSource, load_model
+from worker_connector.reference_engine.models.sampling import SamplingParams
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 

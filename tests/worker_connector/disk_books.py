@@ -9,15 +9,15 @@ from typing import Any
 
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from tests.worker_connector.harness import MIB
-from worker_connector.block import BlockEntry
-from worker_connector.disk_index import DiskBlock
-from worker_connector.disk_orders import DiskOrder, DiskResult
-from worker_connector.disk_store import DiskStore
-from worker_connector.disk_tier import DiskTier
-from worker_connector.ledger import Ledger
-from worker_connector.rank_disk import RankDisk
-from worker_connector.request_view import pack_tokens
-from worker_connector.slab import HostSlab
+from worker_connector.disk.index import DiskBlock
+from worker_connector.disk.messages import DiskOrder, DiskResult
+from worker_connector.disk.store import DiskStore
+from worker_connector.disk.tier import DiskTier
+from worker_connector.engine_api.request_view import pack_tokens
+from worker_connector.ledger.block import BlockEntry
+from worker_connector.ledger.ledger import Ledger
+from worker_connector.memory.slab import HostSlab
+from worker_connector.rank.disk import RankDisk
 
 
 class Books:

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.worker_connector.disk import PROMPT, chain_of, crowd, settle, with_disk
 from tests.worker_connector.scripted import ScriptedEngine
-from worker_connector.disk_door import DiskDoor
-from worker_connector.request_view import pack_tokens
+from tests.worker_connector.scripted_disk import PROMPT, chain_of, crowd, settle, with_disk
+from worker_connector.engine_api.request_view import pack_tokens
+from worker_connector.leader.disk_prefetch_wait import DiskDoor
 
 LONG = 60_000.0
 """Milliseconds: a test that waited for it would not end."""

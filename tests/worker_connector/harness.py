@@ -22,14 +22,14 @@ from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.contracts.report import MaterializationReport
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
-from worker_connector.leader import Leader
-from worker_connector.rank import Rank
-from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
-from worker_connector.reference_engine.engine import Engine
-from worker_connector.reference_engine.model_config import LlamaConfig
-from worker_connector.reference_engine.models import ModelSource
+from worker_connector.engine_api.settings import Settings
+from worker_connector.leader.leader import Leader
+from worker_connector.rank.rank import Rank
+from worker_connector.reference_engine.engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.engine.engine import Engine
+from worker_connector.reference_engine.models.model_config import LlamaConfig
+from worker_connector.reference_engine.models.presets import ModelSource
 from worker_connector.scheduler import SemkvConnectorScheduler
-from worker_connector.settings import Settings
 from worker_connector.worker import SemkvConnectorWorker
 
 MIB = 1024 * 1024

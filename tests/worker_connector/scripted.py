@@ -16,7 +16,7 @@ import torch
 
 from tests.worker_connector.harness import MIB, RecordingSink, settings
 from worker_connector.assembly import assemble_leader_with, assemble_rank_with
-from worker_connector.engine import (
+from worker_connector.engine_api.engine import (
     KvCacheBufferRef,
     KvCacheLayerGroupLayout,
     KvCacheLayout,
@@ -24,8 +24,8 @@ from worker_connector.engine import (
     RequestData,
     SchedulerOutput,
 )
-from worker_connector.geometry import PoolGeometry
-from worker_connector.settings import Settings
+from worker_connector.engine_api.geometry import PoolGeometry
+from worker_connector.engine_api.settings import Settings
 
 GARBAGE = -1
 SIZE = 4

@@ -12,8 +12,8 @@ from typing import Any
 from tests.worker_connector.harness import MIB, settings, wait_for
 from tests.worker_connector.scripted import OPTIONS, Request, ScriptedEngine, llm_args
 from tests.worker_connector.tensor_rank import RankHandle
-from worker_connector.disk_tier import DiskTier
-from worker_connector.rank import Rank
+from worker_connector.disk.tier import DiskTier
+from worker_connector.rank.rank import Rank
 
 PAGES = 64
 

@@ -16,8 +16,8 @@ import torch
 
 from tests.worker_connector.harness import settings
 from worker_connector.assembly import assemble_rank_with
-from worker_connector.engine import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
-from worker_connector.rank import Rank
+from worker_connector.engine_api.engine import KvCacheBufferRef, KvCacheLayerGroupLayout, KvCacheLayout, KvCacheRegion
+from worker_connector.rank.rank import Rank
 from worker_connector.worker import SemkvConnectorWorker
 
 _LENGTH = struct.Struct(">I")

@@ -13,7 +13,7 @@ import torch
 from worker_connector.bench import __main__ as bench
 from worker_connector.bench import copying, lookup, pulling, throughput
 from worker_connector.bench.rig import Rig, quantile, random_tokens
-from worker_connector.fetch_export import SlabExport
+from worker_connector.fetch.export import SlabExport
 
 
 def test_questions_are_answered_from_resident_blocks() -> None:

@@ -17,9 +17,9 @@ import pytest
 from dynamo_semkv.contracts.keys import prompt_key
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.sketch import DonorSketch
-from worker_connector.engine_namespace import RequestNamespaces
-from worker_connector.ledger import Ledger
-from worker_connector.request_view import pack_tokens, request_tokens, scope_of, unpack_tokens
+from worker_connector.engine_api.request_view import pack_tokens, request_tokens, scope_of, unpack_tokens
+from worker_connector.ledger.ledger import Ledger
+from worker_connector.requests.engine_namespace import RequestNamespaces
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "contracts" / "golden.json").read_text())
 BLOCK = 32

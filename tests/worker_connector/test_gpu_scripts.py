@@ -26,8 +26,8 @@ from tests.gpu import (
 )
 from tests.gpu.bench import NO_CUDA
 from tests.worker_connector.harness import Bench, engine, run, settings
-from worker_connector.reference_engine.config import ConnectorSpec
-from worker_connector.reference_engine.sampling import SamplingParams
+from worker_connector.reference_engine.engine.config import ConnectorSpec
+from worker_connector.reference_engine.models.sampling import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def test_engine_s_outputs_are_exact_on_the_cpu_too() -> None:
 
 
 def test_engine_s_outputs_would_show_a_load_that_did_not_happen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_connector.rank.copy_to_pages", lambda *arguments: None)
+    monkeypatch.setattr("worker_connector.rank.rank.copy_to_pages", lambda *arguments: None)
     wrong = engine_exactness.exact(CPU, engine_exactness.SMALL_BLOCKS, "v2")
     assert len(wrong) == 3
     assert all("restored" in line for line in wrong)
@@ -126,7 +126,7 @@ def test_every_report_of_a_load_has_its_time(monkeypatch: pytest.MonkeyPatch) ->
         "what ran before the copies counts",
         "the host waited",
     ]
-    monkeypatch.setattr("worker_connector.copy_stream._Moment.seconds_since", lambda *_: 0.0)
+    monkeypatch.setattr("worker_connector.memory.copy_stream._Moment.seconds_since", lambda *_: 0.0)
     assert len(load_times.reported(CPU, load_times.SMALL_BLOCKS)) == 2
     assert load_times.judged(load_times.measure(CPU, blocks=8, block_bytes=4096), 1e6) == ["the marks tell no time"]
 

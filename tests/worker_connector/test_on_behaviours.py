@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import worker_connector.rank as rank_module
+import worker_connector.rank.rank as rank_module
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import Bench, settings
 from tests.worker_connector.reference_engine.running import Script, prompt, stepped
+from worker_connector.leader.active_requests import RunningRequests
 from worker_connector.reference_engine import SteppedEngine
-from worker_connector.running import RunningRequests
 
 TOKENS = prompt(61, vocabulary=16)
 

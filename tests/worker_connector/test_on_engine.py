@@ -13,9 +13,9 @@ import torch
 from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, Bench, engine, off_settings, prompt, quiet, run, settings, wait_for
-from worker_connector.engine import SchedulerOutput
-from worker_connector.reference_engine.engine import EngineDeadError
-from worker_connector.reference_engine.sampling import SamplingParams
+from worker_connector.engine_api.engine import SchedulerOutput
+from worker_connector.reference_engine.engine.engine import EngineDeadError
+from worker_connector.reference_engine.models.sampling import SamplingParams
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 
@@ -304,7 +304,7 @@ def test_corrupted_block_is_found_by_the_scrub_before_anybody_asks() -> None:
 
 def test_forged_entry_with_an_equal_key_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Token mismatch with equal key: whatever the keys say, other tokens get nothing, and the reason says why."""
-    import worker_connector.ledger as module
+    import worker_connector.ledger.ledger as module
 
     real = module.child_key
     monkeypatch.setattr(module, "child_key", lambda parent, tokens: real(parent, b""))
@@ -375,7 +375,7 @@ def test_fault_while_saving_costs_the_blocks_only() -> None:
 
 def test_fault_in_a_copy_fails_closed_and_tells_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A promise that cannot be kept must not become a forward pass over unwritten pages. The API knows no other way than to stop."""
-    import worker_connector.rank as module
+    import worker_connector.rank.rank as module
 
     bench, tokens = Bench(settings()), prompt(200)
     with engine(bench) as running:

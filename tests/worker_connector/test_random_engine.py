@@ -11,7 +11,7 @@ from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered, G
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import Request, ScriptedEngine
-from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
+from worker_connector.leader.cache_generation import FORGET_AFTER, SWEEP_EVERY
 
 SIZE = 4
 

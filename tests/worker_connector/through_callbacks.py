@@ -7,7 +7,7 @@ from typing import Any
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, Request, ScriptedEngine, llm_args
 from worker_connector.assembly import LeaderParts
-from worker_connector.rank import Rank
+from worker_connector.rank.rank import Rank
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 

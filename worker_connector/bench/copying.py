@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker_connector.geometry import PoolGeometry
-from worker_connector.slab import HostSlab
-from worker_connector.transfer import Move, copy_stream_for, copy_to_pages, copy_to_slab
+from worker_connector.engine_api.geometry import PoolGeometry
+from worker_connector.memory.slab import HostSlab
+from worker_connector.memory.transfer import Move, copy_stream_for, copy_to_pages, copy_to_slab
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from worker_connector.block import BlockEntry
-from worker_connector.channel import RankReady
-from worker_connector.fetch_client import TcpTransport
-from worker_connector.fetch_export import Held, SlabExport
-from worker_connector.fetch_server import FetchServer
-from worker_connector.fetch_tier import FetchTier, Pull
-from worker_connector.ledger import Ledger
-from worker_connector.slab import HostSlab
+from worker_connector.fetch.client import TcpTransport
+from worker_connector.fetch.export import Held, SlabExport
+from worker_connector.fetch.server import FetchServer
+from worker_connector.fetch.tier import FetchTier, Pull
+from worker_connector.ledger.block import BlockEntry
+from worker_connector.ledger.ledger import Ledger
+from worker_connector.link.channel import RankReady
+from worker_connector.memory.slab import HostSlab
 
 MIB = 1024 * 1024
 SIZES = (64 * 1024, MIB, 4 * MIB)

@@ -15,10 +15,10 @@ from dynamo_semkv.bus.publishing import Unsent
 from dynamo_semkv.config.schema import BusConfig, ConnectorConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
-from worker_connector.engine import RequestData, SchedulerOutput
-from worker_connector.rank import Rank
+from worker_connector.engine_api.engine import RequestData, SchedulerOutput
+from worker_connector.engine_api.settings import Settings
+from worker_connector.rank.rank import Rank
 from worker_connector.scheduler import SemkvConnectorScheduler
-from worker_connector.settings import Settings
 from worker_connector.worker import SemkvConnectorWorker
 
 TOKENS_PER_BLOCK = 32

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
 from worker_connector.background import Background
 from worker_connector.bench.rig import DiscardingSink, bench_settings
-from worker_connector.rank import Rank
+from worker_connector.rank.rank import Rank
 from worker_connector.reference_engine import TINY, ConnectorSpec, Engine, EngineConfig, LlamaConfig, ModelSource
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker

@@ -13,10 +13,10 @@ import uvloop
 
 from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.stderr_lines import stderr_lines
-from worker_connector.reference_engine.config import ConnectorSpec, EngineConfig
-from worker_connector.reference_engine.dynamo_handoff import Role
-from worker_connector.reference_engine.model_directory import write_model_directory
-from worker_connector.reference_engine.models import SMOLLM2_NAME, TINY_NAME, ModelSource
+from worker_connector.reference_engine.dynamo_worker.handoff import Role
+from worker_connector.reference_engine.engine.config import ConnectorSpec, EngineConfig
+from worker_connector.reference_engine.models.model_directory import write_model_directory
+from worker_connector.reference_engine.models.presets import SMOLLM2_NAME, TINY_NAME, ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     model_dir = arguments.model_dir or write_model_directory(engine.model, model_cache())
     # Dynamo is a matter of this command only; the engine is used without it.
-    from worker_connector.reference_engine.dynamo_worker import WorkerSettings, serve
+    from worker_connector.reference_engine.dynamo_worker.worker import WorkerSettings, serve
 
     role = Role(arguments.disaggregation_mode)
     settings = WorkerSettings(

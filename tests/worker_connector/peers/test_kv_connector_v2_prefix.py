@@ -9,7 +9,7 @@ import pytest
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, SIZE, Request, ScriptedEngine, make
-from worker_connector.life import FORGET_AFTER, SWEEP_EVERY
+from worker_connector.leader.cache_generation import FORGET_AFTER, SWEEP_EVERY
 
 PROMPT = list(range(41))
 

@@ -13,7 +13,7 @@ from dynamo_semkv.contracts.donor_events import DonorRegistered
 from dynamo_semkv.contracts.report import Outcome, Reason
 from tests.worker_connector.harness import Bench, engine, prompt, quiet, run, settings
 from tests.worker_connector.scripted import GARBAGE, SIZE, ScriptedEngine, make
-from worker_connector.engine import SchedulerOutput
+from worker_connector.engine_api.engine import SchedulerOutput
 from worker_connector.scheduler import SemkvConnectorScheduler
 from worker_connector.worker import SemkvConnectorWorker
 

@@ -5,7 +5,7 @@ README.md."""
 from __future__ import annotations
 
 from tests.worker_connector.scripted import SIZE, Request, ScriptedEngine, make
-from worker_connector.channel import LoadDone
+from worker_connector.link.channel import LoadDone
 
 PROMPT = list(range(41))
 

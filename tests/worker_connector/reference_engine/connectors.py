@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from worker_connector.engine import (
+from worker_connector.engine_api.engine import (
     KvCacheConnectorScheduler,
     KvCacheConnectorWorker,
     SchedulerOutput,

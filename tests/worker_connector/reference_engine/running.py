@@ -19,7 +19,7 @@ from worker_connector.reference_engine import (
     SamplingParams,
     SteppedEngine,
 )
-from worker_connector.reference_engine.executor import Probe
+from worker_connector.reference_engine.engine.executor import Probe
 
 WITH_LOGITS = SamplingParams(return_generation_logits=True)
 PATIENCE_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.worker_connector.reference_engine.connectors import Recorder
 from tests.worker_connector.reference_engine.running import prompt
-from worker_connector.engine import RequestData
+from worker_connector.engine_api.engine import RequestData
 from worker_connector.reference_engine import SHADOW_TINY
 
 

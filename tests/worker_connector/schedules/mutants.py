@@ -9,32 +9,32 @@ from typing import Any
 import msgspec
 import pytest
 
-import worker_connector.batches
-import worker_connector.engine_namespace
-import worker_connector.ledger
-import worker_connector.life
-import worker_connector.plan
-import worker_connector.rank
-import worker_connector.rank_saves
+import worker_connector.leader.cache_generation
+import worker_connector.leader.scheduler_output
+import worker_connector.ledger.ledger
+import worker_connector.ledger.plan
+import worker_connector.memory.slab
+import worker_connector.rank.rank
+import worker_connector.rank.save_copies
 import worker_connector.reference_engine
-import worker_connector.saves
-import worker_connector.slab
-import worker_connector.verdict
-from worker_connector.copy_stream import CpuStream
-from worker_connector.metadata import ConnectorMetadata, LoadOrder
-from worker_connector.transfer import copy_to_pages
+import worker_connector.requests.engine_namespace
+import worker_connector.requests.load_decision
+import worker_connector.requests.save_planner
+from worker_connector.link.metadata import ConnectorMetadata, LoadOrder
+from worker_connector.memory.copy_stream import CpuStream
+from worker_connector.memory.transfer import copy_to_pages
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def _change_orders(patch: pytest.MonkeyPatch, change: Callable[[LoadOrder], LoadOrder]) -> None:
-    real = worker_connector.batches.load_order
+    real = worker_connector.leader.scheduler_output.load_order
 
     def changed(*arguments: Any) -> LoadOrder | None:
         order = real(*arguments)
         return None if order is None else change(order)
 
-    patch.setattr(worker_connector.batches, "load_order", changed)
+    patch.setattr(worker_connector.leader.scheduler_output, "load_order", changed)
 
 
 def loads_one_block_less(patch: pytest.MonkeyPatch) -> None:
@@ -60,18 +60,18 @@ def loads_into_another_page(patch: pytest.MonkeyPatch) -> None:
 
 def loads_what_the_engine_has_itself(patch: pytest.MonkeyPatch) -> None:
     """From block 0, over pages that other requests share."""
-    real = worker_connector.plan.LoadPlan.send
+    real = worker_connector.ledger.plan.LoadPlan.send
 
     def send(self: Any, computed: int, position: int, iteration: int) -> range:
         found = real(self, computed, position, iteration)
         return range(found.stop) if found else found
 
-    patch.setattr(worker_connector.plan.LoadPlan, "send", send)
+    patch.setattr(worker_connector.ledger.plan.LoadPlan, "send", send)
 
 
 def loads_again_on_pages_of_the_past(patch: pytest.MonkeyPatch) -> None:
     """The loads of each iteration are done once more in the next one: the pages may have changed hands."""
-    real = worker_connector.rank.Rank.start_load
+    real = worker_connector.rank.rank.Rank.start_load
     last: list[LoadOrder] = []
 
     def start_load(self: Any, metadata: ConnectorMetadata | None, stream: Any) -> None:
@@ -80,13 +80,17 @@ def loads_again_on_pages_of_the_past(patch: pytest.MonkeyPatch) -> None:
             copy_to_pages(CpuStream(), self._geometry, self._slab, order.moves)
         last[:] = metadata.loads if metadata is not None else ()
 
-    patch.setattr(worker_connector.rank.Rank, "start_load", start_load)
+    patch.setattr(worker_connector.rank.rank.Rank, "start_load", start_load)
 
 
 def saves_a_block_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
     """And takes the engine's word for it that it was."""
-    real = worker_connector.saves.SavePlanner.plan
-    patch.setattr(worker_connector.saves.SavePlanner, "progressed", worker_connector.saves.SavePlanner.finished)
+    real = worker_connector.requests.save_planner.SavePlanner.plan
+    patch.setattr(
+        worker_connector.requests.save_planner.SavePlanner,
+        "progressed",
+        worker_connector.requests.save_planner.SavePlanner.finished,
+    )
 
     def plan(self: Any, request: Any) -> Any:
         scheduled = request.scheduled
@@ -96,11 +100,11 @@ def saves_a_block_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
         finally:
             request.scheduled = scheduled
 
-    patch.setattr(worker_connector.saves.SavePlanner, "plan", plan)
+    patch.setattr(worker_connector.requests.save_planner.SavePlanner, "plan", plan)
 
 
 def saves_from_the_page_before(patch: pytest.MonkeyPatch) -> None:
-    real = worker_connector.rank_saves.copy_to_slab
+    real = worker_connector.rank.save_copies.copy_to_slab
 
     def copy(stream: Any, geometry: Any, slab: Any, moves: Any) -> None:
         real(
@@ -110,50 +114,50 @@ def saves_from_the_page_before(patch: pytest.MonkeyPatch) -> None:
             [move._replace(pages=(max(move.pages[0] - 1, 0), *move.pages[1:])) for move in moves],
         )
 
-    patch.setattr(worker_connector.rank_saves, "copy_to_slab", copy)
+    patch.setattr(worker_connector.rank.save_copies, "copy_to_slab", copy)
 
 
 def ignores_salt_adapter_and_media(patch: pytest.MonkeyPatch) -> None:
-    real = worker_connector.engine_namespace.RequestNamespaces.of
+    real = worker_connector.requests.engine_namespace.RequestNamespaces.of
 
     def of(self: Any, scope: Any) -> Any:
         return real(self, replace(scope, salt=None, adapter=None, multimodal=()))
 
-    patch.setattr(worker_connector.engine_namespace.RequestNamespaces, "of", of)
+    patch.setattr(worker_connector.requests.engine_namespace.RequestNamespaces, "of", of)
 
 
 def offers_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        worker_connector.verdict.Question,
+        worker_connector.requests.load_decision.Question,
         "limit_blocks",
         property(lambda self: self.prompt_tokens // self.tokens_per_block),
     )
 
 
 def does_not_look_at_the_bytes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker_connector.slab.HostSlab, "verify", lambda self, slots, budget=None: [])
+    patch.setattr(worker_connector.memory.slab.HostSlab, "verify", lambda self, slots, budget=None: [])
 
 
 def keeps_blocks_over_a_weight_update(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker_connector.life.CacheLife, "forget_blocks", lambda self: None)
+    patch.setattr(worker_connector.leader.cache_generation.CacheLife, "forget_blocks", lambda self: None)
 
 
 def believes_what_was_scheduled(patch: pytest.MonkeyPatch) -> None:
     """A block is taken for computed because it was scheduled: chunks that were cut afterwards, batches that were dropped."""
-    planner = worker_connector.saves.SavePlanner
+    planner = worker_connector.requests.save_planner.SavePlanner
     patch.setattr(planner, "progressed", planner.finished)
-    real = worker_connector.rank.Rank._drop_saves
+    real = worker_connector.rank.rank.Rank._drop_saves
 
     def drop(self: Any, metadata: ConnectorMetadata) -> None:
         if metadata.saves:
             self._save(metadata.saves, None)
         real(self, msgspec.structs.replace(metadata, saves=()))
 
-    patch.setattr(worker_connector.rank.Rank, "_drop_saves", drop)
+    patch.setattr(worker_connector.rank.rank.Rank, "_drop_saves", drop)
 
 
 def keeps_the_pages_of_a_destroyed_allocation(patch: pytest.MonkeyPatch) -> None:
-    real = worker_connector.batches.begin
+    real = worker_connector.leader.scheduler_output.begin
     first: dict[int, Any] = {}
 
     def begin(data: Any, *arguments: Any, **named: Any) -> Any:
@@ -161,7 +165,7 @@ def keeps_the_pages_of_a_destroyed_allocation(patch: pytest.MonkeyPatch) -> None
         tracked.pages = first.setdefault(tracked.request_id, tracked.pages)
         return tracked
 
-    patch.setattr(worker_connector.batches, "begin", begin)
+    patch.setattr(worker_connector.leader.scheduler_output, "begin", begin)
     real_run = worker_connector.reference_engine.SteppedEngine.__init__
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
@@ -173,7 +177,7 @@ def keeps_the_pages_of_a_destroyed_allocation(patch: pytest.MonkeyPatch) -> None
 
 def calls_a_copy_a_confirmation(patch: pytest.MonkeyPatch) -> None:
     """Whether a forward pass came behind it or not."""
-    real = worker_connector.life.CacheLife.copied
+    real = worker_connector.leader.cache_generation.CacheLife.copied
 
     def copied(self: Any, done: Any) -> None:
         real(self, done)
@@ -181,19 +185,19 @@ def calls_a_copy_a_confirmation(patch: pytest.MonkeyPatch) -> None:
         if attempt is not None and not attempt.parked:
             self._confirm(attempt)
 
-    patch.setattr(worker_connector.life.CacheLife, "copied", copied)
+    patch.setattr(worker_connector.leader.cache_generation.CacheLife, "copied", copied)
 
 
 def counts_overtaken_tokens_as_reuse(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker_connector.plan.LoadPlan, "overtaken", lambda self, end: None)
+    patch.setattr(worker_connector.ledger.plan.LoadPlan, "overtaken", lambda self, end: None)
 
 
 def never_gives_a_lease_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker_connector.ledger.Ledger, "release", lambda self, entries: None)
+    patch.setattr(worker_connector.ledger.ledger.Ledger, "release", lambda self, entries: None)
 
 
 def frees_a_slot_twice(patch: pytest.MonkeyPatch) -> None:
-    real = worker_connector.ledger.Ledger._settle
+    real = worker_connector.ledger.ledger.Ledger._settle
 
     def settle(self: Any, entry: Any) -> None:
         slot = entry.slot
@@ -201,18 +205,18 @@ def frees_a_slot_twice(patch: pytest.MonkeyPatch) -> None:
         if entry.slot != slot and slot % 5 == 0:
             self._free.append(slot)
 
-    patch.setattr(worker_connector.ledger.Ledger, "_settle", settle)
+    patch.setattr(worker_connector.ledger.ledger.Ledger, "_settle", settle)
 
 
 def confirms_what_was_offered(patch: pytest.MonkeyPatch) -> None:
     """Counts what it promised, whatever became of it."""
-    real = worker_connector.plan.LoadPlan.drop
+    real = worker_connector.ledger.plan.LoadPlan.drop
 
     def drop(self: Any, reason: Any) -> None:
         real(self, reason)
         self.confirmed = self.copied = self.honoured = self.offered
 
-    patch.setattr(worker_connector.plan.LoadPlan, "drop", drop)
+    patch.setattr(worker_connector.ledger.plan.LoadPlan, "drop", drop)
 
 
 MUTANTS: tuple[Mutant, ...] = (

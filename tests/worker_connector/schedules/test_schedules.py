@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.worker_connector.schedules.mutants import MUTANTS, Mutant
 from tests.worker_connector.schedules.schedule import random_tape, run_schedule
 from tests.worker_connector.schedules.world import Broken
-from worker_connector.refusal import LoadFailed
+from worker_connector.errors import LoadFailed
 
 SCHEDULES = 2000
 MUTANT_SCHEDULES = 2000

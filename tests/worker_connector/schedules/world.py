@@ -14,14 +14,14 @@ from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered, G
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import MIB, Bench, RecordingSink, settings
 from tests.worker_connector.schedules.tape import Tape
-from worker_connector.block import BlockEntry
-from worker_connector.copy_stream import Blocks, CpuStream
-from worker_connector.leader import IDLE_SECONDS
-from worker_connector.ledger import Ledger
-from worker_connector.life import OFFER_PATIENCE, CacheLife
+from worker_connector.engine_api.request_view import RequestScope, unpack_tokens
+from worker_connector.leader.cache_generation import OFFER_PATIENCE, CacheLife
+from worker_connector.leader.leader import IDLE_SECONDS
+from worker_connector.ledger.block import BlockEntry
+from worker_connector.ledger.ledger import Ledger
+from worker_connector.memory.copy_stream import Blocks, CpuStream
 from worker_connector.reference_engine import Behaviours, EngineConfig, SteppedEngine
-from worker_connector.reference_engine.scheduler import reuse_scope
-from worker_connector.request_view import RequestScope, unpack_tokens
+from worker_connector.reference_engine.engine.scheduler import reuse_scope
 
 SIZE = 4
 """Tokens in a block."""

@@ -1,0 +1,275 @@
+"""Pairing of leader and rank, and the threads that work behind both."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from tests.worker_connector.harness import MIB, RecordingSink, settings, wait_for
+from tests.worker_connector.scripted import ScriptedEngine, llm_args
+from worker_connector.assembly import assemble_leader_with, assemble_rank_with
+from worker_connector.background import Background
+from worker_connector.engine_api.geometry import PoolGeometry
+from worker_connector.leader.cache_generation import CacheLife
+from worker_connector.link.channel import ForwardDone, channel_by_id, leader_channel, rank_channel
+
+
+def test_both_orders_of_construction_meet() -> None:
+    for first, second in ((leader_channel, rank_channel), (rank_channel, leader_channel)):
+        args = SimpleNamespace()
+        assert first(args) is second(args)
+
+
+def test_other_engines_are_strangers() -> None:
+    one, two = SimpleNamespace(), SimpleNamespace()
+    assert leader_channel(one) is not leader_channel(two)
+    assert rank_channel(one) is not rank_channel(two)
+
+
+def test_concurrent_construction_pairs_every_engine_with_itself() -> None:
+    """TensorRT-LLM constructs scheduler and worker in two threads, in any order."""
+    every = [SimpleNamespace() for _ in range(50)]
+    found: dict[tuple[int, str], object] = {}
+    gate = threading.Barrier(2)
+
+    def construct(side: str) -> None:
+        gate.wait(10)
+        for args in every:
+            found[(id(args), side)] = leader_channel(args) if side == "leader" else rank_channel(args)
+
+    threads = [threading.Thread(target=construct, args=(side,)) for side in ("leader", "rank")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert all(found[(id(args), "leader")] is found[(id(args), "rank")] for args in every)
+
+
+def test_results_before_the_leader_listens_are_kept_in_order() -> None:
+    channel = leader_channel(SimpleNamespace())
+    heard: list[object] = []
+    for iteration in range(3):
+        channel.post(ForwardDone(0, iteration))
+    assert not channel.has_leader
+    channel.listen(heard.append)
+    channel.post(ForwardDone(0, 3))
+    assert heard == [ForwardDone(0, iteration) for iteration in range(4)]
+
+
+def test_channel_goes_with_its_owners() -> None:
+    channel = leader_channel(SimpleNamespace())
+    number = channel.channel_id
+    assert channel_by_id(number) is channel
+    del channel
+    assert channel_by_id(number) is None
+
+
+def test_two_ranks_that_were_given_one_object_are_sorted_out_by_the_first_metadata() -> None:
+    """Construction cannot tell which worker is whose; the metadata names its leader."""
+    args = llm_args(4)
+    it = settings(MIB, min_offer_tokens=1, min_donor_tokens=4)
+    leaders = [assemble_leader_with(args, it, RecordingSink()) for _ in range(2)]
+    ranks = [assemble_rank_with(args, it, inline=True) for _ in range(2)]
+    pools = [ScriptedEngine(it) for _ in range(2)]
+    for rank, pool in zip(ranks, pools, strict=True):
+        rank.register(PoolGeometry.from_layout(pool.layout()))
+    output = SimpleNamespace(new_requests=[], cached_requests=[], attention_dp_rank=None)
+    for parts, rank in zip(leaders, ranks, strict=True):
+        rank.meet(parts.leader.batch(output), channel_by_id)
+    for parts, rank, pool in zip(leaders, ranks, pools, strict=True):
+        pool.leader, pool.rank, pool.sink = parts.leader, rank, parts.outlet._sink  # type: ignore[assignment]
+        tokens = list(range(41))
+        pool.serve(tokens)
+        assert pool.prefill(pool.request(tokens)) == 40
+
+
+def test_rank_without_its_leader_in_the_process_goes_on() -> None:
+    engine = ScriptedEngine(settings(MIB))
+    metadata = engine.leader.batch(engine.output)
+    engine.rank.meet(msgspec.structs.replace(metadata, channel_id=10**9), channel_by_id)
+    assert engine.rank.counts["foreign_channel"] == 1
+
+
+def test_pool_that_is_registered_anew_starts_a_new_life() -> None:
+    engine = ScriptedEngine(settings(MIB, min_offer_tokens=1, min_donor_tokens=4))
+    tokens = list(range(41))
+    engine.serve(tokens)
+    before = engine.leader.snapshot()["generation"]
+    engine.rank.register(PoolGeometry.from_layout(engine.layout()))
+    assert engine.leader.snapshot()["generation"] != before
+    assert engine.leader.snapshot()["donors"] == 0
+    again = engine.request(tokens)
+    assert engine.prefill(again) == 0
+    engine.finish(again)
+    assert engine.prefill(engine.request(tokens)) == 40
+
+
+def test_fault_of_the_books_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine(settings(MIB))
+    monkeypatch.setattr(CacheLife, "take", lambda life, result: 1 / 0)
+    engine.serve(list(range(41)))
+    assert engine.leader.counts["result_errors"] > 0
+
+
+def test_before_the_pool_is_known_nothing_is_offered_and_nothing_breaks() -> None:
+    parts = assemble_leader_with(llm_args(4), settings(MIB), RecordingSink())
+    request = SimpleNamespace(request_id=1, get_tokens=lambda beam: list(range(41)))
+    assert parts.leader.ask(request, 0).tokens == 0
+    parts.leader.allocated(request)
+    output = SimpleNamespace(new_requests=[SimpleNamespace(request_id=1)], cached_requests=[], attention_dp_rank=None)
+    assert parts.leader.batch(output).loads == ()
+    parts.leader.finished(request)
+    assert parts.leader.counts["not_ready"] == 1
+
+
+# the background
+
+
+def test_jobs_run_in_order_and_a_failing_one_is_counted() -> None:
+    done: list[int] = []
+    background = Background("test", 100, 3600.0, lambda: None)
+    background.start()
+    background.submit(lambda: done.append(1))
+    background.submit(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    background.submit(lambda: done.append(2))
+    assert background.drain(10)
+    assert (done, background.failed) == ([1, 2], 1)
+    background.close()
+    assert not background.submit(lambda: done.append(3))
+
+
+def test_jobs_beyond_the_capacity_are_refused_and_counted() -> None:
+    gate = threading.Event()
+    background = Background("test", 2, 3600.0, lambda: None)
+    background.start()
+    background.submit(lambda: (gate.wait(10), None)[1])
+    wait_for(lambda: not background._jobs)
+    assert [background.submit(lambda: None) for _ in range(4)] == [True, True, False, False]
+    assert background.refused == 2
+    gate.set()
+    background.close()
+
+
+def test_close_runs_what_waits() -> None:
+    done: list[int] = []
+    background = Background("test", 100, 3600.0, lambda: None)
+    for number in range(20):
+        background.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+    background.start()
+    background.close()
+    assert done == list(range(20))
+
+
+def test_steady_work_does_not_silence_the_beat() -> None:
+    beats: list[int] = []
+    background = Background("test", 10_000, 0.01, lambda: beats.append(1))
+    stop = threading.Event()
+
+    def again() -> None:
+        if not stop.is_set():
+            background.submit(again)
+
+    background.submit(again)
+    background.start()
+    wait_for(lambda: len(beats) >= 3)
+    stop.set()
+    background.close()
+
+
+def test_what_is_due_is_done_without_a_job_or_a_beat() -> None:
+    """Also what a job made due, and where it failed: it is not tried for ever."""
+    at, done = [math.inf], []
+
+    def job() -> None:
+        at[0] = time.monotonic() + 0.01
+
+    def on_due() -> None:
+        at[0] = math.inf
+        done.append(1)
+        raise ValueError("scripted")
+
+    background = Background("test", 100, 3600.0, lambda: None, lambda: at[0], on_due)
+    background.start()
+    for times in (1, 2):
+        background.submit(job)
+        wait_for(lambda times=times: background.failed == times)  # type: ignore[misc]
+    background.close()
+    assert len(done) == 2
+
+
+# residency
+
+
+class Recorder:
+    """A ResidencySink that keeps what a consumer would believe."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, bytes] = {}
+        self.salted: set[bytes] = set()
+
+    def stored(self, parent: bytes | None, blocks: list[tuple[bytes, bytes]], *, salted: bool) -> None:
+        assert parent is None or parent in self.blocks
+        for key, tokens in blocks:
+            assert key not in self.blocks
+            self.blocks[key] = tokens
+            if salted:
+                self.salted.add(key)
+
+    def removed(self, blocks: list[bytes]) -> None:
+        for key in blocks:
+            del self.blocks[key]
+
+    def cleared(self) -> None:
+        self.blocks.clear()
+
+
+def believed_and_true(engine: ScriptedEngine, recorder: Recorder) -> tuple[set[bytes], set[bytes]]:
+    ledger = engine.leader._life.ledger  # type: ignore[union-attr]
+    assert ledger is not None
+    return set(recorder.blocks), {bytes(entry.key) for entry in ledger.entries() if entry.resident}
+
+
+def test_residency_follows_the_slab_also_when_attached_late() -> None:
+    engine = ScriptedEngine(settings(MIB, min_offer_tokens=1))
+    engine.serve(list(range(41)))
+    engine.serve(list(range(41)), cache_salt="tenant")
+    recorder = Recorder()
+    engine.leader.attach_residency(recorder)  # type: ignore[arg-type]
+    assert len(recorder.blocks) == 20
+    assert len(recorder.salted) == 10
+    for n in range(1, 40):
+        engine.serve(list(range(1000 * n, 1000 * n + 41)))
+    believed, true = believed_and_true(engine, recorder)
+    assert believed == true
+    assert len(believed) == engine.leader.snapshot()["ledger"]["slots"]
+    engine.leader.reset_cache()
+    assert believed_and_true(engine, recorder) == (set(), set())
+
+
+def test_sink_that_fails_costs_nobody_else() -> None:
+    class Failing(Recorder):
+        def stored(self, parent: bytes | None, blocks: list[tuple[bytes, bytes]], *, salted: bool) -> None:
+            raise RuntimeError("the sink's fault")
+
+    engine = ScriptedEngine(settings(MIB, min_offer_tokens=1, min_donor_tokens=4))
+    engine.leader.attach_residency(Failing())  # type: ignore[arg-type]
+    tokens = list(range(41))
+    engine.serve(tokens)
+    assert engine.leader.snapshot()["donors"] == 1
+    assert engine.prefill(engine.request(tokens)) == 40
+    assert engine.leader.snapshot()["outlet"]["residency_errors"] == 1
+
+
+def test_sglang_24568_blocks_of_a_scope_are_flagged() -> None:
+    """sglang#24568, ai-dynamo/dynamo#8197: an event without its scope offers a tenant's blocks to everybody."""
+    for scope in ({"cache_salt": "a"}, {"lora_task_id": 1}, {"multimodal_hashes": [[1]]}):
+        engine = ScriptedEngine(settings(MIB))
+        recorder = Recorder()
+        engine.leader.attach_residency(recorder)  # type: ignore[arg-type]
+        engine.serve(list(range(41)), **scope)
+        assert len(recorder.salted) == len(recorder.blocks) == 10

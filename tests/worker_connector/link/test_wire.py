@@ -1,0 +1,308 @@
+"""The socket between ranks and their leader: who may speak, what is understood, and what becomes of results when a connection is lost."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_semkv.contracts.keys import BlockKey
+from tests.worker_connector.harness import wait_for
+from tests.worker_connector.link.test_rank_aggregator import ready
+from worker_connector.disk.block_file import BlockRecord
+from worker_connector.disk.messages import DiskFound
+from worker_connector.link import remote_channel
+from worker_connector.link.channel import ForwardDone, RankResult, SaveDone, SlotsDamaged
+from worker_connector.link.rank_endpoint import RankEndpoint
+from worker_connector.link.remote_channel import RemoteChannel
+from worker_connector.link.wire import (
+    MAX_FRAME,
+    MAX_SLOTS,
+    Endpoint,
+    Hello,
+    Numbered,
+    Seen,
+    frame,
+    read_from_leader,
+    read_from_rank,
+    split,
+)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[RankResult] = []
+        self.came: list[int] = []
+        self.gone: list[int] = []
+
+    def on_result(self, result: RankResult) -> None:
+        self.heard.append(result)
+
+    def rank_here(self, rank: int) -> None:
+        self.came.append(rank)
+
+    def rank_lost(self, rank: int) -> None:
+        self.gone.append(rank)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def endpoint(listener: Listener) -> Iterator[RankEndpoint]:
+    made = RankEndpoint(3)
+    made.start(listener)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def channels() -> Iterator[list[RemoteChannel]]:
+    made: list[RemoteChannel] = []
+    yield made
+    for channel in made:
+        channel.close()
+
+
+def dial(endpoint: RankEndpoint, *frames: bytes) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(10)
+    connection.connect(endpoint.address.path)
+    for data in frames:
+        connection.sendall(data)
+    return connection
+
+
+def hello(endpoint: RankEndpoint, **changes: Any) -> bytes:
+    return frame(Hello(**{"protocol": 1, "token": endpoint.address.token, "rank": 1, "session": "s"} | changes))
+
+
+def is_hung_up(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "changes", [{"token": "wrong"}, {"token": ""}, {"rank": 0}, {"rank": 3}, {"rank": -1}, {"protocol": 2}]
+)
+def test_stranger_is_refused(endpoint: RankEndpoint, listener: Listener, changes: dict[str, Any]) -> None:
+    with dial(endpoint, hello(endpoint, **changes)) as connection:
+        assert is_hung_up(connection)
+    wait_for(lambda: endpoint.counts["refused"] == 1)
+    assert (listener.came, listener.gone, listener.heard) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">I", MAX_FRAME + 1),
+        struct.pack(">I", 3) + b"\xc1\xc1\xc1",
+        struct.pack(">I", 1) + b"\x80",
+        struct.pack(">I", 200) + b"\x91" * 200,
+        b"\x80\x04cos\nsystem\n",
+    ],
+)
+@pytest.mark.parametrize("greeted", [True, False])
+def test_garbage_ends_that_connection_only(
+    endpoint: RankEndpoint, listener: Listener, channels: list[RemoteChannel], garbage: bytes, greeted: bool
+) -> None:
+    channels.append(RemoteChannel(1, endpoint.address, 2))
+    channels[0].post(ForwardDone(2, 1))
+    with dial(endpoint, *([hello(endpoint)] if greeted else []), garbage) as connection:
+        if greeted:
+            assert read_from_leader(connection).number == 0
+        assert is_hung_up(connection)
+    wait_for(lambda: endpoint.counts["refused"] == 1)
+    channels[0].post(ForwardDone(2, 2))
+    wait_for(lambda: listener.heard == [ForwardDone(2, 1), ForwardDone(2, 2)])
+
+
+@pytest.mark.parametrize(
+    "message", [Numbered(1, ForwardDone(2, 1)), Numbered(2, ForwardDone(1, 1)), Hello(1, "again", 1, "s")]
+)
+def test_rank_that_speaks_for_another_or_out_of_turn_is_disconnected(
+    endpoint: RankEndpoint, listener: Listener, message: Any
+) -> None:
+    with dial(endpoint, hello(endpoint), frame(message)) as connection:
+        read_from_leader(connection)
+        assert is_hung_up(connection)
+    wait_for(lambda: listener.gone == [1])
+    assert listener.heard == []
+
+
+def test_results_are_taken_once_and_in_order_over_lost_connections(
+    endpoint: RankEndpoint, listener: Listener, channels: list[RemoteChannel]
+) -> None:
+    channel = RemoteChannel(1, endpoint.address, 1)
+    channels.append(channel)
+    for number in range(300):
+        channel.post(SaveDone(1, number, True))
+        if number % 60 == 30:
+            # Some of what this connection brought was heard: it had met the leader, and more is on its way.
+            wait_for(lambda least=number - 30: len(listener.heard) > least and channel._connection is not None)
+            with channel._wake:
+                channel._hang_up()
+    wait_for(lambda: len(listener.heard) == 300)
+    assert listener.heard == [SaveDone(1, number, True) for number in range(300)]
+    wait_for(lambda: not channel._unseen)
+    assert channel.counts["lost"] >= 1
+    assert channel.counts["new_sessions"] == 0
+
+
+def test_result_that_was_taken_and_not_acknowledged_is_not_taken_twice(
+    endpoint: RankEndpoint, listener: Listener
+) -> None:
+    first = frame(Numbered(1, SaveDone(1, 5, True)))
+    with dial(endpoint, hello(endpoint), first) as connection:
+        assert read_from_leader(connection).number == 0
+        wait_for(lambda: len(listener.heard) == 1)
+    wait_for(lambda: listener.gone == [1])
+    with dial(endpoint, hello(endpoint), first, frame(Numbered(2, SaveDone(1, 6, True)))) as connection:
+        wait_for(lambda: len(listener.heard) == 2)
+        assert read_from_leader(connection).number == 1
+    assert listener.heard == [SaveDone(1, 5, True), SaveDone(1, 6, True)]
+    assert endpoint.counts["duplicates"] == 1
+
+
+def test_new_connection_of_a_rank_takes_the_place_of_the_old_one(endpoint: RankEndpoint, listener: Listener) -> None:
+    with dial(endpoint, hello(endpoint)) as old:
+        read_from_leader(old)
+        with dial(endpoint, hello(endpoint)) as new:
+            read_from_leader(new)
+            assert is_hung_up(old)
+            assert listener.gone == []
+    wait_for(lambda: listener.gone == [1])
+
+
+def test_connection_that_its_rank_gave_up_before_the_answer_is_no_loss(
+    endpoint: RankEndpoint, listener: Listener
+) -> None:
+    """As when the leader's process was busy for so long that its rank called again."""
+    with endpoint._turn[1]:
+        dial(endpoint, hello(endpoint)).close()
+        wait_for(lambda: 1 in endpoint._connections)
+    wait_for(lambda: 1 not in endpoint._connections)
+    assert (listener.came, listener.gone, endpoint.counts["lost"]) == ([], [], 0)
+    with dial(endpoint, hello(endpoint)) as later:
+        read_from_leader(later)
+        wait_for(lambda: listener.came == [1])
+    wait_for(lambda: listener.gone == [1])
+
+
+def test_leader_that_answers_late_is_waited_for(
+    socket_folder: Path, channels: list[RemoteChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may be busy for longer than a rank pauses between two attempts; it is not called again meanwhile."""
+    monkeypatch.setattr(remote_channel, "_LONGEST_PAUSE", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(socket_folder / "ranks"))
+        listening.listen()
+        listening.settimeout(10)
+        channels.append(RemoteChannel(1, Endpoint(str(socket_folder / "ranks"), "t", ""), 1))
+        connection, _ = listening.accept()
+        with connection:
+            assert isinstance(read_from_rank(connection), Hello)
+            connection.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.sendall(frame(Seen(0)))
+            wait_for(lambda: channels[0].counts["connected"] == 1)
+
+
+def test_rank_that_waits_for_an_answer_ends_at_once(socket_folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(socket_folder / "ranks"))
+        listening.listen()
+        listening.settimeout(10)
+        channel = RemoteChannel(1, Endpoint(str(socket_folder / "ranks"), "t", ""), 1)
+        connection, _ = listening.accept()
+        with connection:
+            read_from_rank(connection)
+            channel.close()
+            assert not channel._thread.is_alive()
+
+
+def test_more_results_than_may_wait_begin_a_session_with_an_empty_slab(
+    endpoint: RankEndpoint, listener: Listener, channels: list[RemoteChannel]
+) -> None:
+    nowhere = endpoint.address._replace(path="/nowhere/ranks")
+    channel = RemoteChannel(1, nowhere, 1, capacity=5)
+    channels.append(channel)
+    channel.post(ready(1))
+    for number in range(12):
+        channel.post(SaveDone(1, number, True))
+        assert len(channel._unseen) <= 5
+    channel._endpoint = endpoint.address
+    wait_for(lambda: len(listener.heard) >= 2)
+    again = listener.heard[0]
+    assert again != ready(1)
+    assert getattr(again, "slots", None) == ready(1).slots
+    assert channel.counts["new_sessions"] >= 1
+
+
+def test_large_damage_is_split() -> None:
+    slots = tuple(range(3 * MAX_SLOTS + 1))
+    parts = split(SlotsDamaged(1, slots, True))
+    assert [slot for part in parts for slot in part.slots] == list(slots)  # type: ignore[union-attr]
+    assert all(len(frame(Numbered(1, part))) < MAX_FRAME for part in parts)
+
+
+def test_leader_on_another_machine_is_named_and_costs_nothing(
+    caplog: pytest.LogCaptureFixture, channels: list[RemoteChannel]
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        channel = RemoteChannel(1, Endpoint("/nowhere/ranks", "t", "another-machine"), 1)
+        channels.append(channel)
+        channel.post(ready(1))
+        wait_for(lambda: "different machines" in caplog.text, 20)
+    assert "tensor_parallel_size" in caplog.text
+    channel.close()
+    assert not channel._thread.is_alive()
+
+
+def test_closed_endpoint_ends_its_threads(listener: Listener, channels: list[RemoteChannel]) -> None:
+    endpoint = RankEndpoint(2)
+    endpoint.start(listener)
+    channels.append(RemoteChannel(1, endpoint.address, 1))
+    wait_for(lambda: listener.came == [1])
+    threads = list(endpoint._server.threads)
+    endpoint.close()
+    endpoint.close()
+    assert not any(thread.is_alive() for thread in threads)
+    assert listener.gone == []
+
+
+def test_what_a_disk_holds_is_told_in_frames_and_its_end_once() -> None:
+    blocks = tuple(
+        BlockRecord(b"n" * 32, BlockKey(bytes([n]) * 16), BlockKey(b"p" * 16), n, bytes(4 * 4096), b"w" * 900)
+        for n in range(100)
+    )
+    parts = split(DiskFound(1, 3, blocks, True))
+    assert tuple(block for part in parts for block in part.blocks) == blocks  # type: ignore[union-attr]
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]  # type: ignore[union-attr]
+    assert all(len(frame(Numbered(1, part))) <= MAX_FRAME for part in parts)
+    assert split(DiskFound(1, 3, (), True)) == [DiskFound(1, 3, (), True)]
+    assert not any(part.last for part in split(DiskFound(1, 3, blocks, False)))  # type: ignore[union-attr]
+
+
+def test_result_that_fits_no_frame_begins_a_session_and_raises_nothing(
+    endpoint: RankEndpoint, listener: Listener, channels: list[RemoteChannel]
+) -> None:
+    channel = RemoteChannel(1, endpoint.address, 1)
+    channels.append(channel)
+    channel.post(ready(1))
+    block = BlockRecord(b"n" * 32, BlockKey(b"k" * 16), BlockKey(b"p" * 16), 0, bytes(2 * MAX_FRAME))
+    channel.post(DiskFound(1, 3, (block,), True))
+    channel.post(SaveDone(1, 7, True))
+    wait_for(lambda: SaveDone(1, 7, True) in listener.heard)
+    assert channel.counts["new_sessions"] == 1

@@ -1,0 +1,99 @@
+"""What a leader asks of its ranks' disk stores, and what they answer. Orders are plain picklable data, which the engine broadcasts where
+ranks are processes of their own; answers fit the wire that those come back by (link/wire.py). Each rank works on its orders as they
+came, but for `Stage`, which goes first: somebody may be about to ask for those blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from dynamo_semkv.contracts.keys import BlockKey
+from worker_connector.disk.block_file import BlockRecord
+
+
+class Placed(NamedTuple):
+    """A block and its slot in every rank's slab."""
+
+    block: BlockRecord
+    slot: int
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Look through the directory and report every block: a leader begins to keep books. Its id names their life, which `Stage` and `Spill`
+    carry: what was ordered in an earlier one is not done any more, since slots belong to others by now."""
+
+    order_id: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Read these consecutive blocks from disk into their slots, and seal them there."""
+
+    order_id: int
+    life: int
+    blocks: tuple[Placed, ...]
+
+
+@dataclass(frozen=True)
+class Spill:
+    """Write these sealed slots to disk."""
+
+    order_id: int
+    life: int
+    blocks: tuple[Placed, ...]
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Forget everything that was written so far: weights or cache were reset."""
+
+    order_id: int
+
+
+DiskOrder = Tell | Stage | Spill | Clear
+
+
+class DiskFound(msgspec.Struct, frozen=True, tag=True):
+    """In answer to `Tell`: blocks that this rank has, parents before children. `last`: these are all. `words` of a namespace are told
+    once."""
+
+    rank: int
+    order_id: int
+    blocks: tuple[BlockRecord, ...]
+    last: bool
+
+
+class DiskGone(msgspec.Struct, frozen=True, tag=True):
+    """Blocks that left this rank's store, children before parents."""
+
+    rank: int
+    keys: tuple[BlockKey, ...]
+
+
+class StageDone(msgspec.Struct, frozen=True, tag=True):
+    """`blocks`: how many of the order's blocks, counted from its first, are in their slots, verified and sealed."""
+
+    rank: int
+    order_id: int
+    blocks: int
+
+
+class SpillDone(msgspec.Struct, frozen=True, tag=True):
+    """Is it on this rank's disk now? By block of the order."""
+
+    rank: int
+    order_id: int
+    written: tuple[bool, ...]
+
+
+class DiskCleared(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    order_id: int
+
+
+DiskResult = DiskFound | DiskGone | StageDone | SpillDone | DiskCleared
+DISK_RESULTS = (DiskFound, DiskGone, StageDone, SpillDone, DiskCleared)

@@ -1,0 +1,41 @@
+"""One disk store a directory: a lock on a file in it, which ends with the process that holds it. A link in its place is not followed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from worker_connector.errors import Refused
+
+
+class InUse(Refused):
+    """The directory has a store already."""
+
+
+def own(directory: Path) -> int:
+    """The directory, made if need be, and its lock (a descriptor), held until it is closed or the process ends. Refused: InUse, or it
+    cannot be written."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(
+            directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+        )
+    except OSError as error:
+        raise Refused(
+            "connector.disk_path",
+            str(directory),
+            f"it cannot be written: {error.strerror}",
+            "name a directory that can",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise InUse(
+            "connector.disk_path",
+            str(directory),
+            "another store is using it",
+            "give each engine a directory of its own",
+        ) from error
+    return descriptor

@@ -1,0 +1,71 @@
+"""LeaderLink: the rank's way to its leader, wherever that is: in this process (link/channel.py), or in another one (link/remote_channel.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from worker_connector.link.channel import LocalRank, RankChannel, RankReady, RankResult
+from worker_connector.link.metadata import ConnectorMetadata
+from worker_connector.link.remote_channel import RemoteChannel
+
+
+class LeaderLink:
+    """`apart`: the leader is in another process (tensor parallelism), and metadata says where."""
+
+    def __init__(self, channel: RankChannel, rank: LocalRank, number: int, apart: bool, counts: Counter[str]) -> None:
+        """`counts`: `moved_channel`, `foreign_channel`, `called_leader`."""
+        self._channel: RankChannel | RemoteChannel = channel
+        self._rank = rank
+        self._number = number
+        self._apart = apart
+        self._counts = counts
+        self._ready: RankReady | None = None
+        self.remote: RemoteChannel | None = None
+        channel.rank = rank
+
+    @property
+    def has_leader(self) -> bool:
+        return self._channel.has_leader
+
+    def post(self, result: RankResult) -> None:
+        """A pool that was registered is said again to every leader that is met later."""
+        if isinstance(result, RankReady):
+            self._ready = result
+        self._channel.post(result)
+
+    def forwarded(self, iteration: int) -> None:
+        """The forward pass of an iteration without orders was enqueued. A leader elsewhere need not know."""
+        channel = self._channel
+        if type(channel) is RankChannel:
+            channel.forwarded = iteration
+
+    def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
+        """Moves to the leader that made this metadata, if construction paired us with another or with none."""
+        if metadata.channel_id == self._channel.channel_id:
+            return
+        channel = find(metadata.channel_id)
+        if channel is not None:
+            self._counts["moved_channel"] += 1
+            self._move_to(channel)
+        elif metadata.endpoint is not None and self._apart:
+            self._counts["called_leader"] += 1
+            self.close()
+            self.remote = RemoteChannel(metadata.channel_id, metadata.endpoint, self._number)
+            self._move_to(self.remote)
+        else:
+            self._counts["foreign_channel"] += 1
+
+    def _move_to(self, channel: RankChannel | RemoteChannel) -> None:
+        if self._channel.rank is self._rank:
+            self._channel.rank = None
+        self._channel = channel
+        channel.rank = self._rank
+        if self._ready is not None:
+            channel.post(self._ready)
+
+    def close(self) -> None:
+        """Ends the connection to a leader elsewhere. Idempotent."""
+        if self.remote is not None:
+            self.remote.close()
+            self.remote = None

@@ -1,0 +1,253 @@
+"""RankBoard: what several ranks say, reduced to what one rank would have said. The leader's books know only one.
+
+* ready: when all ranks are, and hold the same kind of blocks; as many slots as the smallest slab has;
+* a load or a save is done when every rank has done it, failed when one has not, and in both cases over only when every rank's copy is;
+* a forward pass ran when it ran everywhere;
+* damage on one rank is damage.
+
+A rank that is lost answers nothing any more: what waits for it fails, and until it is back nothing new may be promised. Its answers may
+come late, twice, and in another order than those of other ranks; each of them counts once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from dynamo_semkv.contracts.report import Reason
+from dynamo_semkv.telemetry.throttled import Throttled
+from worker_connector.disk.messages import DISK_RESULTS
+from worker_connector.ledger.plan import PlanKey
+from worker_connector.link.channel import (
+    ForwardDone,
+    LoadDone,
+    LoadGivenUp,
+    RankReady,
+    RankResult,
+    SaveDone,
+    SlotsDamaged,
+)
+
+_log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
+
+_OPEN = 65_536
+_OVER = 8_192
+EVERYBODY = 0
+"""Rank of a reduced message."""
+
+K = TypeVar("K", bound=Hashable)
+_AGREED = ("tokens_per_block", "group_ids", "windows", "kv_dtype")
+
+
+@dataclass
+class _Answers:
+    ranks: set[int] = field(default_factory=set)
+    ok: bool = True
+    seconds: float | None = None
+    reason: Reason | None = None
+
+
+class _Tally(Generic[K]):
+    """Answers to one kind of order, by the order's key. Bounded: an order that is never answered whole is forgotten as the oldest."""
+
+    def __init__(self) -> None:
+        self.open: OrderedDict[K, _Answers] = OrderedDict()
+        self._over: OrderedDict[K, None] = OrderedDict()
+
+    def add(self, key: K, rank: int) -> _Answers | None:
+        """None for what is over, or was said already."""
+        if key in self._over:
+            return None
+        answers = self.open.setdefault(key, _Answers())
+        if rank in answers.ranks:
+            return None
+        answers.ranks.add(rank)
+        if len(self.open) > _OPEN:
+            self.open.popitem(last=False)
+        return answers
+
+    def close(self, key: K) -> None:
+        self.open.pop(key, None)
+        self._over[key] = None
+        if len(self._over) > _OVER:
+            self._over.popitem(last=False)
+
+
+class RankBoard:
+    """Not thread-safe: the leader's lock covers it."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.disagreement: str | None = None
+        """Why ranks that are all there cannot serve together."""
+        self.counts: Counter[str] = Counter()
+        """`ranks_lost`, `late_results`."""
+        self.all_here = False
+        """No rank is `missing`."""
+        self.complete = False
+        """May anything be promised or saved? Asked with every batch."""
+        self._all = frozenset(range(world))
+        self._lost: set[int] = set()
+        self._ready: dict[int, RankReady] = {}
+        self._told: tuple[str, ...] | None = None
+        self._loads: _Tally[tuple[PlanKey, int]] = _Tally()
+        self._saves: _Tally[int] = _Tally()
+        self._forwards: _Tally[int] = _Tally()
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not registered a pool, or are lost."""
+        return sorted(self._all - (self._ready.keys() - self._lost))
+
+    def take(self, result: RankResult) -> list[RankResult]:
+        """What follows from one message."""
+        if self.world == 1:
+            if isinstance(result, RankReady):
+                self._ready[0] = result
+                self._count()
+            return [result]
+        if result.rank not in self._all:
+            self.counts["late_results"] += 1
+            return []
+        if isinstance(result, RankReady):
+            return self._take_ready(result)
+        if isinstance(result, LoadDone):
+            return self._take_load(result)
+        if isinstance(result, SaveDone):
+            return self._take_save(result)
+        if isinstance(result, ForwardDone):
+            return self._take_forward(result)
+        # What disks answer is reduced by whoever keeps their books (disk/tier.py).
+        return [result] if isinstance(result, (LoadGivenUp, SlotsDamaged, *DISK_RESULTS)) else []
+
+    def here(self, rank: int) -> list[RankResult]:
+        """Its connection is back; nothing that it said was lost, so nothing follows."""
+        self._lost.discard(rank)
+        self._count()
+        return []
+
+    def lost(self, rank: int) -> list[RankResult]:
+        """What waits for this rank fails now."""
+        self._lost.add(rank)
+        self._count()
+        self.counts["ranks_lost"] += 1
+        results: list[RankResult] = []
+        for key in list(self._loads.open):
+            results.extend(self._finish_load(key))
+        for save_id in list(self._saves.open):
+            results.extend(self._finish_save(save_id))
+        return results
+
+    def describe(self) -> dict[str, Any]:
+        """For the snapshot."""
+        return {
+            "world": self.world,
+            "missing": self.missing,
+            "lost": sorted(self._lost),
+            "disagreement": self.disagreement,
+            **self.counts,
+        }
+
+    def _count(self) -> None:
+        self.all_here = not self.missing
+        self.complete = self.all_here and self.disagreement is None
+
+    # ready
+
+    def _take_ready(self, ready: RankReady) -> list[RankResult]:
+        self._ready[ready.rank] = ready
+        self._count()
+        if self._ready.keys() != self._all:
+            return []
+        pools = [self._ready[rank] for rank in range(self.world)]
+        self.disagreement = _disagreement(pools)
+        self._count()
+        if self.disagreement is not None:
+            _throttled.error(
+                "semkv connector: nothing is loaded or saved, the ranks do not agree: %s", self.disagreement
+            )
+            return []
+        incarnations = tuple(pool.incarnation for pool in pools)
+        if incarnations == self._told:
+            return []
+        self._told = incarnations
+        return [_merged(pools)]
+
+    # orders
+
+    def _take_load(self, done: LoadDone) -> list[RankResult]:
+        key = (done.key, done.iteration)
+        answers = self._loads.add(key, done.rank)
+        if answers is None:
+            self.counts["late_results"] += 1
+            return []
+        answers.ok = answers.ok and done.ok
+        answers.reason = answers.reason or done.reason
+        if done.seconds is not None:
+            answers.seconds = max(done.seconds, answers.seconds or 0.0)
+        return self._finish_load(key)
+
+    def _finish_load(self, key: tuple[PlanKey, int]) -> list[RankResult]:
+        answers = self._loads.open[key]
+        absent = self._all - answers.ranks
+        if not absent <= self._lost:
+            return []
+        self._loads.close(key)
+        reason = answers.reason if not absent else (answers.reason or Reason.WORKER_LOST)
+        ok = answers.ok and not absent
+        return [LoadDone(EVERYBODY, key[1], key[0], ok, answers.seconds, None if ok else reason)]
+
+    def _take_save(self, done: SaveDone) -> list[RankResult]:
+        answers = self._saves.add(done.save_id, done.rank)
+        if answers is None:
+            self.counts["late_results"] += 1
+            return []
+        answers.ok = answers.ok and done.ok
+        return self._finish_save(done.save_id)
+
+    def _finish_save(self, save_id: int) -> list[RankResult]:
+        answers = self._saves.open[save_id]
+        absent = self._all - answers.ranks
+        if not absent <= self._lost:
+            return []
+        self._saves.close(save_id)
+        return [SaveDone(EVERYBODY, save_id, answers.ok and not absent)]
+
+    def _take_forward(self, done: ForwardDone) -> list[RankResult]:
+        answers = self._forwards.add(done.iteration, done.rank)
+        if answers is None or answers.ranks != self._all:
+            return []
+        self._forwards.close(done.iteration)
+        return [ForwardDone(EVERYBODY, done.iteration)]
+
+
+def _disagreement(pools: list[RankReady]) -> str | None:
+    for name in _AGREED:
+        values = [getattr(pool, name) for pool in pools]
+        if any(value != values[0] for value in values):
+            return f"{name} is {', '.join(f'{value!r} on rank {rank}' for rank, value in enumerate(values))}"
+    without = [pool.rank for pool in pools if pool.slots < 1]
+    return f"ranks {without} have no slab" if without else None
+
+
+def _merged(pools: list[RankReady]) -> RankReady:
+    """Layouts may differ where heads do not divide evenly; then their order by rank is the layout."""
+    layouts = [pool.kv_layout for pool in pools]
+    layout = layouts[0]
+    if any(other != layout for other in layouts):
+        layout = hashlib.blake2b("\n".join(layouts).encode(), digest_size=8, person=b"semkv-ranks").hexdigest()
+    return msgspec.structs.replace(
+        pools[0],
+        rank=EVERYBODY,
+        kv_layout=layout,
+        bytes_per_block=max(pool.bytes_per_block for pool in pools),
+        slots=min(pool.slots for pool in pools),
+        incarnation="+".join(pool.incarnation for pool in pools),
+    )

@@ -1,0 +1,76 @@
+"""`kv.fetch@1.0` at the door of the reference engine's Dynamo worker: the hint's blocks are pulled before the engine sees the request.
+
+The request is held for them for `connector.fetch.wait_ms` at most, in the event loop, while others go by; the engine's threads know nothing
+of it. What has not come by then serves the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from dynamo_semkv.contracts.hints import DONOR_ACTION, KvHintsEnvelope
+from dynamo_semkv.telemetry.throttled import Throttled
+from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.reference_engine.dynamo_worker.request import Submission
+from worker_connector.requests.hints import HintReader
+
+logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
+
+OPEN_SECONDS = 20.0
+"""How long a rank may take to listen."""
+
+
+def desks_of(schedulers: Sequence[Any]) -> list[FetchDesk]:
+    """Of every rank; empty where nothing is pulled."""
+    found = [getattr(scheduler, "fetch_desk", None) for scheduler in schedulers]
+    return [desk for desk in found if desk is not None] if all(found) else []
+
+
+async def endpoints_of(desks: Sequence[FetchDesk]) -> dict[int, str]:
+    """By rank. Empty unless every rank listens: a worker pulls and serves, or does neither."""
+    waits = [asyncio.to_thread(desk.wait_open, OPEN_SECONDS) for desk in desks]
+    endpoints = dict(enumerate(await asyncio.gather(*waits)))
+    if not all(endpoints.values()):
+        logger.error(
+            "no blocks are pulled or served: ranks %s do not listen", [r for r, e in endpoints.items() if not e]
+        )
+        return {}
+    return {rank: endpoint for rank, endpoint in endpoints.items() if endpoint is not None}
+
+
+class FetchAhead:
+    """`wait_seconds`: how long a request may be held. `counted`: what is in its hint is counted by whoever gets it on the request."""
+
+    def __init__(self, desks: Sequence[FetchDesk], wait_seconds: float, *, counted: bool = False) -> None:
+        self._desks = desks
+        self._wait = wait_seconds
+        self._uncounted = HintReader(fetches=True) if counted else None
+        self.waited: dict[str, int] = {"arrived": 0, "late": 0, "failed": 0}
+
+    async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
+        """Returns when what can come in time has come. Never raises but for cancellation."""
+        rank = asked.rank_of(len(self._desks))
+        if hints is None or rank is None:
+            return
+        # Donors are not our matter: theirs come to the connector by the hint table, or on the request.
+        others = [action for action in hints.actions if action.action_type != DONOR_ACTION]
+        reader = self._uncounted or self._desks[rank].reader
+        fetch = reader.parse(replace(hints, actions=others), by_dynamo=True).fetch
+        if fetch is None:
+            return
+        try:
+            pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
+        except Exception:  # noqa: BLE001 - a fault of the pull may not fail the request: it is computed
+            self.waited["failed"] += 1
+            _throttled.exception("a pull could not be begun")
+            return
+        if pull is None or self._wait <= 0:
+            return
+        done, _ = await asyncio.wait({asyncio.wrap_future(pull)}, timeout=self._wait)
+        self.waited["arrived" if done else "late"] += 1
