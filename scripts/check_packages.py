@@ -1,6 +1,8 @@
-"""Installs wheel and sdist in clean environments, once for each extra, and runs what it brings: `make packages`. Needs a package index.
+"""Installs wheel and sdist in clean environments, once for each extra, and runs what it brings: `make packages`. Needs
+a package index.
 
-Extras that bring torch are resolved and not installed, unless --torch is given: a plain index may offer the CUDA build of several GB.
+Extras that bring torch are resolved and not installed, unless --torch is given: a plain index may offer the CUDA build
+of several GB.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = "import dynamo_semkv.bus.publisher, dynamo_semkv.contracts.codec, worker_connector.disk.namespace_codec, graphs"
 SMOKE = {
     "": CORE,
-    "connector": f"{CORE}, worker_connector.requests.hints, worker_connector.donors.kv_events, worker_connector.disk.block_file",
-    "telemetry": "import dynamo_semkv.telemetry.tracing as t, dynamo_semkv.telemetry.connector_metrics, opentelemetry.sdk.trace",
+    "connector": f"{CORE}, worker_connector.requests.hints, worker_connector.donors.kv_events, "
+    f"worker_connector.disk.block_file",
+    "telemetry": "import dynamo_semkv.telemetry.tracing as t, dynamo_semkv.telemetry.connector_metrics, "
+    "opentelemetry.sdk.trace",
     "router": "import dynamo_semkv.dashboard.server, dynamo_semkv.cli.status_view, dynamo_semkv.observe.metrics",
     "embeddings": "import onnxruntime, tokenizers, usearch.index, dynamo_semkv.evidence.embedding",
     "report": "import matplotlib",

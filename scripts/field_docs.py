@@ -1,4 +1,5 @@
-"""What a module says of its own classes, read from its source: the docstring of each class, and the text under each field."""
+"""What a module says of its own classes, read from its source: the docstring of each class, and the text under each
+field."""
 
 from __future__ import annotations
 

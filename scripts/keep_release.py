@@ -1,7 +1,7 @@
 """Keeps a release, so that later ones are tested beside it: `python scripts/keep_release.py REF NAME`.
 
-Writes tests/contracts/releases/NAME.zip with the packages of that commit. Tests run its routers, workers and codecs in processes of their
-own, so they need no history (a checkout of CI has none). The same commit gives the same bytes.
+Writes tests/contracts/releases/NAME.zip with the packages of that commit. Tests run its routers, workers and codecs in
+processes of their own, so they need no history (a checkout of CI has none). The same commit gives the same bytes.
 """
 
 from __future__ import annotations

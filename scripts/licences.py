@@ -1,7 +1,8 @@
-"""The licences of what a deployment installs with us, from the installed packages' own metadata: `python scripts/licences.py`.
+"""The licences of what a deployment installs with us, from the installed packages' own metadata: `python
+scripts/licences.py`.
 
-The closure of the core and the extras router, connector, telemetry and embeddings. Exits with 1 where a licence is missing, or is one
-that asks more of who ships it than to name it.
+The closure of the core and the extras router, connector, telemetry and embeddings. Exits with 1 where a licence is
+missing, or is one that asks more of who ships it than to name it.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ scripts are on PATH; `--help` behind any verb says the same. Each verb is docume
 """
 STATUSES = {
     "OK": "done; for `doctor`: nothing keeps the graph from working (there may be warnings)",
-    "FAILED": "`status`, `explain`: the page could not be read, or knows no such route; `doctor`: something keeps the graph from working; "
-    "`setup-bus`: the broker refused",
-    "REFUSED": "a configuration, argument or environment that cannot be used; standard error says which field, the value, and what is allowed",
+    "FAILED": "`status`, `explain`: the page could not be read, or knows no such route; `doctor`: something keeps "
+    "the graph from working; `setup-bus`: the broker refused",
+    "REFUSED": "a configuration, argument or environment that cannot be used; standard error says which field, the "
+    "value, and what is allowed",
     "PIPE_CLOSED": "whoever read the output went away (`| head`)",
 }
 
@@ -70,6 +71,7 @@ def page() -> str:
     parts.append("\n## Exit status\n\n| status | when |\n|---|---|")
     parts += [f"| {getattr(exit_status, name)} | {text} |" for name, text in STATUSES.items()]
     parts.append(
-        "\n`bench` returns the status of its program. `serve` ends with 0 after SIGTERM or Ctrl-C, when running streams have ended."
+        "\n`bench` returns the status of its program. `serve` ends with 0 after SIGTERM or Ctrl-C, when running "
+        "streams have ended."
     )
     return "\n".join(parts) + "\n"

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - paragraphs and tables of Markdown
-"""docs/reference/config.md: every field of the configuration, from the declarations that check a file and the comments that ship with it."""
+"""docs/reference/config.md: every field of the configuration, from the declarations that check a file and the comments
+that ship with it."""
 
 from __future__ import annotations
 
@@ -40,25 +41,29 @@ MEANINGS = {
     "dynamo.namespace": "Dynamo namespace of workers and routers.",
     "dynamo.worker_component": "Component under which the workers serve; `prefill` where prefill and decode are apart.",
     "dynamo.worker_endpoint": "Their endpoint.",
-    "dynamo.router_component": "Component under which this router serves; several routers under one name share the requests.",
+    "dynamo.router_component": "Component under which this router serves; several routers under one name share the "
+    "requests.",
     "dynamo.router_endpoint": "Its endpoint.",
     "dynamo.kv_router.router_temperature": "0: the best worker always; above: drawn, the flatter the higher.",
     "dynamo.kv_router.overlap_score_credit": "Weight of cached blocks against load in Dynamo's own choice.",
     "dynamo.kv_router.host_cache_hit_weight": "Share that a block in the host tier counts of one on the device.",
     "dynamo.kv_router.disk_cache_hit_weight": "The same for the disk tier.",
     "dynamo.kv_router.router_queue_threshold": "Load from which Dynamo's router queues requests. null: never.",
-    "dynamo.kv_router.router_predicted_ttl_seconds": "How long Dynamo takes the blocks of a prompt that it has just placed for cached there, "
-    "before the engine says so: prompts that begin alike and come in a burst then meet on one worker. null: only what engines have said.",
+    "dynamo.kv_router.router_predicted_ttl_seconds": "How long Dynamo takes the blocks of a prompt that it has just "
+    "placed for cached there, before the engine says so: prompts that begin alike and come in a burst then meet on one "
+    "worker. null: only what engines have said.",
     "dynamo.kv_router.session_affinity_ttl_seconds": "How long Dynamo keeps a session on its worker. null: no affinity.",
     "bus.max_buffered_bytes": "The same in bytes.",
     "evidence.max_matches": "Matches of a lookup that are weighed, the strongest first.",
     "evidence.fingerprint.enabled": "The built-in provider: an index over sampled token n-grams of registered donors.",
     "evidence.fingerprint.max_donors": "Donors that are indexed; beyond, the largest namespaces give up their oldest.",
     "evidence.fingerprint.max_donors_per_namespace": "The same within one namespace, that is one tenant of one model.",
-    "evidence.embedding.enabled": "Donors that say the same in other words ([evidence](../evidence.md)). Needs the extra `embeddings`.",
+    "evidence.embedding.enabled": "Donors that say the same in other words ([evidence](../evidence.md)). Needs the "
+    "extra `embeddings`.",
     "evidence.embedding.window_tokens": "Length of a window of text that is embedded, in tokens of the encoder.",
     "evidence.embedding.max_donors": "Donors that are kept.",
-    "evidence.semblend.enabled": "SemBlend 0.3.25 ([evidence](../evidence.md)). Needs the extra `semblend`, torch and a model directory.",
+    "evidence.semblend.enabled": "SemBlend 0.3.25 ([evidence](../evidence.md)). Needs the extra `semblend`, torch "
+    "and a model directory.",
     "evidence.semblend.max_prompt_bytes": "As `evidence.embedding.max_prompt_bytes`.",
     "evidence.semblend.min_similarity": "SemBlend's own threshold on the likeness of two prompts.",
     "evidence.semblend.min_reuse_ratio": "SemBlend's own threshold on the share that is reusable.",
@@ -72,15 +77,18 @@ MEANINGS = {
     "outcome.max_open_routes": "Routes that wait for their outcome; beyond, the oldest close as `unconfirmed`.",
     "dashboard.enabled": "Serve the page, and `/metrics` and `/readyz` with it.",
     "dashboard.host": "Where the page listens. Not a loopback address: `dashboard.token_file` is required.",
-    "connector.materialization": "off: save and load nothing. exact: load identical blocks. experimental: refused today.",
+    "connector.materialization": "off: save and load nothing. exact: load identical blocks. experimental: refused "
+    "today.",
     "connector.max_leases": "Offers that are held for requests which have not been loaded yet.",
     "connector.hint_ttl_seconds": "How long a hint waits for its request.",
     "connector.max_hints": "Hints that are kept.",
-    "connector.announce_interval_seconds": "How often a connector says that it is there; silent for three of them, it counts as gone.",
+    "connector.announce_interval_seconds": "How often a connector says that it is there; silent for three of them, "
+    "it counts as gone.",
     "connector.report_buffer": "Reports that are kept until the broker takes them.",
     "connector.max_donors": "Donors that a rank registers; beyond, the oldest are evicted.",
     "connector.metrics_host": "Where that server listens.",
-    "placement.mode": "off: pass through. shadow: decide and record only. canary: act on a share of the requests. enforce: act.",
+    "placement.mode": "off: pass through. shadow: decide and record only. canary: act on a share of the requests. "
+    "enforce: act.",
 }
 """Of fields that the schema has no words for."""
 

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - paragraphs and tables of Markdown
-"""docs/reference/wire.md: every message, type and field that crosses a process boundary, from dynamo_semkv/contracts."""
+"""docs/reference/wire.md: every message, type and field that crosses a process boundary, from
+dynamo_semkv/contracts."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def modules() -> Iterator[ModuleType]:
 
 
 def types() -> Iterator[type]:
-    """Structures and enumerations in the order of their modules and lines; what a module keeps to itself is left out."""
+    """Structures and enumerations in the order of their modules and lines; what a module keeps to itself is left
+    out."""
     for module in modules():
         own = [
             kind
@@ -151,7 +153,8 @@ def struct_page(kind: type[msgspec.Struct]) -> str:
     for field in fields:
         doc = documented.fields[field.name]
         lines.append(
-            f"| `{field.encode_name}` | `{cell(doc.annotation)}` | {unit(field.name, doc.annotation)} | {_default(field)} | {cell(doc.text or FIELDS.get(field.name, ''))} |"
+            f"| `{field.encode_name}` | `{cell(doc.annotation)}` | {unit(field.name, doc.annotation)} | "
+            f"{_default(field)} | {cell(doc.text or FIELDS.get(field.name, ''))} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -255,23 +258,28 @@ def messages() -> str:
     ]
     lines = [
         "\n## Messages\n",
-        "In a subject `REPLICA` is the stable routing id, with `_`, `.` and `:` written `__`, `_d` and `_c`. Streams are JetStream's, kept for",
+        "In a subject `REPLICA` is the stable routing id, with `_`, `.` and `:` written `__`, `_d` and `_c`. Streams "
+        "are JetStream's, kept for",
         "`bus.stream_max_age_seconds` and at most `bus.stream_max_bytes`; a message without a stream is not kept.\n",
         "| where | what | encoding | stream | version | at most, bytes | who writes | who reads |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for where, what, encoding, stream, version, cap, writer, reader in rows:
         lines.append(
-            f"| {where} | {what} | {encoding} | {kept(stream) if stream in STREAMS else stream or 'none'} | {version} | {cap:,} | {writer} | {reader} |"
+            f"| {where} | {what} | {encoding} | {kept(stream) if stream in STREAMS else stream or 'none'} | {version} "
+            f"| {cap:,} | {writer} | {reader} |"
         )
     lines += [
         "",
-        f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a `{hints.FETCH_ACTION}`, "
-        f"{donor_events.MAX_SEGMENTS} segments a donor, "
-        f"{pack.MAX_PACK_RECORDS} records a pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement; "
-        f"{evidence.MAX_SIGNALS} `quality_signals` a match, between minus and plus 2^63; "
-        f"counts of a request at most {codec.MAX_COUNT:,}, texts of a report or route event {codec.MAX_TEXT:,} characters, those that clients choose (and names of replicas with a rank) {route_events.MAX_CLIENT_TEXT:,}, expected tokens of a score sheet between minus and plus {codec.MAX_CREDIT:,}.",
-        f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, `{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
+        f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a "
+        f"`{hints.FETCH_ACTION}`, {donor_events.MAX_SEGMENTS} segments a donor, {pack.MAX_PACK_RECORDS} records a "
+        f"pack, {announcement.MAX_PROBLEM} characters in the `problem` of an announcement; {evidence.MAX_SIGNALS} "
+        f"`quality_signals` a match, between minus and plus 2^63; counts of a request at most {codec.MAX_COUNT:,}, "
+        f"texts of a report or route event {codec.MAX_TEXT:,} characters, those that clients choose (and names of "
+        f"replicas with a rank) {route_events.MAX_CLIENT_TEXT:,}, expected tokens of a score sheet between minus and "
+        f"plus {codec.MAX_CREDIT:,}.",
+        f"Actions: `{hints.DONOR_ACTION}@{hints.DONOR_VERSION}` carries a `DonorHint`, "
+        f"`{hints.FETCH_ACTION}@{hints.FETCH_VERSION}` a `FetchHint`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -284,9 +292,9 @@ def page() -> str:
         elif issubclass(kind, Enum):
             parts.append(enum_page(kind))
     parts.append(
-        "## Inside one machine\n\n"
-        "Ranks of one engine, and a worker's KV cache events, speak over local sockets of the engine's user (`worker_connector/link/wire.py`,\n"
-        "`event_pipe.py`), and the disk tier writes files (`block_file.py`). These are between processes of one release on one machine and no contract:\n"
-        "a file of another format is left alone, a frame of another one is refused.\n"
+        "## Inside one machine\n\nRanks of one engine, and a worker's KV cache events, speak over local sockets of the "
+        "engine's user (`worker_connector/link/wire.py`,\n`donors/kv_event_socket.py`), and the disk tier writes files "
+        "(`disk/block_file.py`). These are between processes of one release on one machine and no contract:\na file of "
+        "another format is left alone, a frame of another one is refused.\n"
     )
     return "\n".join(parts).rstrip("\n") + "\n"

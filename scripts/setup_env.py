@@ -3,8 +3,8 @@
 Run by `make` with the interpreter that the environment shall have. Standard library only.
 
 A stamp inside the environment names what it was made from (lock files, interpreter, place, this script). It is written
-last, so an interrupted set-up leaves none and the next one starts over. A second stamp covers pyproject.toml alone: when
-only that changed, our own packages are registered again and the rest is kept.
+last, so an interrupted set-up leaves none and the next one starts over. A second stamp covers pyproject.toml alone:
+when only that changed, our own packages are registered again and the rest is kept.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def stamped(stamp: Path, key: str) -> bool:
 
 
 def write_stamp(stamp: Path, key: str) -> None:
-    """Whole or not at all: a stamp cut short would match no key, a stamp written early would match a broken environment."""
+    """Whole or not at all: a stamp cut short would match no key, a stamp written early would match a broken
+    environment."""
     draft = stamp.with_suffix(".draft")
     draft.write_text(key)
     draft.replace(stamp)
@@ -100,7 +101,8 @@ def require_supported_interpreter() -> None:
         f"{found} is on your PATH: run make with PYTHON={found}" if found else "install one and name it with PYTHON="
     )
     raise SetupError(
-        f"{sys.executable} is Python {platform.python_version()}, and {low[0]}.{low[1]} to {high[0]}.{high[1]} is needed; {advice}"
+        f"{sys.executable} is Python {platform.python_version()}, and {low[0]}.{low[1]} to {high[0]}.{high[1]} is "
+        f"needed; {advice}"
     )
 
 
@@ -148,8 +150,8 @@ def pinned_torch() -> str:
 def install_torch(policy: str) -> None:
     """The CPU build where pip's own configuration leads to one, else (policy `auto`) what the plain pin gives.
 
-    Only "no such version" leads to the fallback: a broken download must not turn into gigabytes of CUDA. Where a constraint names torch,
-    pip has other words for it.
+    Only "no such version" leads to the fallback: a broken download must not turn into gigabytes of CUDA. Where a
+    constraint names torch, pip has other words for it.
     """
     pin = pinned_torch()
     cpu = f"{pin}+cpu"
@@ -209,7 +211,8 @@ def main() -> int:
         "--torch",
         choices=("auto", "cpu"),
         default=os.environ.get("TORCH") or "auto",
-        help="auto: the CPU build, else what the plain pin gives; cpu: the CPU build or an error (default: $TORCH or auto)",
+        help="auto: the CPU build, else what the plain pin gives; cpu: the CPU build or an error (default: $TORCH or "
+        "auto)",
     )
     arguments = parser.parse_args()
     try:

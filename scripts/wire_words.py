@@ -1,4 +1,5 @@
-"""What fields and values of the wire mean where their own module leaves it to the name. A field's own text stands before these."""
+"""What fields and values of the wire mean where their own module leaves it to the name. A field's own text stands
+before these."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ FIELDS = {
     "input_tokens": "Of the whole prompt.",
     "kind": "Which it is.",
     "kv_layout": "Fingerprint of the pool's layout.",
-    "load_seconds": "Of the copies into pages, by the clock of the device that makes them, and of bringing up what came from `disk` or "
-    "`external`.",
+    "load_seconds": "Of the copies into pages, by the clock of the device that makes them, and of bringing up what "
+    "came from `disk` or `external`.",
     "location": "Where the KV is.",
     "lookup_seconds": "Of the donor lookup.",
     "match_type": "Exact equivalent or semantic candidate.",
@@ -143,7 +144,8 @@ VALUES = {
     "internal_error": "A fault of ours; the worker's log has it.",
     "request_refused": "The engine or Dynamo refused the request itself.",
     "no_report": "None came in time.",
-    "before_first_token": "Cancelled before its first token, and no connector told of it: as far as anybody knows, it never ran.",
+    "before_first_token": "Cancelled before its first token, and no connector told of it: as far as anybody knows, "
+    "it never ran.",
     "no_worker": "No worker could be given the request.",
     "worker_lost": "The worker went away.",
     "wrong_replica": "Reported by another replica than served.",

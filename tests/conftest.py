@@ -23,8 +23,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# A busy machine makes any example slow, and no test asserts a time. `fixed` draws the same examples each time, so that a failure is told to
-# whoever made the change; `random` draws others each time: it looks for what nobody has met.
+# A busy machine makes any example slow, and no test asserts a time. `fixed` draws the same examples each time, so that
+# a failure is told to whoever made the change; `random` draws others each time: it looks for what nobody has met.
 settings.register_profile("fixed", settings(), deadline=None, derandomize=True)
 settings.register_profile("random", settings(), deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
@@ -32,7 +32,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """A command that sets up its process's logging would leave a handler on this test's captured stream to all later tests."""
+    """A command that sets up its process's logging would leave a handler on this test's captured stream to all later
+    tests."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -90,7 +91,8 @@ def _log_of_its_own() -> None:
 
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
-    """A folder with a short path: that of a Unix-domain socket has at most 107 bytes, and `tmp_path` may be too long for one in it."""
+    """A folder with a short path: that of a Unix-domain socket has at most 107 bytes, and `tmp_path` may be too long
+    for one in it."""
     with tempfile.TemporaryDirectory(prefix="semkv-") as folder:
         yield Path(folder)
 

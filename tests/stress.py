@@ -1,8 +1,9 @@
 """The graph and router tests several times over, on a machine that is kept busy: `make stress ROUNDS=5 HOGS=4`.
 
-A test that waits for time rather than for the state that it needs passes on an idle machine and fails on a busy one. Every round
-runs the tests once while `hogs` processes use all the processor time that they can get. Every failure is printed as soon as its round
-ends, with the round's log, and the last lines count how often each test failed. The exit status is 0 only if no test failed in any round.
+A test that waits for time rather than for the state that it needs passes on an idle machine and fails on a busy one.
+Every round runs the tests once while `hogs` processes use all the processor time that they can get. Every failure is
+printed as soon as its round ends, with the round's log, and the last lines count how often each test failed. The exit
+status is 0 only if no test failed in any round.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Round(NamedTuple):
 
 @contextlib.contextmanager
 def hogs(number: int) -> Iterator[list[int]]:
-    """`number` processes that each use a processor as much as the system lets them, until the block ends. Yields their pids."""
+    """`number` processes that each use a processor as much as the system lets them, until the block ends. Yields their
+    pids."""
     running = [subprocess.Popen([sys.executable, "-c", _HOG]) for _ in range(number)]
     try:
         yield [process.pid for process in running]
@@ -68,7 +70,8 @@ def read_results(junit: Path, status: int) -> Round:
 
 
 def run_round(tests: Sequence[str], log: Path, processes: int) -> Round:
-    """One run of `tests`, shared by `processes` (0: pytest itself runs them all); `log` takes all that pytest prints."""
+    """One run of `tests`, shared by `processes` (0: pytest itself runs them all); `log` takes all that pytest
+    prints."""
     junit = log.with_suffix(".xml")
     shared = ["--numprocesses", str(processes), "--dist", "loadfile"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={junit}", *shared, *tests]
@@ -85,8 +88,8 @@ def run(rounds: int, number_of_hogs: int, processes: int, tests: Sequence[str], 
             log, began = folder / f"round-{number}.log", time.monotonic()
             result = run_round(tests, log, processes)
             print(
-                f"round {number} of {rounds}: {result.passed} passed, {len(result.failures)} failed "
-                f"in {time.monotonic() - began:.0f} s",
+                f"round {number} of {rounds}: {result.passed} passed, {len(result.failures)} failed in "
+                f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
             for name, message in result.failures.items():

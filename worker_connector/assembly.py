@@ -1,4 +1,5 @@
-"""Puts a leader or a rank together from `llm_args` and the environment, and takes it apart again. The only place that knows all parts."""
+"""Puts a leader or a rank together from `llm_args` and the environment, and takes it apart again. The only place that
+knows all parts."""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ from dynamo_semkv.telemetry.tracing import Tracing, start_tracing
 from worker_connector.background import Background, Job
 from worker_connector.donors.event_stream import EventStream, stream_address
 from worker_connector.donors.kv_event_registry import listen
-from worker_connector.donors.kv_event_socket import EventEar, pipe_path
+from worker_connector.donors.kv_event_socket import KvEventListener, pipe_path
 from worker_connector.donors.sink import ReportSink
 from worker_connector.engine_api.settings import Settings, load_settings, tell_settings
 from worker_connector.engine_api.world import rank_of, world_of
-from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.fetch.peer_fetch import PeerFetch
 from worker_connector.fetch.weights_fingerprint import weights_print
 from worker_connector.leader.api_variants import restarts_failed_loads, restarts_failed_parked_loads
 from worker_connector.leader.cache_reset import owns_cache
-from worker_connector.leader.disk_prefetch_wait import DiskDoor, offer
-from worker_connector.leader.event_publisher import Identity, JobQueue, Outlet
+from worker_connector.leader.disk_prefetch_wait import DiskPrefetchWait, offer
+from worker_connector.leader.event_publisher import EventPublisher, Identity, JobQueue
 from worker_connector.leader.leader import Leader
 from worker_connector.link.channel import leader_channel, rank_channel
 from worker_connector.link.rank_endpoint import RankEndpoint
@@ -62,7 +63,7 @@ class InlineQueue:
 @dataclass
 class LeaderParts:
     leader: Leader
-    outlet: Outlet
+    event_publisher: EventPublisher
     queue: JobQueue
     background: Background | None
     tracing: Tracing | None = None
@@ -75,11 +76,11 @@ class LeaderParts:
     _publisher: BusPublisher | None = None
     endpoint: RankEndpoint | None = None
     _listener: HintListener | None = None
-    _ear: EventEar | None = None
+    _ear: KvEventListener | None = None
     _stream: EventStream | None = None
     _metrics: _Closeable | None = None
-    fetch: FetchDesk | None = None
-    door: DiskDoor | None = None
+    fetch: PeerFetch | None = None
+    door: DiskPrefetchWait | None = None
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, JSON-able: what metrics are made of."""
@@ -131,7 +132,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         due=lambda: _due(parts),
         on_due=lambda: _on_due(parts),
     )
-    outlet = Outlet(
+    event_publisher = EventPublisher(
         publisher,
         background,
         settings.connector,
@@ -139,14 +140,16 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
         on_open=lambda identity: _listen(parts, settings, llm_args, identity),
         donor_ttl=settings.donor_ttl,
     )
-    leader, endpoint = _leader(settings, llm_args, outlet, time.monotonic)
+    leader, endpoint = _leader(settings, llm_args, event_publisher, time.monotonic)
     listen(leader)
     owns_cache(leader)
     target = otlp_target(settings.otlp_endpoint, env)
     tracing = start_tracing(target, "semkv-connector", settings.stable_routing_id)
-    outlet.tracer = AttemptTracer(tracing) if tracing is not None else None
-    parts = LeaderParts(leader, outlet, background, background, tracing, _publisher=publisher, endpoint=endpoint)
-    parts.fetch = _fetch_desk(settings, llm_args, leader, outlet)
+    event_publisher.tracer = AttemptTracer(tracing) if tracing is not None else None
+    parts = LeaderParts(
+        leader, event_publisher, background, background, tracing, _publisher=publisher, endpoint=endpoint
+    )
+    parts.fetch = _fetch_desk(settings, llm_args, leader, event_publisher)
     parts.door = _disk_door(settings, llm_args, leader)
     if parts.door is not None:
         offer(parts.door)
@@ -163,25 +166,25 @@ def assemble_leader_with(
     clock: Callable[[], float] = time.monotonic,
     background: Background | None = None,
 ) -> LeaderParts:
-    """Without a bus: `sink` gets what would be published. `background`: what takes the jobs, and is started by the caller; None: they
-    run in the caller's thread, where they are handed over."""
+    """Without a bus: `sink` gets what would be published. `background`: what takes the jobs, and is started by the
+    caller; None: they run in the caller's thread, where they are handed over."""
     queue: JobQueue = background or InlineQueue()
-    outlet = Outlet(sink, queue, settings.connector, clock, donor_ttl=settings.donor_ttl)
-    leader, endpoint = _leader(settings, llm_args, outlet, clock)
+    event_publisher = EventPublisher(sink, queue, settings.connector, clock, donor_ttl=settings.donor_ttl)
+    leader, endpoint = _leader(settings, llm_args, event_publisher, clock)
     return LeaderParts(
         leader,
-        outlet,
+        event_publisher,
         queue,
         background,
         endpoint=endpoint,
-        fetch=_fetch_desk(settings, llm_args, leader, outlet, manual=True),
+        fetch=_fetch_desk(settings, llm_args, leader, event_publisher, manual=True),
         door=_disk_door(settings, llm_args, leader),
     )
 
 
 def _fetch_desk(
-    settings: Settings, llm_args: Any, leader: Leader, outlet: Outlet, *, manual: bool = False
-) -> FetchDesk | None:
+    settings: Settings, llm_args: Any, leader: Leader, event_publisher: EventPublisher, *, manual: bool = False
+) -> PeerFetch | None:
     """It listens once it is known which rank this is. `manual`: when a test says so."""
     if settings.fetch_secret is None:
         return None
@@ -193,19 +196,20 @@ def _fetch_desk(
         )
         return None
     config, secret = settings.connector.fetch, settings.fetch_secret
-    return FetchDesk(leader, outlet.hints, config, secret, weights=weights, manual=manual)
+    return PeerFetch(leader, event_publisher.hints, config, secret, weights=weights, manual=manual)
 
 
-def _disk_door(settings: Settings, llm_args: Any, leader: Leader) -> DiskDoor | None:
-    """None under tensor parallelism: orders to the ranks' disks go out with a batch, and an engine whose request is held may have none."""
+def _disk_door(settings: Settings, llm_args: Any, leader: Leader) -> DiskPrefetchWait | None:
+    """None under tensor parallelism: orders to the ranks' disks go out with a batch, and an engine whose request is
+    held may have none."""
     config = settings.connector
     if not settings.exact or config.disk_path is None or config.disk_wait_ms <= 0 or world_of(llm_args) > 1:
         return None
-    return DiskDoor(leader, config)
+    return DiskPrefetchWait(leader, config)
 
 
 def _leader(
-    settings: Settings, llm_args: Any, outlet: Outlet, clock: Callable[[], float]
+    settings: Settings, llm_args: Any, event_publisher: EventPublisher, clock: Callable[[], float]
 ) -> tuple[Leader, RankEndpoint | None]:
     """With an endpoint for the ranks of other processes, where there are any whose results are awaited."""
     world = world_of(llm_args) if settings.exact else 1
@@ -214,7 +218,7 @@ def _leader(
         settings,
         llm_args,
         leader_channel(llm_args),
-        outlet,
+        event_publisher,
         clock,
         world=world,
         endpoint=endpoint.address if endpoint is not None else None,
@@ -238,7 +242,8 @@ def assemble_rank_with(
     restarts_failed: bool | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Rank:
-    """`restarts_failed` None: as configured, else as the engine's own code says; never with several ranks, which could not agree on it."""
+    """`restarts_failed` None: as configured, else as the engine's own code says; never with several ranks, which could
+    not agree on it."""
     if restarts_failed is None:
         restarts_failed = settings.connector.restarts_failed_loads
     number = rank_of(llm_args, env) if settings.exact else 0
@@ -268,21 +273,21 @@ def _disk_place(settings: Settings, number: int, world: int) -> DiskPlace | None
 
 
 def _beat(parts: LeaderParts) -> None:
-    parts.outlet.announce()
+    parts.event_publisher.announce()
     parts.leader.sweep_idle()
     parts.leader.warn_of_missing_ranks()
     parts.leader.restate_if_due()
 
 
 def _due(parts: LeaderParts) -> float:
-    donors = parts.outlet.donors
+    donors = parts.event_publisher.donors
     return min(parts.leader.restatement_due, math.inf if donors is None else donors.due)
 
 
 def _on_due(parts: LeaderParts) -> None:
     parts.leader.restate_if_due()
-    if parts.outlet.donors is not None:
-        parts.outlet.donors.tell_due()
+    if parts.event_publisher.donors is not None:
+        parts.event_publisher.donors.tell_due()
 
 
 def _listen(parts: LeaderParts, settings: Settings, llm_args: Any, identity: Identity) -> None:
@@ -299,10 +304,10 @@ def _listen(parts: LeaderParts, settings: Settings, llm_args: Any, identity: Ide
         parts._metrics = _serve_metrics(parts, settings.connector, identity.replica.dp_rank)
 
 
-def _hear_events(parts: LeaderParts, identity: Identity) -> EventEar | None:
+def _hear_events(parts: LeaderParts, identity: Identity) -> KvEventListener | None:
     """From whoever drains the engine in another process."""
     try:
-        ear = EventEar(pipe_path(*identity.replica), parts.leader.kv_events)
+        ear = KvEventListener(pipe_path(*identity.replica), parts.leader.kv_events)
         ear.start()
     except OSError as error:
         _log.warning("semkv connector: KV cache events of other processes are not heard: %s", error)
@@ -324,7 +329,8 @@ def _hear_stream(parts: LeaderParts, llm_args: Any, identity: Identity) -> Event
 
 
 def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) -> _Closeable | None:
-    """An engine runs on without its metrics: a port that is taken or beyond the last, a library that is not there, are logged."""
+    """An engine runs on without its metrics: a port that is taken or beyond the last, a library that is not there, are
+    logged."""
     port = config.metrics_port
     assert port is not None
     try:
@@ -340,7 +346,7 @@ def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) ->
 
 def receive_hint(parts: LeaderParts, replica: StableReplica, payload: bytes) -> None:
     """Into the table, and the hinted donor's blocks to the head of the scrub: the request is about to ask for them."""
-    delivery = parts.outlet.table.receive(payload, replica)
+    delivery = parts.event_publisher.table.receive(payload, replica)
     if delivery is None:
         return
     donor_id = _donor_of(delivery)

@@ -1,5 +1,5 @@
-"""Background: one thread for everything that may not run on the engine's scheduler thread: hashing whole prompts, sketches, encoding, and
-the steady beat. Jobs run in the order in which they were handed over.
+"""Background: one thread for everything that may not run on the engine's scheduler thread: hashing whole prompts,
+sketches, encoding, and the steady beat. Jobs run in the order in which they were handed over.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Job = Callable[[], None]
 
 
 class Background:
-    """`submit` never blocks and never raises; beyond `capacity` waiting jobs it refuses, counted. A job that raises is counted and
-    logged, and the next one runs.
+    """`submit` never blocks and never raises; beyond `capacity` waiting jobs it refuses, counted. A job that raises is
+    counted and logged, and the next one runs.
 
-    `due`: when `on_due` has something to do (time.monotonic, infinite: nothing). It is asked on the thread, between two jobs, so what
-    only jobs change cannot become due unseen. `on_due` must move it on, also where it raises.
+    `due`: when `on_due` has something to do (time.monotonic, infinite: nothing). It is asked on the thread, between two
+    jobs, so what only jobs change cannot become due unseen. `on_due` must move it on, also where it raises.
     """
 
     def __init__(

@@ -1,10 +1,12 @@
-"""The errors of the connector's bring-up and of a load that may not go on. Alone in a module so that all others can import it."""
+"""The errors of the connector's bring-up and of a load that may not go on. Alone in a module so that all others can
+import it."""
 
 from __future__ import annotations
 
 
 class Refused(RuntimeError):
-    """A configuration that the connector cannot serve correctly, found at bring-up. Names the setting and the remedy."""
+    """A configuration that the connector cannot serve correctly, found at bring-up. Names the setting and the
+    remedy."""
 
     def __init__(self, setting: str, value: object, why: str, remedy: str) -> None:
         self.setting = setting
@@ -13,5 +15,5 @@ class Refused(RuntimeError):
 
 
 class LoadFailed(RuntimeError):
-    """Promised KV cannot be put into the pages. Raised on purpose, never swallowed: the engine believes those tokens to be
-    computed, and a forward pass over pages that nobody wrote would spread wrong KV through its reuse tree."""
+    """Promised KV cannot be put into the pages. Raised on purpose, never swallowed: the engine believes those tokens to
+    be computed, and a forward pass over pages that nobody wrote would spread wrong KV through its reuse tree."""

@@ -1,11 +1,12 @@
 """When a replica begins a new generation of its donor events and registers everything resident again.
 
-Routine: before the bus forgets how the present generation began. A router that starts later than the bus remembers would otherwise wait for
-ever for the beginning of the stream, and one that was confused by a forged event of ours would never trust it again.
-And before what was said is too old to be believed: a registration holds for RESTATES_PER_TTL of these spans, so that
-one that is late or lost costs nothing, while the donors of an emitter that fell silent end. After a loss:
-consumers have a gap, and a new generation ends it; losses that follow each other wait longer and longer, since a generation that is
-lost again costs the broker everything and consumers gain nothing. Pure but for the clock that is handed in.
+Routine: before the bus forgets how the present generation began. A router that starts later than the bus remembers
+would otherwise wait for ever for the beginning of the stream, and one that was confused by a forged event of ours would
+never trust it again. And before what was said is too old to be believed: a registration holds for RESTATES_PER_TTL of
+these spans, so that one that is late or lost costs nothing, while the donors of an emitter that fell silent end. After
+a loss: consumers have a gap, and a new generation ends it; losses that follow each other wait longer and longer, since
+a generation that is lost again costs the broker everything and consumers gain nothing. Pure but for the clock that is
+handed in.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Restatement:
         return self._clock() >= self.due_at
 
     def is_routine(self, events_to_forget: int | None) -> bool:
-        """Is it time without a loss? `events_to_forget`: donor events since the last generation that a new one would make
-        needless; None: the last one is still being said, and a new one would have to begin all over."""
+        """Is it time without a loss? `events_to_forget`: donor events since the last generation that a new one would
+        make needless; None: the last one is still being said, and a new one would have to begin all over."""
         if events_to_forget is None:
             return False
         return self._clock() - self._stated_at >= self._every or events_to_forget >= RESTATE_EVENTS

@@ -1,7 +1,7 @@
 """SemkvConnectorScheduler: TensorRT-LLM's scheduler callbacks, each of which delegates to the leader.
 
-Both complete sets of callbacks are there, flat and by layer group (KV Cache Connector doc): a cache with one flat list calls the first,
-every other one the second. No callback raises: an exception in most of them ends the executor.
+Both complete sets of callbacks are there, flat and by layer group (KV Cache Connector doc): a cache with one flat list
+calls the first, every other one the second. No callback raises: an exception in most of them ends the executor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from worker_connector.assembly import LeaderParts, assemble_leader
 from worker_connector.donors.device_events import KvEvents
 from worker_connector.donors.sink import ResidencySink
 from worker_connector.engine_api.engine import KvCacheConnectorScheduler, SchedulerOutput
-from worker_connector.fetch.peer_fetch import FetchDesk
-from worker_connector.leader.disk_prefetch_wait import DiskDoor
+from worker_connector.fetch.peer_fetch import PeerFetch
+from worker_connector.leader.disk_prefetch_wait import DiskPrefetchWait
 from worker_connector.leader.leader import Leader
 from worker_connector.link.metadata import ConnectorMetadata
 from worker_connector.requests.async_loads import Grouped
@@ -29,7 +29,8 @@ _throttled = Throttled(_log)
 
 
 class SemkvConnectorScheduler(KvCacheConnectorScheduler):
-    """Options come from the file that `SEMKV_CONFIG` names; see `engine_api/settings.py` for what is refused at construction."""
+    """Options come from the file that `SEMKV_CONFIG` names; see `engine_api/settings.py` for what is refused at
+    construction."""
 
     supports_attention_dp = True  # all state is per instance, and there is one instance per owner rank
 
@@ -44,13 +45,14 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         return assemble_leader(llm_args, os.environ)
 
     @property
-    def fetch_desk(self) -> FetchDesk | None:
+    def fetch_desk(self) -> PeerFetch | None:
         """Pulls blocks from other workers, where `connector.fetch` is on; for whoever takes requests in."""
         return self._parts.fetch
 
     @property
-    def disk_door(self) -> DiskDoor | None:
-        """Holds requests for what is on disk of their prompts, where there is such a tier; for whoever takes requests in."""
+    def disk_door(self) -> DiskPrefetchWait | None:
+        """Holds requests for what is on disk of their prompts, where there is such a tier; for whoever takes requests
+        in."""
         return self._parts.door
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
@@ -94,20 +96,22 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
             self._fault("cancel_load")
 
     def request_reset(self, request: Any) -> None:
-        """Optional hook: the request's allocation was destroyed; it is asked about again. Without it the replay is seen by its report."""
+        """Optional hook: the request's allocation was destroyed; it is asked about again. Without it the replay is seen
+        by its report."""
         try:
             self.leader.reset(request)
         except Exception:  # noqa: BLE001 - see module: the next question or report ends the old attempt too
             self._fault("request_reset")
 
     def attach_residency(self, sink: ResidencySink) -> None:
-        """`sink` is told which blocks the host slab holds, from now on and first of those that it holds already. For whoever publishes
-        Dynamo KV events for this engine; called on the connector's background thread."""
+        """`sink` is told which blocks the host slab holds, from now on and first of those that it holds already. For
+        whoever publishes Dynamo KV events for this engine; called on the connector's background thread."""
         self.leader.attach_residency(sink)
 
     def kv_events(self, events: KvEvents) -> None:
-        """The engine's own KV cache events, one or several, from whoever drains them (donors/device_events.py). Any thread; never raises, never
-        waits. Where the scheduler is not at hand: `worker_connector.connector.observe_kv_events`."""
+        """The engine's own KV cache events, one or several, from whoever drains them (donors/device_events.py). Any
+        thread; never raises, never waits. Where the scheduler is not at hand:
+        `worker_connector.connector.observe_kv_events`."""
         self.leader.kv_events(events)
 
     def snapshot(self) -> dict[str, Any]:

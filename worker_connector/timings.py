@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 @dataclass
-class Moments:
+class Timings:
     """Unix nanoseconds; 0: it did not happen."""
 
     asked: int = 0
@@ -19,9 +19,9 @@ class Moments:
     copied: int = 0
     closed: int = 0
 
-    def as_now(self) -> Moments:
+    def as_now(self) -> Timings:
         """A copy."""
-        return Moments(self.asked, self.answered, self.sent, self.copied, self.closed)
+        return Timings(self.asked, self.answered, self.sent, self.copied, self.closed)
 
 
 _SORTED_AT = 1024
@@ -36,8 +36,8 @@ class _Counted(NamedTuple):
 
 
 class Durations:
-    """A histogram of seconds. `add` is called on one thread, or under its owner's lock; it only notes the number, since finding a bucket
-    between two forward passes costs more than the rest of it. `snapshot`: any thread."""
+    """A histogram of seconds. `add` is called on one thread, or under its owner's lock; it only notes the number, since
+    finding a bucket between two forward passes costs more than the rest of it. `snapshot`: any thread."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)

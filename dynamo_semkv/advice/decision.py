@@ -26,7 +26,8 @@ class DecisionReason(str, Enum):
     SALT_UNKNOWN = "salt_unknown"
     """The cache salt is empty: neither a tenant's nor surely nobody's."""
     ADAPTER_UNKNOWN = "adapter_unknown"
-    """The request has an adapter whose revision the router does not know: KV of another revision must not look like a match."""
+    """The request has an adapter whose revision the router does not know: KV of another revision must not look like a
+    match."""
     MULTIMODAL_UNHASHED = "multimodal_unhashed"
     """There is media without a content hash: two images would look like one."""
     EXACT_COVERS = "exact_covers"
@@ -39,9 +40,11 @@ class DecisionReason(str, Enum):
     EXACT_UNKNOWN = "exact_unknown"
     """Dynamo did not say in time what it holds and how loaded it is: nothing can be weighed against it."""
     OVERLOADED = "overloaded"
-    """More requests than `evidence.max_inflight` were being weighed in this router: advice is the first thing that is shed."""
+    """More requests than `evidence.max_inflight` were being weighed in this router: advice is the first thing that is
+    shed."""
     DONOR_UNREACHABLE = "donor_unreachable"
-    """There is evidence, but only on replicas that may not be chosen (not alive, not advisable, overloaded, ruled out by the request)."""
+    """There is evidence, but only on replicas that may not be chosen (not alive, not advisable, overloaded, ruled out
+    by the request)."""
     DYNAMO_EXACT = "dynamo_exact"
     """The best replica is the best by exact device overlap and load alone: Dynamo's own job."""
     BELOW_MINIMUM = "below_minimum"
@@ -55,8 +58,8 @@ class DecisionReason(str, Enum):
 class Decision(msgspec.Struct, frozen=True):
     """What was decided for one attempt. Immutable: what happens to it later is another event.
 
-    Token counts are tokens of this prompt beyond what the replica holds on its device, so that each of them can at most be confirmed once:
-    `hinted_tokens <= placed_tokens <= evidence_tokens`.
+    Token counts are tokens of this prompt beyond what the replica holds on its device, so that each of them can at most
+    be confirmed once: `hinted_tokens <= placed_tokens <= evidence_tokens`.
     """
 
     mode: PlacementMode

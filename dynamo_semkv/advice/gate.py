@@ -1,7 +1,7 @@
 """The gate: is what the scoring found worth acting on, and does the mode let it act.
 
-Pure. The rule behind all of it: Dynamo routes. A request is pinned only when evidence that Dynamo does not weigh (a donor, or host-tier KV
-that the connector may load) makes another replica the better one, by enough.
+Pure. The rule behind all of it: Dynamo routes. A request is pinned only when evidence that Dynamo does not weigh (a
+donor, or host-tier KV that the connector may load) makes another replica the better one, by enough.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def effective_mode(config: PlacementConfig, request_id: str) -> PlacementMode:
-    """The mode of one request. In `canary` the same request id is on the same side in every router and for every attempt."""
+    """The mode of one request. In `canary` the same request id is on the same side in every router and for every
+    attempt."""
     if config.mode is not PlacementMode.CANARY:
         return config.mode
     digest = hashlib.blake2b(request_id.encode(), digest_size=8, person=b"semkv-canary").digest()

@@ -17,7 +17,8 @@ def build_envelope(
 ) -> KvHintsEnvelope | None:
     """The envelope of a placed request; None when there is nothing to hint (not placed, no donor, or hints are off).
 
-    `generation`: of the donor's engine, as the evidence knew it. The expected mode is always exact: approximate KV is never asked for.
+    `generation`: of the donor's engine, as the evidence knew it. The expected mode is always exact: approximate KV is
+    never asked for.
     """
     match = decision.match
     if decision.placed is None or match is None or decision.hinted_tokens < 1:

@@ -1,12 +1,14 @@
-"""Synthetic documents that are built like text and are alike: as many as one likes, from the language reference that every CPython has.
+"""Synthetic documents that are built like text and are alike: as many as one likes, from the language reference that
+every CPython has.
 
     alike(n, tokens)            donor n
     asked(family, n, tokens)    a prompt with FAMILY right donors
     unknown(n, tokens)          one with none
 
-A document begins with what everybody's begins with (an eighth), goes on with what FAMILY documents have in common (a half), and ends
-with its own. Each part is a piece of the reference under other names for its words: it repeats itself as text does, and no two have it
-in common. Random tokens, of which no n-gram comes twice and each prompt has one donor, make lookups look cheaper than they are.
+A document begins with what everybody's begins with (an eighth), goes on with what FAMILY documents have in common (a
+half), and ends with its own. Each part is a piece of the reference under other names for its words: it repeats itself
+as text does, and no two have it in common. Random tokens, of which no n-gram comes twice and each prompt has one donor,
+make lookups look cheaper than they are.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from dynamo_semkv.bench.scenarios import ChatRequest
 
 @dataclass(frozen=True)
 class Answer:
-    """What the client saw. `request_id` is Dynamo's context id, `None` when no chunk came; `error` is the server's own text."""
+    """What the client saw. `request_id` is Dynamo's context id, `None` when no chunk came; `error` is the server's own
+    text."""
 
     request_id: str | None
     ttft_seconds: float | None
@@ -32,8 +33,8 @@ class Answer:
 
 
 class ChatClient:
-    """One client of one frontend. A new connection a request: on a kept one, delayed acknowledgements add some 40 ms to a small
-    first chunk, which would hide what is measured here."""
+    """One client of one frontend. A new connection a request: on a kept one, delayed acknowledgements add some 40 ms to
+    a small first chunk, which would hide what is measured here."""
 
     def __init__(self, base_url: str, model: str, timeout_seconds: float = 120.0) -> None:
         self._url = f"{base_url.rstrip('/')}/v1/chat/completions"

@@ -1,6 +1,8 @@
-"""Real text by the megabyte without a download: CPython's language reference and the docstrings of installed packages, as word tokens.
+"""Real text by the megabyte without a download: CPython's language reference and the docstrings of installed packages,
+as word tokens.
 
-Documents are pairwise disjoint by measurement, as those of `texts.py`: of a paragraph hardly any word 8-gram was used before.
+Documents are pairwise disjoint by measurement, as those of `texts.py`: of a paragraph hardly any word 8-gram was used
+before.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 
 
 def tokens_of(text: str) -> TokenArray:
-    """Shape [n], u32: a token a word, a digit or a sign; the checksum of its characters, so the same everywhere and always."""
+    """Shape [n], u32: a token a word, a digit or a sign; the checksum of its characters, so the same everywhere and
+    always."""
     return np.array([_token(word) for word in _WORDS.findall(text)], np.uint32)
 
 
@@ -42,7 +45,8 @@ def _token(word: str) -> int:
 
 
 class Words:
-    """Tokens back to text, for methods that read text: words with blanks between. Knows what `tokens_of` was ever asked for."""
+    """Tokens back to text, for methods that read text: words with blanks between. Knows what `tokens_of` was ever asked
+    for."""
 
     def text(self, tokens: TokenArray) -> str:
         return " ".join(_SPOKEN.get(token, str(token)) for token in tokens.tolist())
@@ -104,7 +108,8 @@ def documents(count: int, tokens: int, sources: Iterable[str]) -> list[str]:
 
 
 def hidden_overlaps(texts: Iterable[str], others: Iterable[str]) -> list[float]:
-    """Of each text the share of its word 8-grams that stand in any of the others, in [0, 1]: what a negative control must not have."""
+    """Of each text the share of its word 8-grams that stand in any of the others, in [0, 1]: what a negative control
+    must not have."""
     known: set[tuple[str, ...]] = set()
     for other in others:
         known |= shingles(other)

@@ -2,9 +2,9 @@
 
     python -m dynamo_semkv.bench.encoder_onnx MODEL_DIRECTORY ONNX_FILE [--int8]
 
-The packages on PyPI that carry all-MiniLM-L6-v2 carry safetensors only, and the embedding provider reads ONNX. The graph is
-written operator by operator (needs the `onnx` package, nothing of torch); int8 also needs `onnxruntime`. Model directories with
-an `onnx/model.onnx` of their own need none of this.
+The packages on PyPI that carry all-MiniLM-L6-v2 carry safetensors only, and the embedding provider reads ONNX. The
+graph is written operator by operator (needs the `onnx` package, nothing of torch); int8 also needs `onnxruntime`. Model
+directories with an `onnx/model.onnx` of their own need none of this.
 """
 
 from __future__ import annotations

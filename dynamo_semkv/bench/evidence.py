@@ -1,8 +1,9 @@
-"""Does the fingerprint provider find the right donor, and is what it says about it true? `python -m dynamo_semkv.bench.evidence [--json]`
+"""Does the fingerprint provider find the right donor, and is what it says about it true? `python -m
+dynamo_semkv.bench.evidence [--json]`
 
-Labelled prompts made of real text (`labelled.py`), beside background donors of random tokens, through catalog and provider as a router has
-them. Every segment is compared with the tokens of prompt and donor. Times are of this machine; what it costs at scale measures
-`bench.evidence_cost`.
+Labelled prompts made of real text (`labelled.py`), beside background donors of random tokens, through catalog and
+provider as a router has them. Every segment is compared with the tokens of prompt and donor. Times are of this machine;
+what it costs at scale measures `bench.evidence_cost`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Score:
     """Mean share of the prompt's tokens that come from the right donor."""
     token_error_p50: float | None
     token_error_p95: float | None
-    """|reusable_token_count - truth| over the truth, of right first matches. The truth is every token that comes from the donor."""
+    """|reusable_token_count - truth| over the truth, of right first matches. The truth is every token that comes from
+    the donor."""
     run_error_p50: float | None
     run_error_p95: float | None
     """The same against the tokens in runs of 8 and more (`Case.common_in_runs`)."""
@@ -170,7 +172,8 @@ def _quantile(values: Sequence[float], quantile: float) -> float | None:
 
 
 def _truths(case: Case, match: SemanticTrtMatch, donors: dict[str, TokenArray]) -> list[bool]:
-    """Of each segment, whether the tokens it speaks of are the same. A background donor shares nothing, so its segments are wrong."""
+    """Of each segment, whether the tokens it speaks of are the same. A background donor shares nothing, so its segments
+    are wrong."""
     donor = donors.get(match.donor_id, np.empty(0, np.uint32))
     return [
         np.array_equal(
@@ -225,8 +228,8 @@ def summary(report: Report) -> str:
     return (
         f"lookup p50 {report.lookup_p50 * 1e6:.0f} us, p99 {report.lookup_p99 * 1e6:.0f} us "
         f"({report.lookup_cpu_p99 * 1e6:.0f} us of its own) | bytes a donor: sketch {report.sketch_bytes:.0f}, "
-        f"postings {report.posting_bytes:.0f}\n{report.cross_tenant} matches across tenants | negative controls share at most "
-        f"{report.worst_hidden_overlap:.1%} of their word 8-grams with donors"
+        f"postings {report.posting_bytes:.0f}\n{report.cross_tenant} matches across tenants | negative controls share "
+        f"at most {report.worst_hidden_overlap:.1%} of their word 8-grams with donors"
     )
 
 

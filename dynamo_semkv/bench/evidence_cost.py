@@ -1,8 +1,8 @@
 """What the fingerprint provider costs: `python -m dynamo_semkv.bench.evidence_cost --donors 1000 10000 --tokens 8192`.
 
-Synthetic documents that are built like text (`alike.py`), each prompt with several donors, one namespace, all in this process and on one
-thread. It measures cost; whether the right donor is found is measured on text by `bench.evidence`, not here (the share of right answers is
-printed so that a fast wrong one is seen).
+Synthetic documents that are built like text (`alike.py`), each prompt with several donors, one namespace, all in this
+process and on one thread. It measures cost; whether the right donor is found is measured on text by `bench.evidence`,
+not here (the share of right answers is printed so that a fast wrong one is seen).
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
 def _beside(
     provider: FingerprintProvider, catalog: DonorCatalog, queries: Sequence[LookupQuery], events: Sequence[DonorEvent]
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each lookup and of each registration while both go on, in two threads as in a router. The first lookup is begun before
-    the first registration, so there is always one."""
+    """Seconds of each lookup and of each registration while both go on, in two threads as in a router. The first lookup
+    is begun before the first registration, so there is always one."""
     found: list[float] = []
     begun, done = threading.Event(), threading.Event()
 
@@ -188,7 +188,8 @@ def _beside(
 
 
 def _registrations(donors: int, tokens: int) -> Iterator[bytes]:
-    """A reset and `donors` registrations, made by another process: what it takes to make them would be counted as the index's memory."""
+    """A reset and `donors` registrations, made by another process: what it takes to make them would be counted as the
+    index's memory."""
     command = [sys.executable, "-m", "dynamo_semkv.bench.evidence_cost", "--emit", "--donors", str(donors)]
     with subprocess.Popen([*command, "--tokens", str(tokens)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -251,14 +252,14 @@ def show(cost: Cost) -> str:
     return (
         f"{cost.donors:>7} donors x {cost.tokens} tokens | register p50 {cost.register_p50:.0f} us, max "
         f"{cost.register_max / 1000:.1f} ms; of its own {cost.registers_per_second:.0f}/s, at capacity "
-        f"{cost.at_capacity_per_second:.0f}/s, moves {cost.moves_per_second:.0f}/s, evictions {cost.evictions_per_second:.0f}/s, longest "
-        f"{cost.longest_own / 1000:.1f} ms | {cost.matches:.1f} donors a hit, hit p50 {cost.hit_p50:.0f} us, p99 "
-        f"{cost.hit_p99:.0f} us, right {cost.right:.3f} | miss p50 {cost.miss_p50:.0f} us, p99 {cost.miss_p99:.0f} us, "
-        f"false {cost.false_matches} | evict p50 {cost.evict_p50:.0f} us | "
-        f"hit beside registrations p50 {cost.beside_p50 / 1000:.2f} ms, p99 {cost.beside_p99 / 1000:.1f} ms, max "
-        f"{cost.beside_max / 1000:.1f} ms; registration beside hits p99 {cost.stall_p99 / 1000:.1f} ms, max "
-        f"{cost.stall_max / 1000:.1f} ms | {cost.bytes_per_donor:.0f} bytes a donor "
-        f"(postings {cost.posting_bytes_per_donor:.0f})"
+        f"{cost.at_capacity_per_second:.0f}/s, moves {cost.moves_per_second:.0f}/s, evictions "
+        f"{cost.evictions_per_second:.0f}/s, longest {cost.longest_own / 1000:.1f} ms | {cost.matches:.1f} donors a "
+        f"hit, hit p50 {cost.hit_p50:.0f} us, p99 {cost.hit_p99:.0f} us, right {cost.right:.3f} | miss p50 "
+        f"{cost.miss_p50:.0f} us, p99 {cost.miss_p99:.0f} us, false {cost.false_matches} | evict p50 "
+        f"{cost.evict_p50:.0f} us | hit beside registrations p50 {cost.beside_p50 / 1000:.2f} ms, p99 "
+        f"{cost.beside_p99 / 1000:.1f} ms, max {cost.beside_max / 1000:.1f} ms; registration beside hits p99 "
+        f"{cost.stall_p99 / 1000:.1f} ms, max {cost.stall_max / 1000:.1f} ms | {cost.bytes_per_donor:.0f} bytes a "
+        f"donor (postings {cost.posting_bytes_per_donor:.0f})"
     )
 
 

@@ -1,6 +1,8 @@
-"""The tables of docs/evidence.md from the figures of one run: `python -m dynamo_semkv.bench.evidence_page FIGURES.json docs/evidence.md`.
+"""The tables of docs/evidence.md from the figures of one run: `python -m dynamo_semkv.bench.evidence_page FIGURES.json
+docs/evidence.md`.
 
-FIGURES.json is what `dynamo_semkv bench evidence --json` wrote. What stands between the two marks of the page is replaced, and no more.
+FIGURES.json is what `dynamo_semkv bench evidence --json` wrote. What stands between the two marks of the page is
+replaced, and no more.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ def page(text: str, figures: Mapping[str, Any]) -> str:
     parts = [other_pages.evidence(figures)]
     if figures["cost"]:
         parts += [
-            f"What it costs, donors of {figures['cost'][0]['tokens']:,} random tokens, milliseconds; of its own: processor time of the "
-            "thread, the rest by the clock:",
+            f"What it costs, donors of {figures['cost'][0]['tokens']:,} random tokens, milliseconds; of its own: "
+            "processor time of the thread, the rest by the clock:",
             table(_COST, [_cost(row) for row in figures["cost"]]),
         ]
     return f"{head}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{tail}"

@@ -81,9 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def paraphrased(count: int, tokens: int) -> tuple[list[Donor], list[Case], float]:
-    """At most `count` donors of the later translation for each of the two sets; prompts of the earlier one, a half with a donor and the
-    rest without. And the largest share of its word 8-grams that a prompt without a donor has in common with the donors; where it would be
-    over MAX_HIDDEN_OVERLAP the prompt is no negative. Raises ImportError without the package."""
+    """At most `count` donors of the later translation for each of the two sets; prompts of the earlier one, a half with
+    a donor and the rest without. And the largest share of its word 8-grams that a prompt without a donor has in common
+    with the donors; where it would be over MAX_HIDDEN_OVERLAP the prompt is no negative. Raises ImportError without the
+    package."""
     later, earlier = (verses(path) for path in translations())
     sets = {
         "paraphrase, 5 to 7 words in a row in common": pairs(tokens, later, earlier, together=FEW_WORDS),
@@ -117,8 +118,8 @@ def _paraphrase(
     made = peers(evidence.OURS, Words(), model_directory(), onnx, names)
     standings: list[Standing] = side_by_side.compare(made, donors, cases, say, arguments.peer_seconds)
     title = (
-        f"Paraphrase: the same verses by two groups of translators, {len(donors)} donors; negatives share at most {hidden:.1%} of their "
-        "word 8-grams with donors"
+        f"Paraphrase: the same verses by two groups of translators, {len(donors)} donors; negatives share at most "
+        f"{hidden:.1%} of their word 8-grams with donors"
     )
     console.print(side_by_side.table(title, standings))
     return {"hidden_overlap": hidden, "standings": [asdict(standing) for standing in standings]}
@@ -151,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """2, with the reason, for what cannot be measured here."""
     parser = argparse.ArgumentParser(
         prog="dynamo_semkv bench evidence",
-        description="Donors and prompts of real text with known truth, through our providers and through other methods.",
+        description="Donors and prompts of real text with known truth, through our providers and other methods.",
         allow_abbrev=False,
     )
     add_arguments(parser)

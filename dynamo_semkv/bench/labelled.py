@@ -1,7 +1,8 @@
 """The labelled workload: prompts of which every token's origin is known, against donors made of the same real text.
 
-A scenario says how prompts were made of donors, never what must come out. Prompts whose every word is new are the negative controls; their
-hidden overlap with all donors is measured by word 8-grams, another method than the one under test.
+A scenario says how prompts were made of donors, never what must come out. Prompts whose every word is new are the
+negative controls; their hidden overlap with all donors is measured by word 8-grams, another method than the one under
+test.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Workload:
 
 
 def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7, negatives: int = 0) -> Workload:
-    """`size` donors a scenario, of documents of `tokens` tokens, and at least `negatives` negative controls; always the same for the same
-    sources.
+    """`size` donors a scenario, of documents of `tokens` tokens, and at least `negatives` negative controls; always the
+    same for the same sources.
 
     Raises ValueError when the sources hold too little, or when a negative control overlaps with a donor.
     """
@@ -137,8 +138,8 @@ def _changed(scenario: str, body: TokenArray, origin: I64, right: tuple[str, ...
 
 
 def common_tokens(origin: I64) -> tuple[int, int]:
-    """`origin`: for each token of a text its position in the donor's, -1 for a foreign one. All that are not foreign, and those of them in
-    runs of MIN_RUN and more."""
+    """`origin`: for each token of a text its position in the donor's, -1 for a foreign one. All that are not foreign,
+    and those of them in runs of MIN_RUN and more."""
     breaks = np.flatnonzero((origin[1:] != origin[:-1] + 1) | (origin[:-1] < 0)) + 1
     runs = [run for run in np.split(origin, breaks) if len(run) and run[0] >= 0]
     return sum(map(len, runs)), sum(len(run) for run in runs if len(run) >= MIN_RUN)
@@ -157,8 +158,8 @@ def _from_plain(right: tuple[str, ...], body: TokenArray, other: TokenArray, rng
 
 
 def edited(body: TokenArray, every: int, rng: random.Random) -> tuple[TokenArray, I64]:
-    """One token in each `every` is replaced by another of the document, left out, or gets one put before it. With the origin of each token
-    (see `common_tokens`)."""
+    """One token in each `every` is replaced by another of the document, left out, or gets one put before it. With the
+    origin of each token (see `common_tokens`)."""
     words = body.tolist()
     out: list[int] = []
     origin: list[int] = []
@@ -175,7 +176,8 @@ def edited(body: TokenArray, every: int, rng: random.Random) -> tuple[TokenArray
 
 
 def with_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
-    """A number in brackets behind every sentence that ends NUMBER_EVERY tokens or more behind the last one; as long as the body."""
+    """A number in brackets behind every sentence that ends NUMBER_EVERY tokens or more behind the last one; as long as
+    the body."""
     out: list[int] = []
     since = 0
     bracket = tokens_of("()").tolist()
@@ -197,7 +199,8 @@ def other_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
 
 
 def _numbered(name: str, body: TokenArray, rng: random.Random) -> Iterator[tuple[Donor, list[Case]]]:
-    """Siblings that differ in numbers only, of which one comes back; and a text whose numbers were all changed, with one donor."""
+    """Siblings that differ in numbers only, of which one comes back; and a text whose numbers were all changed, with
+    one donor."""
     half = len(body) // 2
     base = with_numbers(body[:half], rng)
     alone = with_numbers(body[half:], rng)

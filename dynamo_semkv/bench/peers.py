@@ -2,13 +2,14 @@
 
     fingerprint    ours                                     embedding    ours, without the budget: what it can find
     budgeted       the same with its default budget, as many windows a lookup as that pays for on this machine
-    default        the same within the deadline of the defaults, which leaves it less; an answer after the deadline is none
-    semblend       SemBlend 0.3.25 with its stock gates     minilm       all-MiniLM-L6-v2, a text's windows pooled, brute force
+    default        the same within the deadline of the defaults, which leaves it less; a later answer is none
+    semblend       SemBlend 0.3.25 with its stock gates
+    minilm         all-MiniLM-L6-v2, a text's windows pooled, brute force
     minhash        datasketch, 128 values over token 5-grams, brute force
     dynamo         Dynamo's exact index (RadixTree of 1.6.1), blocks of 32 tokens
 
-A method that gives scores without a decision of its own has a threshold, which the report sets so that the negatives it accepts
-are at most 1 %.
+A method that gives scores without a decision of its own has a threshold, which the report sets so that the negatives it
+accepts are at most 1 %.
 """
 
 from __future__ import annotations
@@ -225,8 +226,8 @@ class DynamoExact:
 def peers(
     where: CacheNamespace, texts: Texts, model: Path | None, onnx: Path | None, names: Sequence[str]
 ) -> list[Peer]:
-    """`model`: all-MiniLM-L6-v2 as sentence-transformers wants it, `onnx`: the same for `OnnxEncoder`. Raises ImportError for
-    what is asked for and not installed (the extra `peers`)."""
+    """`model`: all-MiniLM-L6-v2 as sentence-transformers wants it, `onnx`: the same for `OnnxEncoder`. Raises
+    ImportError for what is asked for and not installed (the extra `peers`)."""
 
     def embedding(name: str, config: EmbeddingConfig, deadline_ms: float = math.inf) -> Peer:
         return Provided(EmbeddingProvider(config, OnnxEncoder(onnx or ""), texts), where, name, deadline_ms / 1e3)

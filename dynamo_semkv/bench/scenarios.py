@@ -77,7 +77,8 @@ def same_document_other_instruction(sources: Sequence[Document]) -> Scenario:
 
 
 def reordered_chunks(chunks: Sequence[Document], orders: int, seed: int) -> Scenario:
-    """Retrieved chunks in another order each time, behind one instruction. Only the first order can be an exact prefix of itself."""
+    """Retrieved chunks in another order each time, behind one instruction. Only the first order can be an exact prefix
+    of itself."""
     rng = random.Random(seed)
     texts = [chunk.text[:1200] for chunk in chunks]
     asks = []

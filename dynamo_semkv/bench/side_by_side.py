@@ -1,11 +1,13 @@
-"""The same donors and prompts through several methods (`peers.py`): who ranks the right donor first, who decides as well, at what price.
+"""The same donors and prompts through several methods (`peers.py`): who ranks the right donor first, who decides as
+well, at what price.
 
-A negative is a prompt without a right donor. Methods that decide for themselves are taken at their word. Of the others a match
-counts when its score is above what at most 1 % of the negatives reach, which is the best threshold that they could have had on
-these very prompts.
+A negative is a prompt without a right donor. Methods that decide for themselves are taken at their word. Of the others
+a match counts when its score is above what at most 1 % of the negatives reach, which is the best threshold that they
+could have had on these very prompts.
 
-Slow methods are bounded by time, not left out: a method is asked prompts of all scenarios in turn until its seconds are spent, and the
-table says how many it was asked. One that does not get all donors in within its seconds is not asked at all.
+Slow methods are bounded by time, not left out: a method is asked prompts of all scenarios in turn until its seconds are
+spent, and the table says how many it was asked. One that does not get all donors in within its seconds is not asked at
+all.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ REUSED = frozenset({"materialized_exact", "materialized_experimental"})
 QUIET_UNPLACED = frozenset({"local_exact", "no_donor"})
 """Nor do these, where the route was not placed: nothing was promised, so nothing is missing."""
 NAMED_BY_OUTCOME = frozenset({"local_exact", "no_donor", "unconfirmed"})
-"""Shown as the outcome, since the reason says what the engine saw and not what became of the route; all others as the reason."""
+"""Shown as the outcome, since the reason says what the engine saw and not what became of the route; all others as the
+reason."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Row:
     left: tuple[tuple[str, int], ...]
     """(`decision`, requests) with evidence that were left to Dynamo all the same, most frequent first."""
     declines: tuple[tuple[str, int], ...]
-    """(word, requests) of what did not materialize: the `reason` of a decline or failure; `unconfirmed`, and on a placed route
-    `local_exact` and `no_donor`, by name. Every placed route is either here or materialized."""
+    """(word, requests) of what did not materialize: the `reason` of a decline or failure; `unconfirmed`, and on a
+    placed route `local_exact` and `no_donor`, by name. Every placed route is either here or materialized."""
     ttft_cold: float | None
     ttft_warm: float | None
     ttft_loaded: float | None
@@ -114,7 +115,8 @@ def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
 
 
 def unmaterialized(outcome: str, reason: str, placed: int) -> str | None:
-    """Why nothing was loaded although something was placed, hinted or offered; None where it was, or there was nothing to load."""
+    """Why nothing was loaded although something was placed, hinted or offered; None where it was, or there was nothing
+    to load."""
     if outcome in REUSED or (outcome in QUIET_UNPLACED and not placed):
         return None
     return outcome if outcome in NAMED_BY_OUTCOME else reason

@@ -1,7 +1,8 @@
 """Real documents without a download: the language reference that every CPython carries in `pydoc_data.topics`.
 
-Its topics repeat each other (whole sections stand in two of them), which would make "unrelated" documents related. So a paragraph is
-used once, and only if hardly any of its word 8-grams were used before: any two documents are disjoint by measurement, not by title.
+Its topics repeat each other (whole sections stand in two of them), which would make "unrelated" documents related. So a
+paragraph is used once, and only if hardly any of its word 8-grams were used before: any two documents are disjoint by
+measurement, not by title.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ def shingles(text: str, words: int = SHINGLE_WORDS) -> Shingles:
 
 
 def common_share(left: str, right: str) -> float:
-    """Share of the smaller text's word 8-grams that also stand in the other, in [0, 1]; 0 when either is too short to have one."""
+    """Share of the smaller text's word 8-grams that also stand in the other, in [0, 1]; 0 when either is too short to
+    have one."""
     a, b = shingles(left), shingles(right)
     smaller = min(len(a), len(b))
     return len(a & b) / smaller if smaller else 0.0
 
 
 def documents(count: int, characters: int) -> list[Document]:
-    """`count` pairwise disjoint documents of at least `characters` each (and at most one paragraph more), always the same ones.
+    """`count` pairwise disjoint documents of at least `characters` each (and at most one paragraph more), always the
+    same ones.
 
     Raises ValueError when this Python's reference does not hold that much disjoint text.
     """

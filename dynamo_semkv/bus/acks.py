@@ -1,7 +1,8 @@
 """Acks: messages into JetStream streams over one connection, many in flight, one wake for all of them.
 
-nats-py makes a future, a random inbox and a parsed acknowledgement for each message; a router that records two events a request spends more
-on that than on sending them. Here messages that go out together share one future, and an answer is looked at for its error only.
+nats-py makes a future, a random inbox and a parsed acknowledgement for each message; a router that records two events a
+request spends more on that than on sending them. Here messages that go out together share one future, and an answer is
+looked at for its error only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Message(NamedTuple):
     records: tuple[Message, ...] = ()
     """Of a pack."""
     fixed: bool = False
-    """It may have been sent, so the broker may know it by its id: it goes again as it is, never in a pack with others."""
+    """It may have been sent, so the broker may know it by its id: it goes again as it is, never in a pack with
+    others."""
 
     @property
     def record_count(self) -> int:
@@ -47,7 +49,8 @@ class Message(NamedTuple):
 
 
 def _weight(message: Message) -> int:
-    """Bytes that the broker counts: it ends the connection of who sends more than its `max_payload`, headers included."""
+    """Bytes that the broker counts: it ends the connection of who sends more than its `max_payload`, headers
+    included."""
     return (
         len(message.payload) + len(b"NATS/1.0\r\n\r\n") + sum(len(f"{k}: {v}\r\n") for k, v in message.headers.items())
     )
@@ -93,15 +96,16 @@ class Acks:
         self._answer = msgspec.json.Decoder(_Answer)
 
     async def open(self) -> None:
-        """Once, before the first `send`. The broker hears one connection in order: no answer can come before this was heard."""
+        """Once, before the first `send`. The broker hears one connection in order: no answer can come before this was
+        heard."""
         await self._client.subscribe(f"{self._inbox}*", cb=self._on_answer)
 
     async def send(
         self, subject: str, messages: Sequence[Message], timeout: float, stream: str
     ) -> list[Exception | None]:
-        """Publishes them in their order and waits until each is answered, at most `timeout` seconds. For each: None when `stream` has
-        stored it, or why not (TimeoutError: no answer came, so nothing is known; WrongStream: another stream took it). Raises only its
-        own cancellation."""
+        """Publishes them in their order and waits until each is answered, at most `timeout` seconds. For each: None
+        when `stream` has stored it, or why not (TimeoutError: no answer came, so nothing is known; WrongStream: another
+        stream took it). Raises only its own cancellation."""
         flight = _Flight(len(messages), stream)
         names: list[str] = []
         try:

@@ -205,7 +205,8 @@ class Connection:
 
 
 async def connect_once(client: Client, settings: BusConfig, name: str) -> None:
-    """For a short task. Raises nats.errors.Error, OSError or asyncio.TimeoutError: the first of what the servers said."""
+    """For a short task. Raises nats.errors.Error, OSError or asyncio.TimeoutError: the first of what the servers
+    said."""
     said: list[Exception] = []
 
     async def on_error(error: Exception) -> None:

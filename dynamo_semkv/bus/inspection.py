@@ -53,7 +53,8 @@ class BusInspection:
     streams: dict[str, StreamSeen | None] = field(default_factory=dict)
     """None: it does not exist. Absent: this user may not ask."""
     foreign: dict[str, str] = field(default_factory=dict)
-    """Stream of ours that does not exist -> a stream of somebody else that has its subjects, so that ours cannot be made."""
+    """Stream of ours that does not exist -> a stream of somebody else that has its subjects, so that ours cannot be
+    made."""
     clock_offset_seconds: float | None = None
     """The broker's clock minus ours; None where the server does not tell its time."""
     announcements: list[Message] = field(default_factory=list)

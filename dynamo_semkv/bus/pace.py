@@ -1,13 +1,15 @@
 """Pace: how many messages of one subject went lately, and so for how long it pays to gather the next ones.
 
-A message that is alone is not held back: somebody may wait for it. Where many come, waking up for each costs ten times what sending does.
+A message that is alone is not held back: somebody may wait for it. Where many come, waking up for each costs ten times
+what sending does.
 """
 
 from __future__ import annotations
 
 GATHER_SECONDS = 0.005
 GATHER_BUSY_SECONDS = 0.05
-"""A process that is killed loses what it has gathered. Half as long costs twice the processor time, here and in the broker."""
+"""A process that is killed loses what it has gathered. Half as long costs twice the processor time, here and in the
+broker."""
 BUSY = 40.0
 HALF_LIFE_SECONDS = 1.0
 """Busy is a subject of which about 28 messages a second go (40 x ln 2) or that has just had a burst of 40."""

@@ -14,8 +14,9 @@ _AROUND_EACH = 5
 
 
 def packed(heads: Sequence[Message], max_payload: int, ids: Iterator[str]) -> list[Message]:
-    """The same records in the same order. Neighbours of one content type go into one pack, as many as a reader and the broker
-    (`max_payload`, bytes) take; one without such a neighbour, one that is too big and what may have been sent before stay as they are.
+    """The same records in the same order. Neighbours of one content type go into one pack, as many as a reader and the
+    broker (`max_payload`, bytes) take; one without such a neighbour, one that is too big and what may have been sent
+    before stay as they are.
 
     `ids` gives the id of each pack: never one of its records', which a caller may have used before.
     """

@@ -1,4 +1,5 @@
-"""What may be published: looked at in the caller's thread, so that nothing can arrive at the connection that would end it."""
+"""What may be published: looked at in the caller's thread, so that nothing can arrive at the connection that would end
+it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ _throttled = Throttled(_log)
 
 _ACK_SECONDS = 5.0
 _QUIET_ROUNDS = 2
-"""After so many gatherings of nothing the task of a busy subject ends; until then publishing needs no wake of the bus thread."""
+"""After so many gatherings of nothing the task of a busy subject ends; until then publishing needs no wake of the bus
+thread."""
 _TOGETHER = MAX_PACK_RECORDS
 """Records of one subject that are sent together, of a stream whose readers take any order."""
 _FLIGHTS = 16
@@ -59,10 +60,11 @@ class BusPublisher:
     until the stream has acknowledged it. Subjects do not wait for each other. Where order matters to consumers (donor
     events, announcements) one message is in flight at a time, so a subject's rate is bounded by round trips (measured
     on loopback: thousands a second), which is why each replica and each router has subjects of its own. Routes and
-    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py), and sent together, with
-    `bus.pack_records` in one message (packing.py), which is from then on what is retried and stored once. They
-    do not wait for the acknowledgements of those before them: a broker whose disk is slow would otherwise keep them in this process, and
-    they would die with it. A broker that fails one of them and takes a later one stores the later one first.
+    reports, which are joined in any order, are gathered for a few milliseconds, where many come for more (pace.py), and
+    sent together, with `bus.pack_records` in one message (packing.py), which is from then on what is retried and stored
+    once. They do not wait for the acknowledgements of those before them: a broker whose disk is slow would otherwise
+    keep them in this process, and they would die with it. A broker that fails one of them and takes a later one stores
+    the later one first.
 
     `on_loss(subject)` runs on the bus thread, once per episode in which persistent messages of that subject were
     dropped, when there is room again (connected, buffer at most half full): what the callee publishes in answer has a
@@ -125,10 +127,9 @@ class BusPublisher:
         """Never blocks, never raises. True: accepted (persistent: will arrive if the buffer outlives the outage).
         False: dropped or refused, and counted.
 
-        `message_id`: of several with the same id the stream stores one; not so where records are packed (readers are idempotent by what
-        they say).
-        `persistent`: kept by JetStream, so `subject` must belong to one of our streams. Otherwise sent if connected,
-        and forgotten.
+        `message_id`: of several with the same id the stream stores one; not so where records are packed (readers are
+        idempotent by what they say). `persistent`: kept by JetStream, so `subject` must belong to one of our streams.
+        Otherwise sent if connected, and forgotten.
         """
         if not publishable(subject, payload, content_type, message_id, persistent):
             with self._lock:
@@ -189,8 +190,9 @@ class BusPublisher:
         return self._largest
 
     def has_room(self, subject: str) -> bool:
-        """May more be published of this subject, where it can wait? True while few of its messages are on their way and the buffer that
-        all subjects share is at most half full: what goes on at this pace goes as fast as the broker acknowledges."""
+        """May more be published of this subject, where it can wait? True while few of its messages are on their way and
+        the buffer that all subjects share is at most half full: what goes on at this pace goes as fast as the broker
+        acknowledges."""
         with self._lock:
             return self._use.has_room(subject)
 
@@ -311,7 +313,8 @@ class BusPublisher:
     async def _drain(
         self, client: Client, js: JetStreamContext, acks: Acks, streams: asyncio.Future[None], subject: str
     ) -> None:
-        """Send this subject's messages until none is left. Found empty and left under one lock, so none is forgotten."""
+        """Send this subject's messages until none is left. Found empty and left under one lock, so none is
+        forgotten."""
         any_order = in_any_order(subject)
         pace, now = self._paces.of(subject), asyncio.get_running_loop().time
         quiet = 0
@@ -366,7 +369,8 @@ class BusPublisher:
                 await self._ensure(js)
 
     def _landed(self, client: Client, flight: asyncio.Task[None]) -> None:
-        """What did not arrive because the session ends is put back by the session, with that of all others and in their order."""
+        """What did not arrive because the session ends is put back by the session, with that of all others and in their
+        order."""
         if flight.cancelled() or (client.is_closed and flight.exception() is None):
             return
         subject, left = self._flights.pop(flight)

@@ -1,7 +1,7 @@
 """Refusals: which streams the broker does not take or keep, in its own words; one warning an outage.
 
-A connection alone says nothing about whether anything is stored: a broker without room, a stream of somebody else on our subjects, or
-one that does not answer keeps a process "connected" and everything that it says lost.
+A connection alone says nothing about whether anything is stored: a broker without room, a stream of somebody else on
+our subjects, or one that does not answer keeps a process "connected" and everything that it says lost.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class Refusals:
         """Stream -> (words, they came when it was to be made)."""
 
     def refused(self, stream: str, words: str, *, at_set_up: bool = False) -> None:
-        """Logged once until the stream is accepted again. The newest words are kept, but for "no stream", which says less than why it
-        could not be made."""
+        """Logged once until the stream is accepted again. The newest words are kept, but for "no stream", which says
+        less than why it could not be made."""
         known = self._open.get(stream)
         if known is None:
             _log.warning(
-                "bus %s: the broker refuses %s: %s; it is tried again, and what does not fit the buffer meanwhile is dropped",
+                "bus %s: the broker refuses %s: %s; it is tried again, and what does not fit the buffer meanwhile is "
+                "dropped",
                 self._name,
                 stream,
                 words,

@@ -23,8 +23,8 @@ _SETTINGS = """jetstream {{
 }}
 {settings}
 """
-# A single server acknowledges a message before it has left its memory, so what was acknowledged in the last moment before a crash would be
-# gone; with `always` it is on disk first. A cluster has replicas for that.
+# A single server acknowledges a message before it has left its memory, so what was acknowledged in the last moment
+# before a crash would be gone; with `always` it is on disk first. A cluster has replicas for that.
 
 
 class ServerError(RuntimeError):
@@ -63,7 +63,8 @@ class EmbeddedNats:
     """
 
     def __init__(self, store_dir: Path | str, port: int = 0, *, settings: str = "", jetstream: str = "") -> None:
-        """`settings`, `jetstream`: more lines for the configuration file, at its top level and in its JetStream block."""
+        """`settings`, `jetstream`: more lines for the configuration file, at its top level and in its JetStream
+        block."""
         self._more = {"settings": settings, "jetstream": jetstream}
         self.store_dir = Path(store_dir)
         self.port = port

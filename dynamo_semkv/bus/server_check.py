@@ -1,4 +1,5 @@
-"""Which nats-server may carry our streams: its version, and that it refuses requests of JetStream's API that it does not understand."""
+"""Which nats-server may carry our streams: its version, and that it refuses requests of JetStream's API that it does
+not understand."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ OLDEST = (2, 11)
 """The first that can be strict, and the one on which tests attack the shipped permissions, beside the newest."""
 
 LENIENT = (
-    "the broker obeys requests of JetStream with fields that it does not know, so any message that reaches a subject of that API, an "
-    "acknowledgement too: it needs `strict: true` in the jetstream block of its configuration (the default from nats-server 2.12 on)"
+    "the broker obeys requests of JetStream with fields that it does not know, so any message that reaches a subject "
+    "of that API, an acknowledgement too: it needs `strict: true` in the jetstream block of its configuration (the "
+    "default from nats-server 2.12 on)"
 )
 
 _API_SECONDS = 3.0
@@ -24,7 +26,8 @@ _UNKNOWN_FIELD = json.dumps({"semkv_is_this_refused": True}).encode()
 
 
 def version_of(client: Client) -> tuple[int, int] | None:
-    """Major and minor number of the server that this client is connected to; None where it tells none that can be read."""
+    """Major and minor number of the server that this client is connected to; None where it tells none that can be
+    read."""
     try:
         version = client.connected_server_version
         found = (int(version.major), int(version.minor))
@@ -42,8 +45,8 @@ def objection(version: tuple[int, int] | None) -> str | None:
 
 
 async def is_strict(client: Client) -> bool | None:
-    """Asks for a stream of ours with a field that does not exist, which changes nothing. None: no answer that says so, since this user may
-    not ask or since the stream is not there."""
+    """Asks for a stream of ours with a field that does not exist, which changes nothing. None: no answer that says so,
+    since this user may not ask or since the stream is not there."""
     try:
         answer = await client.request(f"$JS.API.STREAM.INFO.{STREAMS[0]}", _UNKNOWN_FIELD, timeout=_API_SECONDS)
         said = json.loads(answer.data)

@@ -1,4 +1,5 @@
-"""Makes the streams once, as a user that may, and says what is there: for brokers whose permissions keep everybody else from it."""
+"""Makes the streams once, as a user that may, and says what is there: for brokers whose permissions keep everybody else
+from it."""
 
 from __future__ import annotations
 
@@ -52,8 +53,9 @@ async def set_up(settings: BusConfig) -> list[StreamFound]:
             raise BusError(f"the streams are made, but {LENIENT}; see docs/security.md")
     except asyncio.TimeoutError as error:
         raise BusError(
-            "no answer from JetStream: is it on (`jetstream {}` in the server's configuration), may this user use it, and is "
-            f"bus.inbox_prefix ({settings.inbox_prefix!r}) one that this user may subscribe to? See docs/security.md"
+            "no answer from JetStream: is it on (`jetstream {}` in the server's configuration), may this user use it, "
+            f"and is bus.inbox_prefix ({settings.inbox_prefix!r}) one that this user may subscribe to? See "
+            "docs/security.md"
         ) from error
     except nats.errors.Error as error:
         raise BusError(f"JetStream refused: {error}") from error

@@ -37,8 +37,8 @@ def stream_of(subject: str) -> str | None:
 
 
 def in_any_order(subject: str) -> bool:
-    """May its readers get messages in another order than they were published in? Routes and reports are joined by id; donor events are
-    numbered, and of announcements the last one counts."""
+    """May its readers get messages in another order than they were published in? Routes and reports are joined by id;
+    donor events are numbered, and of announcements the last one counts."""
     return stream_of(subject) in (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
 
 
@@ -65,8 +65,9 @@ def stream_config(stream: str, settings: BusConfig) -> StreamConfig:
 async def ensure_streams(js: JetStreamContext, settings: BusConfig) -> dict[str, js_errors.APIError]:
     """Create the streams, or bring those that exist to these settings. Safe to call from many processes at once.
 
-    Returns what the broker refused, by stream: no room, or a stream of somebody else on the same subjects. The others are there then.
-    Does nothing without `bus.manage_streams`. Raises nats.errors.Error or asyncio.TimeoutError when JetStream is off or does not answer.
+    Returns what the broker refused, by stream: no room, or a stream of somebody else on the same subjects. The others
+    are there then. Does nothing without `bus.manage_streams`. Raises nats.errors.Error or asyncio.TimeoutError when
+    JetStream is off or does not answer.
     """
     refused: dict[str, js_errors.APIError] = {}
     for stream in STREAMS if settings.manage_streams else ():

@@ -44,14 +44,15 @@ Start = Literal["all", "last_per_subject", "new"]
 _API_SECONDS = 5.0
 _SILENT_HEARTBEATS = 2.5
 _TURN_SECONDS = 0.001
-"""A replay, or a flood, gives the event loop back this often. A request takes some twenty turns of the loop, and each of them may wait so
-long: at 5 ms no question to Dynamo was answered within its deadline while a restarted router read its donors back."""
+"""A replay, or a flood, gives the event loop back this often. A request takes some twenty turns of the loop, and each
+of them may wait so long: at 5 ms no question to Dynamo was answered within its deadline while a restarted router read
+its donors back."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A record. Those of one pack have its number, its time and its order. A pack that cannot be read is handed over whole, with its own
-    content type: whoever reads the stream refuses it, as any other message that is broken."""
+    """A record. Those of one pack have its number, its time and its order. A pack that cannot be read is handed over
+    whole, with its own content type: whoever reads the stream refuses it, as any other message that is broken."""
 
     subject: str
     payload: bytes
@@ -173,8 +174,8 @@ class BusSubscriber:
         `on_caught_up()` is called when everything that was stored at that time has been handed over: after the first
         replay, and again after each that a lost connection made necessary.
 
-        `known(subject, records)` is asked once a message, of so many records. True: what it says is known here, as what one has published
-        oneself, and `handler` is not called.
+        `known(subject, records)` is asked once a message, of so many records. True: what it says is known here, as what
+        one has published oneself, and `handler` is not called.
         """
         if start not in ("all", "last_per_subject", "new"):
             raise ValueError(f"start: got {start!r}, allowed: all, last_per_subject, new")
@@ -351,7 +352,8 @@ class BusSubscriber:
     async def _hand_over_records(
         self, subscription: _StreamSubscription, follow: _Follow, msg: Msg, metadata: Msg.Metadata
     ) -> None:
-        """A pack that is left in its middle, because the connection or the subscription ends, is gone on with when it comes again."""
+        """A pack that is left in its middle, because the connection or the subscription ends, is gone on with when it
+        comes again."""
         content_type, records = _opened(msg)
         sequence = metadata.sequence.stream
         if subscription.known is not None and self._guarded(subscription.known, msg.subject, len(records)):

@@ -1,6 +1,8 @@
-"""`bench`: the measurements that ship with the package, each a program of its own: `dynamo_semkv bench connector --json`.
+"""`bench`: the measurements that ship with the package, each a program of its own: `dynamo_semkv bench connector
+--json`.
 
-They run as processes: one that measures the engine side needs packages that a router has not, and neither side imports the other.
+They run as processes: one that measures the engine side needs packages that a router has not, and neither side imports
+the other.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{loaded.source}: {error}", file=sys.stderr)
         return REFUSED
     print(
-        f"{loaded.source}: ok, hash {loaded.hash}, placement {config.placement.mode.value}, "
-        f"materialization {config.connector.materialization.value}, hints {'on' if config.hints.enabled else 'off'}"
+        f"{loaded.source}: ok, hash {loaded.hash}, placement {config.placement.mode.value}, materialization "
+        f"{config.connector.materialization.value}, hints {'on' if config.hints.enabled else 'off'}"
     )
     if arguments.show:
         print(json.dumps(plain(config), indent=2))
@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_evidence(config: Config) -> None:
-    """Loads what the router would load from names and directories: whether a plugin can be imported, or a model read, shows in no other
-    way. Raises ContractError. Nothing is imported where nothing but ours is asked for."""
+    """Loads what the router would load from names and directories: whether a plugin can be imported, or a model read,
+    shows in no other way. Raises ContractError. Nothing is imported where nothing but ours is asked for."""
     if not any(
         (
             config.plugins.providers,

@@ -27,7 +27,8 @@ __all__ = ["OK", "REFUSED", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: a value of `exit_status`. Whoever reads what is printed may go away early (`| head`): that is no fault."""
+    """Returns the exit status: a value of `exit_status`. Whoever reads what is printed may go away early (`| head`):
+    that is no fault."""
     try:
         try:
             arguments = _parser().parse_args(argv)

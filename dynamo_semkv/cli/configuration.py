@@ -25,7 +25,8 @@ def default_path() -> str | None:
 
 
 def names_a_broker(loaded: Loaded) -> bool:
-    """False: neither a file nor a variable was given, so `bus.url` is a guess, and nothing follows from nobody being there."""
+    """False: neither a file nor a variable was given, so `bus.url` is a guess, and nothing follows from nobody being
+    there."""
     return loaded.path is not None or any(os.environ.get(name) for name in BROKER_VARIABLES)
 
 

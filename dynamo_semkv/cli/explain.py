@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not routes and arguments.id is not None:
         print(
             f"{router.url}: no closed route of {arguments.id!r}. A route closes when its report has come, or after "
-            "outcome.report_ttl_seconds; the record keeps the last outcome.history_size. An id is given whole, or a route's by "
-            f"a unique prefix of {MIN_PREFIX} digits or more, if the page lists it among the recent ones",
+            "outcome.report_ttl_seconds; the record keeps the last outcome.history_size. An id is given whole, or a "
+            f"route's by a unique prefix of {MIN_PREFIX} digits or more, if the page lists it among the recent ones",
             file=sys.stderr,
         )
         return FAILED
@@ -80,8 +80,8 @@ class AmbiguousPrefix(Exception):
 
 
 def by_id(router: page.Page, wanted: str) -> list[dict[str, Any]]:
-    """A route, or the attempts of a request; a route id and a request id may look alike, so both are asked for, and a prefix of a
-    recent route's only when neither is there. Raises AmbiguousPrefix."""
+    """A route, or the attempts of a request; a route id and a request id may look alike, so both are asked for, and a
+    prefix of a recent route's only when neither is there. Raises AmbiguousPrefix."""
     try:
         route = router.route(check_route_id(wanted))
     except ContractError:

@@ -42,8 +42,8 @@ def _because(route: Mapping[str, Any]) -> Iterator[str]:
 def _request(route: Mapping[str, Any]) -> Iterator[str]:
     opened = route["opened"]
     yield (
-        f"{t.count(route['tokens']['input'])} prompt tokens for {t.clean(route['model'])}, {t.time(route['opened_at'])}, "
-        f"request {t.clean(route['request_id'])}, attempt {route['attempt']}."
+        f"{t.count(route['tokens']['input'])} prompt tokens for {t.clean(route['model'])}, "
+        f"{t.time(route['opened_at'])}, request {t.clean(route['request_id'])}, attempt {route['attempt']}."
     )
     if route.get("requests", 1) > 1:
         yield f"It is request {route['request']} of {route['requests']} of several tenants whose clients chose this id."
@@ -57,12 +57,16 @@ def _evidence(route: Mapping[str, Any]) -> Iterator[str]:
     opened = route["opened"]
     yield f"Lookup: {t.clean(opened['lookup'])} in {t.seconds(opened['lookup_seconds'])}."
     if opened["donor_id"] is None:
-        found = "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be sent."
+        found = (
+            "What was found saves nothing beyond what its replica holds on the device, or sits where nobody may be "
+            "sent."
+        )
         yield found if opened["lookup"] == "hit" else "No donor."
         return
     yield (
         f"Donor {t.clean(opened['donor_id'])} ({t.clean(opened['match_type'])}, overlap {t.clean(opened['overlap'])}, "
-        f"tier {t.clean(opened['tier'])}, by {t.clean(opened['provider'])}): {t.count(route['tokens']['evidence'])} tokens."
+        f"tier {t.clean(opened['tier'])}, by {t.clean(opened['provider'])}): {t.count(route['tokens']['evidence'])} "
+        "tokens."
     )
     signals = opened.get("quality_signals") or {}
     if signals:
@@ -74,7 +78,10 @@ def _decision(route: Mapping[str, Any]) -> Iterator[str]:
     where = ""
     if route["placed_on"] is not None:
         tokens = route["tokens"]
-        where = f", on {t.clean(route['placed_on'])}: {t.count(tokens['placed'])} tokens, {t.count(tokens['hinted'])} of them hinted"
+        where = (
+            f", on {t.clean(route['placed_on'])}: {t.count(tokens['placed'])} tokens, {t.count(tokens['hinted'])} of "
+            "them hinted"
+        )
         if route["opened"].get("expected_tokens") is not None:
             where += f"; {t.count(route['opened']['expected_tokens'])} tokens of prefill expected to be saved"
     elif route["opened"]["shadow_choice"] is not None:
@@ -108,9 +115,9 @@ def _backend(route: Mapping[str, Any]) -> Iterator[str]:
         return
     took = f" in {t.seconds(report['load_seconds'])}" if report["load_seconds"] is not None else ""
     yield (
-        f"{t.clean(report['stable_routing_id'])}/{report['dp_rank']} held {t.count(report['local_tokens'])} tokens itself. "
-        f"Offered {t.count(report['offered'])}, honoured {t.count(report['honoured'])}, copied {t.count(report['copied'])}, "
-        f"confirmed {t.count(report['confirmed'])}{took}."
+        f"{t.clean(report['stable_routing_id'])}/{report['dp_rank']} held {t.count(report['local_tokens'])} tokens "
+        f"itself. Offered {t.count(report['offered'])}, honoured {t.count(report['honoured'])}, copied "
+        f"{t.count(report['copied'])}, confirmed {t.count(report['confirmed'])}{took}."
     )
     if report["differing_field"]:
         yield f"Namespaces differ in {t.clean(report['differing_field'])}."
@@ -129,14 +136,15 @@ def _stream(route: Mapping[str, Any]) -> Iterator[str]:
     else:
         kind = f" ({t.clean(route['ttft_class'])})" if route["ttft_class"] is not None else ""
         yield (
-            f"{ENDS.get(observed['end'], t.clean(observed['end']))} on {t.clean(route['served_by'])}: first token after "
-            f"{t.seconds(observed['ttft_seconds'])}{kind}, {t.count(observed['output_tokens'])} tokens out."
+            f"{ENDS.get(observed['end'], t.clean(observed['end']))} on {t.clean(route['served_by'])}: first token "
+            f"after {t.seconds(observed['ttft_seconds'])}{kind}, {t.count(observed['output_tokens'])} tokens out."
         )
     if (saving := route.get("saving")) is not None and saving["saved_seconds"] is not None:
         less = saving["saved_seconds"] >= 0.0
         yield (
-            f"At this replica's cold rate ({t.count(round(1.0 / saving['seconds_per_token']))} tokens a second) it would have taken "
-            f"{t.seconds(saving['cold_seconds'])}: {t.seconds(abs(saving['saved_seconds']))} {'saved' if less else 'lost'}."
+            f"At this replica's cold rate ({t.count(round(1.0 / saving['seconds_per_token']))} tokens a second) it "
+            f"would have taken {t.seconds(saving['cold_seconds'])}: {t.seconds(abs(saving['saved_seconds']))} "
+            f"{'saved' if less else 'lost'}."
         )
     if observed["engine_cached_tokens"] is not None:
         said = CROSS_CHECKS.get(route["cross_check"], t.clean(route["cross_check"]))

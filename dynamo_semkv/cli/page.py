@@ -2,9 +2,9 @@
 
     Page(url, token).snapshot() -> dict     .route(route_id) -> dict | None     .request(request_id) -> list[dict]
 
-PageError says in one sentence what is wrong and what to do. Proxies of the environment are not used and redirects are not followed: a token
-goes to the address that was given and nowhere else. Whoever answers there may say anything: an error shows it cleaned and cut, and what is
-made of its answers is made within `Page.reading()`.
+PageError says in one sentence what is wrong and what to do. Proxies of the environment are not used and redirects are
+not followed: a token goes to the address that was given and nowhere else. Whoever answers there may say anything: an
+error shows it cleaned and cut, and what is made of its answers is made within `Page.reading()`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Page:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """What is done with an answer: whatever the answer lacks is a PageError. Only for what is pure, or a fault of ours is taken for the
-        page's."""
+        """What is done with an answer: whatever the answer lacks is a PageError. Only for what is pure, or a fault of
+        ours is taken for the page's."""
         try:
             yield
         except ContractError:
@@ -92,8 +92,8 @@ class Page:
         found: dict[str, Any] = self._get("/api/snapshot", "snapshot")
         if found.get("schema") != SCHEMA:
             raise PageError(
-                f"{self.url}: it shows format {_told(repr(found.get('schema')))}, this command reads format {SCHEMA}: use the "
-                "command of the router's own version"
+                f"{self.url}: it shows format {_told(repr(found.get('schema')))}, this command reads format {SCHEMA}: "
+                "use the command of the router's own version"
             )
         return found
 
@@ -106,8 +106,8 @@ class Page:
         return found
 
     def request(self, request_id: str) -> list[dict[str, Any]]:
-        """The closed routes of a request id, an attempt each, and of which `request` of how many `requests` that have the id; empty when
-        there is none."""
+        """The closed routes of a request id, an attempt each, and of which `request` of how many `requests` that have
+        the id; empty when there is none."""
         found = self._get(f"/api/requests/{quote(request_id, safe='')}", "request").get("routes")
         if not isinstance(found, list) or not all(isinstance(route, dict) for route in found):
             raise self._shapeless("routes: no list of routes")
@@ -153,14 +153,14 @@ class Page:
 
     def _shapeless(self, what: str) -> PageError:
         return PageError(
-            f"{self.url}: it answers in another shape than format {SCHEMA} has ({_told(what)}): is it a dynamo_semkv router's "
-            "page, of this version?"
+            f"{self.url}: it answers in another shape than format {SCHEMA} has ({_told(what)}): is it a dynamo_semkv "
+            "router's page, of this version?"
         )
 
     def _away(self, reason: object) -> PageError:
         return PageError(
-            f"{self.url}: no router's page answers ({_told(str(reason))}): is the router up, and is it this port? "
-            "Its log says `dashboard: http://...`"
+            f"{self.url}: no router's page answers ({_told(str(reason))}): is the router up, and is it this port? Its "
+            "log says `dashboard: http://...`"
         )
 
 

@@ -1,4 +1,5 @@
-"""`setup-bus`: makes the streams on the broker, once, as a user that may; routers and workers then run with `bus.manage_streams: false`."""
+"""`setup-bus`: makes the streams on the broker, once, as a user that may; routers and workers then run with
+`bus.manage_streams: false`."""
 
 from __future__ import annotations
 

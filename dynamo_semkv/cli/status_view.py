@@ -78,15 +78,15 @@ def _funnel(s: Mapping[str, Any]) -> Group:
         table.add_row(*(Text(cell, style) for cell in cells))
     beside = s["beside"]
     notes = [
-        "Only materialized is reuse: the backend confirmed it. "
-        f"Confirmed without a hint: {t.count(beside['unhinted_tokens'])} tokens; "
-        f"held by the engines themselves: {t.count(beside['local_tokens'])}."
+        "Only materialized is reuse: the backend confirmed it. Confirmed without a hint: "
+        f"{t.count(beside['unhinted_tokens'])} tokens; held by the engines themselves: "
+        f"{t.count(beside['local_tokens'])}."
     ]
     if s["would_have"]["routes"]:
         notes.append(
             f"Not acted on: {t.count(s['would_have']['routes'])} routes would have been placed, "
-            f"{t.count(s['would_have']['agreed'])} of them where Dynamo sent them: {t.count(s['would_have']['tokens'])} tokens, "
-            f"{t.percent(s['would_have']['share'])} of input."
+            f"{t.count(s['would_have']['agreed'])} of them where Dynamo sent them: "
+            f"{t.count(s['would_have']['tokens'])} tokens, {t.percent(s['would_have']['share'])} of input."
         )
     return Group(table, Text("\n".join(notes), "dim"))
 
@@ -110,8 +110,9 @@ def _dynamo(s: Mapping[str, Any]) -> RenderableType:
     for row in found["steps"]:
         table.add_row(t.clean(row["step"]).replace("_", " "), t.count(row["tokens"]), t.percent(row["share"]))
     note = (
-        f"Of {t.count(found['input_tokens'])} prompt tokens that this router sent since its start; the funnel is of all routers. "
-        f"Engines count {t.count(s['beside']['engine_cached_tokens'])} cached tokens over the routes of the funnel."
+        f"Of {t.count(found['input_tokens'])} prompt tokens that this router sent since its start; the funnel is of "
+        f"all routers. Engines count {t.count(s['beside']['engine_cached_tokens'])} cached tokens over the routes of "
+        "the funnel."
     )
     return Group(table, Text(note, "dim"))
 

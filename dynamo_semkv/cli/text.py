@@ -1,4 +1,5 @@
-"""Numbers, times and names as terminal text, as the page writes them. None and what is no number show as a dash, never as zero."""
+"""Numbers, times and names as terminal text, as the page writes them. None and what is no number show as a dash, never
+as zero."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ DASH = "–"
 
 
 def clean(value: object) -> str:
-    """One line of printable text: a worker's or model's name may not move the cursor, turn the writing direction, or colour the rest."""
+    """One line of printable text: a worker's or model's name may not move the cursor, turn the writing direction, or
+    colour the rest."""
     if value is None:
         return DASH
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(value))

@@ -1,5 +1,5 @@
-"""`SEMKV_<SECTION>__<FIELD>` variables, and two of Dynamo's, -> values of the configuration tree. A field that was set so is blamed on its
-variable.
+"""`SEMKV_<SECTION>__<FIELD>` variables, and two of Dynamo's, -> values of the configuration tree. A field that was set
+so is blamed on its variable.
 
 override(tree, env) -> Overrides(used, origins, unknown, errors)
 """
@@ -21,8 +21,8 @@ ENV_PREFIX = "SEMKV_"
 OTHER_VARIABLES = frozenset({"SEMKV_CONFIG", "SEMKV_GRAFANA_DASHBOARDS"})
 """Ours too, and of no field."""
 DYNAMO_VARIABLES = {"DYN_NAMESPACE": ("dynamo", "namespace"), "NATS_SERVER": ("bus", "url")}
-"""What Dynamo's own processes are told so, and its operator sets in every pod: it counts where neither the file nor a variable of ours says
-otherwise."""
+"""What Dynamo's own processes are told so, and its operator sets in every pod: it counts where neither the file nor a
+variable of ours says otherwise."""
 
 _SERVICE_LINK = re.compile(
     r".+_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)", re.DOTALL
@@ -31,8 +31,9 @@ _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*", re.DOTALL)
 
 
 def is_service_link(name: str, text: str) -> bool:
-    """Kubernetes writes such variables into every pod for each Service of the namespace: a Service `semkv-dashboard` gives
-    `SEMKV_DASHBOARD_SERVICE_HOST`, `SEMKV_DASHBOARD_PORT=tcp://10.96.0.7:80` and five more. Nobody meant them for us."""
+    """Kubernetes writes such variables into every pod for each Service of the namespace: a Service `semkv-dashboard`
+    gives `SEMKV_DASHBOARD_SERVICE_HOST`, `SEMKV_DASHBOARD_PORT=tcp://10.96.0.7:80` and five more. Nobody meant them for
+    us."""
     if _SERVICE_LINK.fullmatch(name):
         return True
     # Without an address such a name is a field of ours, or was meant to be one.
@@ -50,7 +51,8 @@ class Overrides(NamedTuple):
 
 
 def override(tree: dict[str, Any], env: Mapping[str, str], scalar: Callable[[str, type, bool], Any]) -> Overrides:
-    """Writes `SEMKV_A__B=text` as `a.b` into the tree. `scalar(text, kind, optional)` reads a value as the file would."""
+    """Writes `SEMKV_A__B=text` as `a.b` into the tree. `scalar(text, kind, optional)` reads a value as the file
+    would."""
     sections = tuple(limits_of(Config))
     used: list[str] = []
     origins: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""How an extra that is missing is had. The package is on no index: `pip install dynamo-semkv[...]` would find nothing of ours."""
+"""How an extra that is missing is had. The package is on no index: `pip install dynamo-semkv[...]` would find nothing
+of ours."""
 
 from __future__ import annotations
 

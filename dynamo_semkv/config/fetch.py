@@ -21,7 +21,8 @@ class FetchConfig(Section, frozen=True):
     enabled: bool = False
     """Pull on hints, and serve others. False: neither."""
     secret_file: FilePath | None = None
-    """File with the 16 to 1024 byte secret that all workers of the fleet share. It never goes over the wire. Needed with `enabled`."""
+    """File with the 16 to 1024 byte secret that all workers of the fleet share. It never goes over the wire. Needed
+    with `enabled`."""
     host: Address = "127.0.0.1"
     """IP address that other workers connect to. 0.0.0.0 or ::, for all of them, needs `advertise_host`."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0

@@ -1,4 +1,5 @@
-"""The files that a configuration names: there, of the right kind, readable. What they hold is checked by whoever reads them."""
+"""The files that a configuration names: there, of the right kind, readable. What they hold is checked by whoever reads
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def missing_files(config: Config) -> Iterator[ContractError]:
         if not _readable(path):
             yield ContractError(field, path, _FILE)
     model = config.model.path
-    # `owner/name` may be a model that Dynamo resolves itself; anything else is a directory, as a worker's card names it.
+    # `owner/name` may be a model that Dynamo resolves itself; anything else is a directory, as a worker's card names
+    # it.
     if model is not None and not Path(model).is_dir() and not _HUB_NAME.fullmatch(model):
         yield ContractError("model.path", model, "a directory that is there, with tokenizer and chat template")
 

@@ -37,8 +37,8 @@ def _plain(text: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """An IP address, or a name that a resolver may know. What ends in a number is an address or nothing (RFC 1123, 2.1); a name that is too
-    long, or has an empty label, ends Python's resolver with a UnicodeError."""
+    """An IP address, or a name that a resolver may know. What ends in a number is an address or nothing (RFC 1123,
+    2.1); a name that is too long, or has an empty label, ends Python's resolver with a UnicodeError."""
     if is_address(text):
         return True
     name = text.removesuffix(".")
@@ -100,7 +100,8 @@ def _no_collector(text: str) -> str | None:
 
 
 def _no_broker(text: str) -> str | None:
-    """As the client reads them: one that it cannot read, or several that it does not take together, would be tried for ever."""
+    """As the client reads them: one that it cannot read, or several that it does not take together, would be tried for
+    ever."""
     if not _plain(text):
         return _without_password(text, text)
     found = set()

@@ -1,9 +1,10 @@
 """How much memory this process may still take: what the machine has left, and what its container's limits leave.
 
-A container sees the whole machine in /proc/meminfo, but the kernel kills it at the limit of its control group or of one above it.
-Page cache counts as used there and is given back when somebody needs memory, so it is not counted here.
+A container sees the whole machine in /proc/meminfo, but the kernel kills it at the limit of its control group or of one
+above it. Page cache counts as used there and is given back when somebody needs memory, so it is not counted here.
 
-Sources: proc(5) for `MemAvailable`, cgroups(7) for /proc/self/cgroup, the kernel's cgroup-v2.rst and cgroup-v1/memory.rst for the files.
+Sources: proc(5) for `MemAvailable`, cgroups(7) for /proc/self/cgroup, the kernel's cgroup-v2.rst and
+cgroup-v1/memory.rst for the files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class _Files(NamedTuple):
     page_cache: tuple[str, ...]
     """Keys of memory.stat. Pages of tmpfs are not among them: nobody gives those back."""
     inherited: str | None
-    """Key of memory.stat: the least limit of this group and of those above it, also of those that a container does not see."""
+    """Key of memory.stat: the least limit of this group and of those above it, also of those that a container does not
+    see."""
 
 
 V1 = _Files(
@@ -47,11 +49,13 @@ V1 = _Files(
     "hierarchical_memory_limit",
 )
 V2 = _Files(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"), None)
-"""Beyond `memory.high` a process is not killed but slowed down until it stands still, since a slab cannot be swapped or dropped."""
+"""Beyond `memory.high` a process is not killed but slowed down until it stands still, since a slab cannot be swapped or
+dropped."""
 
 
 def available_memory(root: Path = ROOT) -> Available | None:
-    """The least of what the machine and each control group above this process leave; None where none of them says. `root`: for tests."""
+    """The least of what the machine and each control group above this process leave; None where none of them says.
+    `root`: for tests."""
     least = min(_bounds(root), default=None)
     return None if least is None else Available(least.left, f"{least.name} ({least.total})")
 
@@ -89,7 +93,8 @@ def _bound(folder: Path, files: _Files) -> _Bound | None:
 
 
 def _control_groups(root: Path) -> Iterator[tuple[Path, _Files]]:
-    """This process's group in each mounted hierarchy that may account memory, then those above it as far as they are visible."""
+    """This process's group in each mounted hierarchy that may account memory, then those above it as far as they are
+    visible."""
     paths: dict[str, str] = {}
     for number, _, rest in _split(root / "proc/self/cgroup", ":"):
         controllers, _, path = rest.partition(":")
@@ -111,8 +116,8 @@ def _control_groups(root: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def _below(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
-    """The group's path from the mount point on. A path that is not below what is mounted is one as the host sees it, and what is mounted is
-    then the container's own group."""
+    """The group's path from the mount point on. A path that is not below what is mounted is one as the host sees it,
+    and what is mounted is then the container's own group."""
     if ".." in path.parts or not path.is_relative_to(mounted):
         return PurePosixPath(".")
     return path.relative_to(mounted)

@@ -1,7 +1,7 @@
 """YAML file and `SEMKV_<SECTION>__<FIELD>` environment -> `Config`. Nothing is guessed and nothing is ignored.
 
-A key that does not exist, at any level, is an error that names its path and the nearest key that does; so is a key that is there twice.
-Only `true` and `false` are booleans, as in YAML 1.2: `mode: off` is the word `off`.
+A key that does not exist, at any level, is an error that names its path and the nearest key that does; so is a key that
+is there twice. Only `true` and `false` are booleans, as in YAML 1.2: `mode: off` is the word `off`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _MAX_WORD = 120
 class Loaded(NamedTuple):
     config: Config
     hash: str
-    """16 hex digits over every value that is in force, but for the page's port: two processes with the same hash run the same
-    policy, also two routers of one machine, whose pages need two ports."""
+    """16 hex digits over every value that is in force, but for the page's port: two processes with the same hash run
+    the same policy, also two routers of one machine, whose pages need two ports."""
     source: str
     """The file, or `defaults`, and the names of the environment variables that changed it."""
     path: str | None = None
     """The file by itself."""
     warnings: tuple[str, ...] = ()
-    """What is no error and not meant either: `SEMKV_*` variables that mean nothing, numbers that do not fit together."""
+    """What is no error and not meant either: `SEMKV_*` variables that mean nothing, numbers that do not fit
+    together."""
     overrides: tuple[str, ...] = ()
     """Names of the environment variables that set a value."""
 
@@ -58,7 +59,8 @@ class Loaded(NamedTuple):
 def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Loaded:
     """Reads the file (None: defaults only) and applies the overrides of `env` (None: none).
 
-    Raises ContractError that names the path of the key, the value and what is allowed; OSError when the file cannot be read.
+    Raises ContractError that names the path of the key, the value and what is allowed; OSError when the file cannot be
+    read.
     """
     tree: dict[str, Any] = {}
     source = "defaults"
@@ -81,7 +83,8 @@ def load_config(path: str | Path | None = None, env: Mapping[str, str] | None = 
 
 
 def _read(path: str | Path) -> bytes:
-    """Never waits and never reads without end: a pipe or a device is refused, and opened so that a pipe without a writer does not block."""
+    """Never waits and never reads without end: a pipe or a device is refused, and opened so that a pipe without a
+    writer does not block."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -176,8 +179,8 @@ def _scalar(text: str, kind: type, optional: bool) -> Any:
 
 
 def config_hash(config: Config) -> str:
-    """blake2b-64 of the canonical JSON of every value but the page's port, as 16 hex digits. Beside another router the port differs, and
-    what is decided does not."""
+    """blake2b-64 of the canonical JSON of every value but the page's port, as 16 hex digits. Beside another router the
+    port differs, and what is decided does not."""
     values = dict(plain(config))
     values["dashboard"] = {key: value for key, value in values["dashboard"].items() if key != "port"}
     raw = msgspec.json.encode(values, order="sorted")
@@ -185,7 +188,8 @@ def config_hash(config: Config) -> str:
 
 
 def read_salt_key(path: str | Path | None, default: bytes) -> bytes:
-    """The key of `security.salt_key_file`, or `default` where none is set. One trailing line end is not part of the key."""
+    """The key of `security.salt_key_file`, or `default` where none is set. One trailing line end is not part of the
+    key."""
     if path is None:
         return default
     return _read_secret(path, "security.salt_key_file", 1, MAX_SALT_KEY_BYTES, "bytes")

@@ -1,7 +1,8 @@
 """Every toggle of both packages, with its default and its range.
 
-A field is declared once, with its limits in the annotation. They are checked when a file is read and when a struct is built by hand
-(tests, embedding programs), and both name the full path. Nothing else in the project reads a policy from the environment.
+A field is declared once, with its limits in the annotation. They are checked when a file is read and when a struct is
+built by hand (tests, embedding programs), and both name the full path. Nothing else in the project reads a policy from
+the environment.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ class KvRouterOptions(Section, frozen=True):
     host_cache_hit_weight: Share = 0.75
     disk_cache_hit_weight: Share = 0.25
     router_replica_sync: bool = True
-    """Routers under one name tell each other what they booked; without it each knows its own share of the load only. False spares a router
-    that is alone three messages a request."""
+    """Routers under one name tell each other what they booked; without it each knows its own share of the load only.
+    False spares a router that is alone three messages a request."""
     router_queue_threshold: Annotated[float, Meta(ge=0.0, le=1_000.0)] | None = None
     router_predicted_ttl_seconds: Annotated[float, Meta(ge=0.0, le=120.0)] | None = None
-    """How long Dynamo takes the blocks of a prompt that it has just placed for cached there (predict-on-route, ai-dynamo/dynamo#8276)."""
+    """How long Dynamo takes the blocks of a prompt that it has just placed for cached there (predict-on-route,
+    ai-dynamo/dynamo#8276)."""
     session_affinity_ttl_seconds: Annotated[int, Meta(ge=1, le=604_800)] | None = None
     active_decode_blocks_threshold: Share | None = None
     """Share of a worker's blocks in use from which Dynamo calls it busy and refuses pins to it. null: never."""
@@ -95,21 +97,24 @@ class BusConfig(Section, frozen=True):
     tls_ca: FilePath | None = None
     """PEM file of the certificate authority; with it, TLS is required."""
     max_buffered_messages: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
-    """Kept while the broker is away; more are dropped, counted and, for donor events, made good by a generation reset."""
+    """Kept while the broker is away; more are dropped, counted and, for donor events, made good by a generation
+    reset."""
     max_buffered_bytes: Annotated[int, Meta(ge=1024, le=16 * GIB)] = 64 * MIB
     stream_max_age_seconds: Seconds = 6 * 3_600.0
     """How long JetStream keeps donor events, reports and route events."""
     stream_max_bytes: Annotated[int, Meta(ge=MIB, le=1024 * GIB)] = 256 * MIB
     """Per stream."""
     pack_records: bool = True
-    """Routes and reports of a busy router or worker go to the broker several in a message. False where routers of before packs still
-    read them (docs/releasing.md)."""
+    """Routes and reports of a busy router or worker go to the broker several in a message. False where routers of
+    before packs still read them (docs/releasing.md)."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     """JetStream replicas per stream; more than 1 needs a NATS cluster."""
     manage_streams: bool = True
-    """Create the streams, or bring them to these settings. False where the broker's permissions leave that to another user."""
+    """Create the streams, or bring them to these settings. False where the broker's permissions leave that to another
+    user."""
     inbox_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "_INBOX"
-    """First token of the subjects on which answers come. One for each user, where users may not read each other's answers."""
+    """First token of the subjects on which answers come. One for each user, where users may not read each other's
+    answers."""
 
 
 class SecurityConfig(Section, frozen=True):
@@ -119,8 +124,8 @@ class SecurityConfig(Section, frozen=True):
     """File with the 1 to 64 byte key under which cache salts are digested; the same on routers and engines.
     None: tenants are kept apart, but who guesses a salt can recognise its digest."""
     advise_token_file: FilePath | None = None
-    """File with the token that a gateway sends with each question to `/engine/semkv/advise` (docs/gateway.md), and whoever asks
-    `/engine/semkv/explain`. None: these routes answer only where DYN_SYSTEM_HOST is a loopback address."""
+    """File with the token that a gateway sends with each question to `/engine/semkv/advise` (docs/gateway.md), and
+    whoever asks `/engine/semkv/explain`. None: these routes answer only where DYN_SYSTEM_HOST is a loopback address."""
 
 
 class FingerprintConfig(Section, frozen=True):
@@ -134,7 +139,8 @@ class FingerprintConfig(Section, frozen=True):
     max_postings: Annotated[int, Meta(ge=4, le=64)] = 16
     """Donors kept under one n-gram, the newest; boilerplate that everybody shares says nothing about anybody."""
     min_evidence: Annotated[float, Meta(ge=0.0, le=1_000.0)] = 2.0
-    """Shared samples that a donor must have, each weighted by its rarity in [0, 1]: a shared template alone is not enough."""
+    """Shared samples that a donor must have, each weighted by its rarity in [0, 1]: a shared template alone is not
+    enough."""
     min_run_tokens: Count = 24
     """Tokens that must be verbatim in one piece."""
     min_overlap_share: Share = 0.05
@@ -148,12 +154,15 @@ class EmbeddingConfig(Section, frozen=True):
 
     enabled: bool = False
     model_path: FilePath | None = None
-    """Directory of the sentence encoder: `tokenizer.json` and `model.onnx` or `onnx/model.onnx`. Nothing is downloaded."""
+    """Directory of the sentence encoder: `tokenizer.json` and `model.onnx` or `onnx/model.onnx`. Nothing is
+    downloaded."""
     tokenizer_path: FilePath | None = None
-    """`tokenizer.json` of the served model, or the directory it is in, to get text from token ids. null: `model.path`."""
+    """`tokenizer.json` of the served model, or the directory it is in, to get text from token ids. null:
+    `model.path`."""
     budget_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 30.0
-    """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`, which therefore has
-    to be raised: a window of 64 tokens takes all-MiniLM-L6-v2 with int8 weights about 7 ms of one core."""
+    """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`,
+    which therefore has to be raised: a window of 64 tokens takes all-MiniLM-L6-v2 with int8 weights about 7 ms of one
+    core."""
     window_tokens: Annotated[int, Meta(ge=8, le=510)] = 64
     query_windows: Annotated[int, Meta(ge=1, le=64)] = 8
     """Windows of a prompt that are looked up, if the budget pays for them."""
@@ -167,7 +176,8 @@ class EmbeddingConfig(Section, frozen=True):
     min_lead: Share = 0.11
     """By how much that mean must be above the median of the donors that the prompt is nearest to."""
     min_similarity_alone: Share = 0.72
-    """The mean where only one window could be asked about (in between for two and three), or where fewer than nine donors are known."""
+    """The mean where only one window could be asked about (in between for two and three), or where fewer than nine
+    donors are known."""
 
 
 class SemBlendConfig(Section, frozen=True):
@@ -197,7 +207,8 @@ class EvidenceConfig(Section, frozen=True):
     skip_when_exact_covers: Share = 0.9
     """Share of the prompt that the best exact device overlap must cover for the lookup to be skipped."""
     max_inflight: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    """Requests weighed at the same time; what comes beyond goes to Dynamo's choice at once, with the reason `overloaded`."""
+    """Requests weighed at the same time; what comes beyond goes to Dynamo's choice at once, with the reason
+    `overloaded`."""
     max_matches: Annotated[int, Meta(ge=1, le=256)] = 8
     min_overlap_tokens: Count = 64
     """Matches with fewer reusable tokens are not evidence."""
@@ -238,14 +249,16 @@ class CalibrationConfig(Section, frozen=True):
     PATH: ClassVar[str] = "scoring.calibration"
 
     enabled: bool = True
-    """Learn from outcomes what share is confirmed, and what a confirmed token spares. false: prior and tier credit, always."""
+    """Learn from outcomes what share is confirmed, and what a confirmed token spares. false: prior and tier credit,
+    always."""
     half_life_routes: Annotated[float, Meta(ge=1.0, le=1e9)] = 200.0
-    """Routes served by a replica after which an observation on it counts half. Shorter: a replica whose donors were declined is tried
-    again sooner."""
+    """Routes served by a replica after which an observation on it counts half. Shorter: a replica whose donors were
+    declined is tried again sooner."""
 
 
 class TierCredit(Section, frozen=True):
-    """Share of the prefill time that a token saves when it comes from this tier, before any load from there was measured."""
+    """Share of the prefill time that a token saves when it comes from this tier, before any load from there was
+    measured."""
 
     PATH: ClassVar[str] = "scoring.tier_credit"
 
@@ -261,7 +274,8 @@ class ScoringConfig(Section, frozen=True):
     load_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     """Tokens of credit that one queued prefill token on a replica costs it."""
     decode_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
-    """Tokens of credit that one token of KV held by running requests costs a replica. 1: as Dynamo's own router weighs it."""
+    """Tokens of credit that one token of KV held by running requests costs a replica. 1: as Dynamo's own router weighs
+    it."""
     prior: MatchPriors = MatchPriors()
     calibration: CalibrationConfig = CalibrationConfig()
     tier_credit: TierCredit = TierCredit()
@@ -314,8 +328,9 @@ class ObserveConfig(Section, frozen=True):
     PATH: ClassVar[str] = "observe"
 
     otlp_endpoint: Annotated[str, Meta(min_length=1, max_length=1024, extra=forms.extra(forms.COLLECTOR))] | None = None
-    """Collector that takes OTLP over HTTP, such as http://127.0.0.1:4318, for spans of routers and connectors. null: what OpenTelemetry's
-    environment variables say, together with Dynamo's OTEL_EXPORT_ENABLED; nothing said, no spans."""
+    """Collector that takes OTLP over HTTP, such as http://127.0.0.1:4318, for spans of routers and connectors. null:
+    what OpenTelemetry's environment variables say, together with Dynamo's OTEL_EXPORT_ENABLED; nothing said, no
+    spans."""
 
 
 _DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -346,19 +361,24 @@ class ConnectorConfig(Section, frozen=True):
     disk_bytes: Annotated[int, Meta(ge=MIB, le=1024 * 1024 * GIB)] = 16 * GIB
     """Bytes of files per rank below `disk_path`."""
     disk_wait_ms: Annotated[float, Meta(ge=0.0, le=60_000.0)] = 200.0
-    """How long a request may be held, before the engine sees it, for blocks of its prompt to come from disk. 0: not at all."""
+    """How long a request may be held, before the engine sees it, for blocks of its prompt to come from disk. 0: not at
+    all."""
     min_offer_tokens: Count = 32
     """Offers below this are declined: the copy would cost more than it saves."""
     max_leases: Annotated[int, Meta(ge=1, le=1_000_000)] = 4_096
     async_load_min_tokens: Count | None = None
-    """Offers of at least this many tokens are loaded while the engine has their request parked; null: all in front of the forward pass."""
+    """Offers of at least this many tokens are loaded while the engine has their request parked; null: all in front of
+    the forward pass."""
     async_load_deadline_seconds: Seconds = 2.0
-    """After this a parked load is finished in front of the forward pass, or its request computed, where the engine can do that."""
+    """After this a parked load is finished in front of the forward pass, or its request computed, where the engine can
+    do that."""
     restarts_failed_loads: bool | None = None
-    """Does the engine ask the worker for requests whose load failed, and compute them? null: found out from the engine itself. False where
-    it is said wrongly: a failed load then ends the executor instead of running on unwritten pages."""
+    """Does the engine ask the worker for requests whose load failed, and compute them? null: found out from the engine
+    itself. False where it is said wrongly: a failed load then ends the executor instead of running on unwritten
+    pages."""
     trust_layer_hooks: bool = False
-    """Let each layer wait for its own loads only. True only where no CUDA graph, whole or piecewise, covers a pass with a new request."""
+    """Let each layer wait for its own loads only. True only where no CUDA graph, whole or piecewise, covers a pass with
+    a new request."""
     hint_ttl_seconds: Seconds = 10.0
     max_hints: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     announce_interval_seconds: Seconds = 10.0
@@ -367,8 +387,8 @@ class ConnectorConfig(Section, frozen=True):
     """Prompts shorter than this are not registered as donors."""
     max_donors: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     metrics_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
-    """Serve the connector's metrics from the engine process at `/metrics` of this port; data-parallel rank r takes this port plus r.
-    0: chosen by the system and logged. null: not at all, where the worker's status server has them."""
+    """Serve the connector's metrics from the engine process at `/metrics` of this port; data-parallel rank r takes this
+    port plus r. 0: chosen by the system and logged. null: not at all, where the worker's status server has them."""
     metrics_host: Host = "127.0.0.1"
     fetch: FetchConfig = FetchConfig()
 
@@ -414,7 +434,8 @@ def plain(config: Section) -> Mapping[str, Any]:
 
 
 def require_request_local_kv(config: Config, *, advertised: bool) -> None:
-    """Refuses `connector.materialization: experimental` on an engine that does not advertise request-local KV (ContractError).
+    """Refuses `connector.materialization: experimental` on an engine that does not advertise request-local KV
+    (ContractError).
 
     Without that capability approximate KV would enter exact reuse and be served to later requests as if it were exact.
     """

@@ -1,4 +1,5 @@
-"""Numbers of a configuration that are each allowed and do not fit together. Pure: what is told, and nothing is refused."""
+"""Numbers of a configuration that are each allowed and do not fit together. Pure: what is told, and nothing is
+refused."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ def misfits(config: Config) -> tuple[str, ...]:
     found = []
     if needed > bus.stream_max_bytes:
         found.append(
-            f"bus.stream_max_bytes is {bus.stream_max_bytes}: the {donors} donors of one replica (connector.max_donors) take about "
-            f"{needed} bytes, so a router that starts later never learns of all of them"
+            f"bus.stream_max_bytes is {bus.stream_max_bytes}: the {donors} donors of one replica "
+            f"(connector.max_donors) take about {needed} bytes, so a router that starts later never learns of all of "
+            "them"
         )
     if bus.max_buffered_bytes < DONOR_EVENT_BYTES:
         found.append(
-            f"bus.max_buffered_bytes is {bus.max_buffered_bytes}: a donor's registration takes about {DONOR_EVENT_BYTES}, so none of a "
-            "long prompt is ever sent"
+            f"bus.max_buffered_bytes is {bus.max_buffered_bytes}: a donor's registration takes about "
+            f"{DONOR_EVENT_BYTES}, so none of a long prompt is ever sent"
         )
     known = config.evidence.fingerprint.max_donors
     if known < donors:
@@ -32,6 +34,7 @@ def misfits(config: Config) -> tuple[str, ...]:
     if age < 3 * beat:
         found.append(
             f"evidence.max_donor_age is {age:g}: connectors say their donors again with an announcement, every "
-            f"{beat:g} s at the most often (connector.announce_interval_seconds), so donors that are there end in between"
+            f"{beat:g} s at the most often (connector.announce_interval_seconds), so donors that are there end in "
+            "between"
         )
     return tuple(found)

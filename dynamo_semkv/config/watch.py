@@ -3,10 +3,12 @@
     merge(running, wanted) -> Merged                        pure
     ConfigWatch(loaded, env)  .poll(force=False) -> Reload | None   .status() -> dict
 
-A reload never does harm by half: the whole file is read and checked as at the start, and either all values that may change take effect
-together or none does. What else differs stays as it is until the process is started again, and is named.
+A reload never does harm by half: the whole file is read and checked as at the start, and either all values that may
+change take effect together or none does. What else differs stays as it is until the process is started again, and is
+named.
 
-A file that is being written is not read: it must look the same (mtime, inode, size) at two polls in a row. `force` (SIGHUP) does not wait.
+A file that is being written is not read: it must look the same (mtime, inode, size) at two polls in a row. `force`
+(SIGHUP) does not wait.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ RELOADABLE = (
     "evidence.max_matches",
     "evidence.min_overlap_tokens",
 )
-"""Fields and whole sections: policy that is read anew for each request, and holds no connection, thread, index or file."""
+"""Fields and whole sections: policy that is read anew for each request, and holds no connection, thread, index or
+file."""
 
 
 class Merged(NamedTuple):
@@ -119,7 +122,8 @@ class ConfigWatch:
         }
 
     def poll(self, force: bool = False) -> Reload | None:
-        """None: nothing new. Each error is told once, until the file changes or is forced. Raises nothing of the file's making."""
+        """None: nothing new. Each error is told once, until the file changes or is forced. Raises nothing of the file's
+        making."""
         if self.path is None:
             return None
         look = _look(self.path)
@@ -154,8 +158,8 @@ class ConfigWatch:
             return f"config: {type(error).__name__}: {error}"
 
     def _settled(self, look: _Look | None) -> bool:
-        """Whether there is something to read: it looks as at the last poll, and not as when it was read. A file that is gone is an error
-        to tell, once it has been gone for two polls."""
+        """Whether there is something to read: it looks as at the last poll, and not as when it was read. A file that is
+        gone is an error to tell, once it has been gone for two polls."""
         same, self._seen = self._polled and look == self._seen, look
         self._polled = True
         return same and (look is None or look != self._read)

@@ -1,4 +1,5 @@
-"""YAML text -> a plain tree, or a ContractError with the line. Bounded: no text makes it recurse, wait or build without end.
+"""YAML text -> a plain tree, or a ContractError with the line. Bounded: no text makes it recurse, wait or build without
+end.
 
 parse_yaml(raw) -> dict      a whole file
 parse_scalar(text) -> Any    one value of a variable
@@ -30,12 +31,14 @@ _FORMS = {
         list("-+.0123456789"),
     ),
 }
-"""What is no text, with its first characters. All of it means the same in YAML 1.1 and 1.2. So `010` (8 in one and 10 in the other), `1:30`
-(90 or a text), `0o17`, `0b1`, `yes` and dates are texts: used as written where text is allowed, and refused elsewhere."""
+"""What is no text, with its first characters. All of it means the same in YAML 1.1 and 1.2. So `010` (8 in one and 10
+in the other), `1:30` (90 or a text), `0o17`, `0b1`, `yes` and dates are texts: used as written where text is allowed,
+and refused elsewhere."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without what versions of YAML read in different ways, without duplicate keys, and with bounds on what it builds."""
+    """SafeLoader without what versions of YAML read in different ways, without duplicate keys, and with bounds on what
+    it builds."""
 
     def __init__(self, stream: bytes | str) -> None:
         super().__init__(stream)

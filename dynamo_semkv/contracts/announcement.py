@@ -1,7 +1,8 @@
 """ReplicaAnnouncement: what a connector says about itself, so that a router can speak its namespace.
 
-Published at start, on a generation change and at a steady beat, and kept as the last message per replica, so a restarted router knows every
-replica at once. It is evidence of life only together with Dynamo's discovery: a replica that discovery does not list is dead.
+Published at start, on a generation change and at a steady beat, and kept as the last message per replica, so a
+restarted router knows every replica at once. It is evidence of life only together with Dynamo's discovery: a replica
+that discovery does not list is dead.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     resident_blocks: int = 0
     connector_version: str = ""
     problem: str | None = None
-    """Why `materialization` is `off` though the connector was configured otherwise; at most `MAX_PROBLEM` characters."""
+    """Why `materialization` is `off` though the connector was configured otherwise; at most `MAX_PROBLEM`
+    characters."""
     kv_events: KvEvents = KvEvents.UNKNOWN
     """Whether the engine's own KV cache events arrive; `unknown` of a connector that does not say."""

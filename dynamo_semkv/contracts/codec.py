@@ -1,8 +1,9 @@
 """Bytes <-> type for everything that crosses a process boundary, in one place, with size caps.
 
-Donor events and hints are JSON for compatibility and msgpack between our own parts (NATS header `content-type`); reports,
-announcements, route events, hint deliveries and packs are msgpack. Version rule: donor events and hint envelopes must match exactly;
-our own messages must match in the major number, and fields that a newer minor adds are ignored.
+Donor events and hints are JSON for compatibility and msgpack between our own parts (NATS header `content-type`);
+reports, announcements, route events, hint deliveries and packs are msgpack. Version rule: donor events and hint
+envelopes must match exactly; our own messages must match in the major number, and fields that a newer minor adds are
+ignored.
 """
 
 from __future__ import annotations
@@ -147,13 +148,15 @@ def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
 
 
 def _check_generation(kind: str, generation: int | str) -> None:
-    """It goes into route events and hints, which are bounded: one that fills them would cost every route to its worker its record."""
+    """It goes into route events and hints, which are bounded: one that fills them would cost every route to its worker
+    its record."""
     if len(str(generation)) > MAX_GENERATION:
         raise ContractError(f"{kind}.generation", generation, f"at most {MAX_GENERATION} characters")
 
 
 def _check_texts(kind: str, message: object, *names: str, most: int = MAX_TEXT) -> None:
-    """Of 100,000 reports and routes and the ids of more that are kept: as long as a message may be, they would fill the memory."""
+    """Of 100,000 reports and routes and the ids of more that are kept: as long as a message may be, they would fill the
+    memory."""
     for name in names:
         text = getattr(message, name)
         if text is not None and len(text) > most:
@@ -370,7 +373,8 @@ def _check_credits(kind: str, message: object, *names: str) -> None:
 
 
 def _check_seconds(kind: str, message: object, *names: str) -> None:
-    """msgpack carries NaN and infinity, and numbers whose sum is; one of them in a sum or a deadline is there for ever."""
+    """msgpack carries NaN and infinity, and numbers whose sum is; one of them in a sum or a deadline is there for
+    ever."""
     for name in names:
         value = getattr(message, name)
         if value is not None and not 0.0 <= value <= MAX_SECONDS:

@@ -2,13 +2,13 @@
 
 Rules of a consumer:
 * another `schema_version` is dropped and counted, never parsed on a best effort;
-* `event_id` is monotonic per stream `(worker_id, dp_rank)` of the *emitter* and starts at 0: below the cursor is a duplicate,
-  above it is a gap, and the donors of a stream with a gap get no credit until a reset or resync;
+* `event_id` is monotonic per stream `(worker_id, dp_rank)` of the *emitter* and starts at 0: below the cursor is a
+  duplicate, above it is a gap, and the donors of a stream with a gap get no credit until a reset or resync;
 * unknown fields are ignored on reading, and nothing here re-encodes a foreign event, so no hop of ours can drop one;
 * events carry no tokens and no text.
 
-Our emitter puts `stable_worker_id(stable_routing_id)` where the format wants a worker id, because an engine does not know its Dynamo
-instance id.
+Our emitter puts `stable_worker_id(stable_routing_id)` where the format wants a worker id, because an engine does not
+know its Dynamo instance id.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NAMESPACE_DIGEST_EXTRA = "semkv_namespace"
 class WireNamespace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The hard key of the wire format. A field that is there on one side only is a mismatch, `extra` included.
 
-    From `model_revision` on: what SemBlend's TensorRT-LLM emitter adds. They are read because donors that differ in one of them hold
-    other KV; ignoring them would put both into one partition.
+    From `model_revision` on: what SemBlend's TensorRT-LLM emitter adds. They are read because donors that differ in one
+    of them hold other KV; ignoring them would put both into one partition.
     """
 
     model: str
@@ -58,10 +58,12 @@ class DonorSegment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     digest: int
     """u64 over the token ids: integrity only, never identity."""
     block_hashes: list[int] | None = None
-    """Of emitters that have them. Ours leaves them out: an engine's hashes have 64 bits and cover neither model, layout nor
-    adapter, so they prove nothing, and some versions give connectors none. What is proven is so by the block keys in the sketch."""
+    """Of emitters that have them. Ours leaves them out: an engine's hashes have 64 bits and cover neither model, layout
+    nor adapter, so they prove nothing, and some versions give connectors none. What is proven is so by the block keys
+    in the sketch."""
     provider_metadata: list[int] | bytes | None = None
-    """Opaque bytes; a list of integers in JSON. Ours carry a `DonorSketch` (contracts/sketch.py), SemBlend's little-endian f32."""
+    """Opaque bytes; a list of integers in JSON. Ours carry a `DonorSketch` (contracts/sketch.py), SemBlend's
+    little-endian f32."""
 
 
 class DonorRegistered(

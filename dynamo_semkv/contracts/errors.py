@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 
 class _Bounded(reprlib.Repr):
-    """`repr`, except that containers end after some elements and levels (one that holds itself, or shares its parts, may be endless
-    when written out) and that integers may be of any size (Python refuses to write long ones)."""
+    """`repr`, except that containers end after some elements and levels (one that holds itself, or shares its parts,
+    may be endless when written out) and that integers may be of any size (Python refuses to write long ones)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,8 @@ class ContractError(ValueError):
 
 
 class ContractErrors(ContractError):
-    """Several at once, so that a file with three mistakes needs one look and not three. Field, value and allowed are those of the first."""
+    """Several at once, so that a file with three mistakes needs one look and not three. Field, value and allowed are
+    those of the first."""
 
     def __init__(self, errors: Sequence[ContractError]) -> None:
         first = errors[0]

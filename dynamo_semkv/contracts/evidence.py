@@ -57,18 +57,20 @@ class SemanticTrtBlockRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SemanticTrtSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """`token_count` tokens at `target_start` of the request equal those at `donor_start` of the donor (as far as sampled).
+    """`token_count` tokens at `target_start` of the request equal those at `donor_start` of the donor (as far as
+    sampled).
 
-    The RFC's `layer_recompute_mask` is not here: no engine of this contract materializes approximate KV, so no layer of a
-    segment is ever recomputed on its own. What is exact is loaded in every layer or not at all.
+    The RFC's `layer_recompute_mask` is not here: no engine of this contract materializes approximate KV, so no layer of
+    a segment is ever recomputed on its own. What is exact is loaded in every layer or not at all.
     """
 
     target_start: int
     donor_start: int
     token_count: int
     donor_block_refs: tuple[SemanticTrtBlockRef, ...] = ()
-    """Of providers that know a donor's blocks. Empty in ours, whose sketches name some blocks only: those of a proven prefix have the
-    keys of the request's own chain, and only the engine that holds them can resolve a reference (`SemanticTrtLoadPlan`)."""
+    """Of providers that know a donor's blocks. Empty in ours, whose sketches name some blocks only: those of a proven
+    prefix have the keys of the request's own chain, and only the engine that holds them can resolve a reference
+    (`SemanticTrtLoadPlan`)."""
 
     def __post_init__(self) -> None:
         if self.target_start < 0 or self.donor_start < 0 or self.token_count < 1:
@@ -80,9 +82,10 @@ class SemanticTrtSegment(msgspec.Struct, frozen=True, kw_only=True):
 class SemanticTrtMatch(msgspec.Struct, frozen=True, kw_only=True):
     """One donor that may help one request.
 
-    Two fields of the RFC are not here. `donor_token_ids`: what others wrote never leaves their engine, so a provider has sketches and
-    no tokens; the engine compares its own. `donor_block_refs` of the whole match: as `SemanticTrtSegment.donor_block_refs` says, a
-    proven prefix is named by the request's own block keys, and what is not proven is not loaded.
+    Two fields of the RFC are not here. `donor_token_ids`: what others wrote never leaves their engine, so a provider
+    has sketches and no tokens; the engine compares its own. `donor_block_refs` of the whole match: as
+    `SemanticTrtSegment.donor_block_refs` says, a proven prefix is named by the request's own block keys, and what is
+    not proven is not loaded.
     """
 
     donor_id: str
@@ -102,10 +105,11 @@ class SemanticTrtMatch(msgspec.Struct, frozen=True, kw_only=True):
     edited: bool = False
     """The donor's runs are interrupted inside what is otherwise the same document."""
     quality_signals: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Numbers that the provider's judgement rests on, by names of its own; at most `MAX_SIGNALS`. `explain` shows those of the chosen
-    match, and scorers may weigh them; nothing of ours decides by them."""
+    """Numbers that the provider's judgement rests on, by names of its own; at most `MAX_SIGNALS`. `explain` shows those
+    of the chosen match, and scorers may weigh them; nothing of ours decides by them."""
     metadata: Mapping[str, str | int | float] = msgspec.field(default_factory=dict)
-    """What else the provider says of the donor, for scorers and logs of this process: it goes into no event, hint or page."""
+    """What else the provider says of the donor, for scorers and logs of this process: it goes into no event, hint or
+    page."""
 
     def __hash__(self) -> int:
         """Signals and metadata are mappings, which have none."""

@@ -1,8 +1,9 @@
-"""KV hints: the versioned envelope and the two actions we speak (RFC versioned KV hints protocol, NVIDIA/TensorRT-LLM#18153).
+"""KV hints: the versioned envelope and the two actions we speak (RFC versioned KV hints protocol,
+NVIDIA/TensorRT-LLM#18153).
 
-Rules: another envelope version is refused at ingress; an unknown action type or version, or a bad payload, skips that action and
-the others go on; payloads stay opaque to the transport; unknown fields of envelope and action are ignored (optional additions need no
-new version). A hint is advice: acting on it, or not, never changes what is correct.
+Rules: another envelope version is refused at ingress; an unknown action type or version, or a bad payload, skips that
+action and the others go on; payloads stay opaque to the transport; unknown fields of envelope and action are ignored
+(optional additions need no new version). A hint is advice: acting on it, or not, never changes what is correct.
 """
 
 from __future__ import annotations
@@ -55,19 +56,22 @@ class DonorHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exact_prefix_tokens: int
     score_bucket: Bucket
     traceparent: str | None = None
-    """W3C context of the route's span: an engine that carries hints on its requests need not carry a trace context too."""
+    """W3C context of the route's span: an engine that carries hints on its requests need not carry a trace context
+    too."""
 
 
 class FetchHint(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload of `kv.fetch@1.0`, made by Dynamo's KvRouter: entry i of `block_hashes` is the source's hash of request block i."""
+    """Payload of `kv.fetch@1.0`, made by Dynamo's KvRouter: entry i of `block_hashes` is the source's hash of request
+    block i."""
 
     source_control_endpoint: str
     block_hashes: list[int]
 
 
 class HintDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The out-of-band hint table's row: the router publishes it just before it dispatches, the connector's leader keeps it for
-    seconds and finds it by hashing the request's tokens. Late or lost costs nothing but the hint; two equal prompts share one safely."""
+    """The out-of-band hint table's row: the router publishes it just before it dispatches, the connector's leader keeps
+    it for seconds and finds it by hashing the request's tokens. Late or lost costs nothing but the hint; two equal
+    prompts share one safely."""
 
     version: str
     stable_routing_id: str

@@ -1,7 +1,7 @@
 """Identities: which replica, which route, which attempt, which donor, which engine generation.
 
-A replica is always the pair (worker, data-parallel rank): every rank has its own KV cache behind one worker id, so a donor
-on rank 1 says nothing about rank 0. The engine process does not know its Dynamo instance id; both sides know
+A replica is always the pair (worker, data-parallel rank): every rank has its own KV cache behind one worker id, so a
+donor on rank 1 says nothing about rank 0. The engine process does not know its Dynamo instance id; both sides know
 `DYN_STABLE_ROUTING_ID`, so the engine speaks as `StableReplica` and the router maps it to the live `ReplicaKey`.
 """
 
@@ -19,8 +19,8 @@ U64_MAX = 2**64 - 1
 DP_RANK_MAX = 65_535
 
 RouteId = NewType("RouteId", str)
-"""Ours, 32 hex digits, unique per attempt: a migrated request gets a new one, so that a late report of the first attempt
-cannot be credited to the second."""
+"""Ours, 32 hex digits, unique per attempt: a migrated request gets a new one, so that a late report of the first
+attempt cannot be credited to the second."""
 
 DonorId = NewType("DonorId", str)
 """1 to 128 printable characters without blanks. Ours are 32 hex digits; SemBlend's may be any string."""

@@ -1,7 +1,7 @@
 """Keys over tokens: the block key chain and the prompt key.
 
-A key only proposes. The stored tokens are compared before a block is offered, so a collision costs a miss and never a wrong byte.
-Token ids are hashed as little-endian u32. Everything here is a pure function of (namespace digest, tokens).
+A key only proposes. The stored tokens are compared before a block is offered, so a collision costs a miss and never a
+wrong byte. Token ids are hashed as little-endian u32. Everything here is a pure function of (namespace digest, tokens).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import numpy.typing as npt
 from dynamo_semkv.contracts.errors import ContractError
 
 BlockKey = NewType("BlockKey", bytes)
-"""16 bytes: blake2b-128 over (parent key, tokens of the full block); the root's parent is derived from the namespace digest."""
+"""16 bytes: blake2b-128 over (parent key, tokens of the full block); the root's parent is derived from the namespace
+digest."""
 
 PromptKey = NewType("PromptKey", bytes)
-"""16 bytes over (namespace digest, all prompt tokens): joins a route to a report where no route id reaches the engine."""
+"""16 bytes over (namespace digest, all prompt tokens): joins a route to a report where no route id reaches the
+engine."""
 
 KEY_BYTES = 16
 _U32 = next(code for code in "IL" if array_of(code).itemsize == 4)
@@ -33,8 +35,8 @@ TokenArray = npt.NDArray[np.uint32]
 
 
 def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
-    """Shape [n], u32. Refuses negative, too large or non-integer ids instead of wrapping them, and bytes (which would be read
-    as one token a byte)."""
+    """Shape [n], u32. Refuses negative, too large or non-integer ids instead of wrapping them, and bytes (which would
+    be read as one token a byte)."""
     if isinstance(tokens, (bytes, bytearray, memoryview, str)):
         raise ContractError("tokens", type(tokens).__name__, "a sequence of integers")
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32 and tokens.ndim == 1:
@@ -42,8 +44,8 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
     if len(tokens) == 0:
         return np.empty(0, dtype=np.uint32)
     if isinstance(tokens, (list, tuple)) and not isinstance(tokens[0], bool):
-        # Ten times as fast as numpy's own conversion, which looks for a type first; a router does this for every prompt. `fromlist` takes
-        # two thirds of what it takes to hand the list to the constructor.
+        # Ten times as fast as numpy's own conversion, which looks for a type first; a router does this for every
+        # prompt. `fromlist` takes two thirds of what it takes to hand the list to the constructor.
         try:
             ids = array_of(_U32)
             ids.fromlist(tokens if isinstance(tokens, list) else list(tokens))
@@ -62,7 +64,8 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.generic]) -> TokenArray:
 
 
 def packed(tokens: TokenArray) -> bytes:
-    """The ids as little-endian u32. An array that stands on such bytes gives them back, so they are made once a prompt."""
+    """The ids as little-endian u32. An array that stands on such bytes gives them back, so they are made once a
+    prompt."""
     base: object = tokens.base
     if type(base) is bytes and len(base) == 4 * len(tokens) and tokens.strides == (4,) and tokens.dtype == _LITTLE:
         return base
@@ -75,8 +78,8 @@ def on_bytes(tokens: TokenArray) -> TokenArray:
 
 
 class BlockChain(Sequence[BlockKey]):
-    """`block_keys`, made when they are asked for: a lookup asks for the first, and for more only where a donor begins like it. Threads may
-    share it."""
+    """`block_keys`, made when they are asked for: a lookup asks for the first, and for more only where a donor begins
+    like it. Threads may share it."""
 
     def __init__(self, namespace_digest: bytes, tokens: TokenArray, tokens_per_block: int) -> None:
         if tokens_per_block < 1:

@@ -18,8 +18,8 @@ class SemanticTrtLoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker needs to load safely, and nothing else. Keyed by (request_id, epoch) and consumed once: an
     allocation that was destroyed and replayed has another epoch, so a stale plan can never be replayed onto new pages.
 
-    `target_block_ids[i]` is the recipient-owned page slot of block `first_ordinal + i` of layer group 0 (other groups travel in the
-    engine's own metadata); `donor_block_refs[i]` is the source of the same block.
+    `target_block_ids[i]` is the recipient-owned page slot of block `first_ordinal + i` of layer group 0 (other groups
+    travel in the engine's own metadata); `donor_block_refs[i]` is the source of the same block.
     """
 
     request_id: int

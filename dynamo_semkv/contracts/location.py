@@ -1,4 +1,5 @@
-"""Where KV lives: a tier on a worker's rank, or a shared store. The emitter of an event and the place of the KV differ."""
+"""Where KV lives: a tier on a worker's rank, or a shared store. The emitter of an event and the place of the KV
+differ."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ Rules, the same for every field:
 * `""` or `()` means *known to be absent* (no adapter, no salt, no images). It is another value than unknown.
 * The cache salt enters only as a keyed digest (`tenant_scope`); the salt itself never leaves the process.
 
-The engine announces its namespace with no request in it; `for_request` adds what a request brings (tenant, adapter, images).
+The engine announces its namespace with no request in it; `for_request` adds what a request brings (tenant, adapter,
+images).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class CacheNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     connector: str | None = None
     """Connector and the version of its key scheme."""
     provider_generation: str | None = None
-    """Generation of the content itself: raised when weights are reloaded in place. The life of one engine's cache is fenced
-    by the donor's own `Generation` instead, so that verified bytes on disk outlive a restart."""
+    """Generation of the content itself: raised when weights are reloaded in place. The life of one engine's cache is
+    fenced by the donor's own `Generation` instead, so that verified bytes on disk outlive a restart."""
 
     def __post_init__(self) -> None:
         for name, value in self._items():
@@ -102,8 +103,8 @@ class CacheNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         )
 
     def digest(self) -> bytes:
-        """32 bytes, equal across processes, Python versions and hash seeds. Every field is framed with its name, type and
-        length, so no two different namespaces encode to the same bytes."""
+        """32 bytes, equal across processes, Python versions and hash seeds. Every field is framed with its name, type
+        and length, so no two different namespaces encode to the same bytes."""
         h = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"semkv-namespace")
         _frame(h, b"v", NAMESPACE_SCHEMA.encode())
         for name, value in self._items():
@@ -120,7 +121,8 @@ class CacheNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def _bytes(text: str) -> bytes:
-    """UTF-8; a lone surrogate, which Python strings may hold, is kept apart instead of failing the request it came with."""
+    """UTF-8; a lone surrogate, which Python strings may hold, is kept apart instead of failing the request it came
+    with."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -133,7 +135,8 @@ def _frame(h: hashlib.blake2b, tag: bytes, *parts: bytes) -> None:
 
 
 def first_difference(left: CacheNamespace, right: CacheNamespace) -> str | None:
-    """Name of the first field, in declaration order, that differs or is unknown on either side; `None` when KV may be shared.
+    """Name of the first field, in declaration order, that differs or is unknown on either side; `None` when KV may be
+    shared.
 
     Unknown equals nothing, not even unknown.
     """
@@ -145,8 +148,9 @@ def first_difference(left: CacheNamespace, right: CacheNamespace) -> str | None:
 
 
 def differing_field(left: CacheNamespace, right: CacheNamespace) -> str | None:
-    """First field in which two announced namespaces are not the same value. Unlike `first_difference`, unknown equals unknown: tenant,
-    adapter and media are unknown in every announcement, and an unknown field already keeps the engine from materializing."""
+    """First field in which two announced namespaces are not the same value. Unlike `first_difference`, unknown equals
+    unknown: tenant, adapter and media are unknown in every announcement, and an unknown field already keeps the engine
+    from materializing."""
     names: dict[str, object] = {name: getattr(left, name) for name in left.__struct_fields__}
     return next((name for name, value in names.items() if value != getattr(right, name)), None)
 
@@ -154,8 +158,9 @@ def differing_field(left: CacheNamespace, right: CacheNamespace) -> str | None:
 def agreed_namespace(
     announced: Iterable[tuple[str, CacheNamespace]], before: CacheNamespace | None = None
 ) -> CacheNamespace | None:
-    """What most workers announce. `announced`: (stable id, namespace) of every rank; a worker has one vote however many ranks it has, for
-    what most of them announce. Where as many say one thing as another, `before`, what held until now, holds if it is among them; else None.
+    """What most workers announce. `announced`: (stable id, namespace) of every rank; a worker has one vote however many
+    ranks it has, for what most of them announce. Where as many say one thing as another, `before`, what held until now,
+    holds if it is among them; else None.
     """
     ranks: dict[str, Counter[CacheNamespace]] = {}
     for stable_routing_id, namespace in announced:
@@ -171,8 +176,8 @@ def agreed_namespace(
 def tenant_scope(salt: str | None, key: bytes = DEFAULT_SALT_KEY) -> str:
     """Keyed digest of a cache salt; `""` for a request without one.
 
-    An empty salt is refused (`ContractError`): some components read it as "no salt" and others as a salt, and a request must not
-    cross that line by accident.
+    An empty salt is refused (`ContractError`): some components read it as "no salt" and others as a salt, and a request
+    must not cross that line by accident.
     """
     if salt is None:
         return ""
@@ -184,9 +189,9 @@ def tenant_scope(salt: str | None, key: bytes = DEFAULT_SALT_KEY) -> str:
 
 
 def semblend_tenant_key(salt: str | None) -> str:
-    """SemBlend's public tenant key of a salt (0.3.25): only used to recognise SemBlend's donors, never emitted by us, since it
-    is not keyed. SemBlend strips blanks around a salt, so two salts that differ in blanks are one tenant to it: such salts are
-    refused here rather than merged."""
+    """SemBlend's public tenant key of a salt (0.3.25): only used to recognise SemBlend's donors, never emitted by us,
+    since it is not keyed. SemBlend strips blanks around a salt, so two salts that differ in blanks are one tenant to
+    it: such salts are refused here rather than merged."""
     if salt is None:
         return "semblend:tenant:v1:none"
     if salt == "" or salt != salt.strip():

@@ -1,7 +1,7 @@
 """Materialization report: what the backend really did with one request, and the closed sets that describe it.
 
-Offered, honoured, copied and confirmed are four numbers (tokens), always `confirmed <= copied <= honoured <= offered`. Only
-`confirmed` is reuse: the copy completed on every rank *and* the forward pass started from that position.
+Offered, honoured, copied and confirmed are four numbers (tokens), always `confirmed <= copied <= honoured <= offered`.
+Only `confirmed` is reuse: the copy completed on every rank *and* the forward pass started from that position.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Outcome(str, Enum):
     UNCONFIRMED = "unconfirmed"
     """A report was owed, and none came before the route's time was over."""
     REFUSED = "refused"
-    """It ended in an error before its first token: the engine or Dynamo refused it, so nothing ran and no report was owed."""
+    """It ended in an error before its first token: the engine or Dynamo refused it, so nothing ran and no report was
+    owed."""
     CANCELLED = "cancelled"
     ORPHAN_REPORT = "orphan_report"
     """A report that belongs to no open route."""

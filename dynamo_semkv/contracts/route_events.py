@@ -1,7 +1,7 @@
 """Route events: what a router decided and what it saw, so that outcomes outlive the router that made them.
 
-Every router publishes its own and reads all. The join of a route with its report is a pure function of these events and the reports, so
-each router, and one that starts again, arrives at the same outcomes.
+Every router publishes its own and reads all. The join of a route with its report is a pure function of these events and
+the reports, so each router, and one that starts again, arrives at the same outcomes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NO_WORKER = "no_worker"
 
 MAX_SHEET_LINES = 8
 MAX_CLIENT_TEXT = 512
-"""Characters of what a client may choose: a request id, the name of a model. A router cuts what is longer before it writes it down."""
+"""Characters of what a client may choose: a request id, the name of a model. A router cuts what is longer before it
+writes it down."""
 
 
 class SheetLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,30 +55,33 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     version: str = ROUTE_EVENT_VERSION
     route_id: str
     request_id: str | None = None
-    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about, cut to MAX_CLIENT_TEXT. Shared by the attempts of a
-    request, and by whatever other requests whose clients chose the same (`x-dynamo-request-id`)."""
+    """Dynamo's context id, the one in `chatcmpl-<id>`: what a user can ask about, cut to MAX_CLIENT_TEXT. Shared by the
+    attempts of a request, and by whatever other requests whose clients chose the same (`x-dynamo-request-id`)."""
     tenant: str | None = None
-    """Digest of the request's salt (`contracts.namespace.tenant_scope`), `""` without one: clients choose request ids, so only this tells
-    requests of one id apart. None: not known, or an older router."""
+    """Digest of the request's salt (`contracts.namespace.tenant_scope`), `""` without one: clients choose request ids,
+    so only this tells requests of one id apart. None: not known, or an older router."""
     router: str
     attempt: int
     """0 for the first dispatch of a request, 1 after its first migration, ..."""
     model: str
     mode: str
-    """`off`, `shadow`, `canary`, `enforce`: the mode this request really had (a canary request outside the share is `shadow`)."""
+    """`off`, `shadow`, `canary`, `enforce`: the mode this request really had (a canary request outside the share is
+    `shadow`)."""
     opened_at: float
     """Unix seconds of the router; for display and for the time-to-live only."""
     prompt_key: bytes
     input_tokens: int
     exact_device_tokens: int = 0
-    """Dynamo's best device overlap on the replica that was chosen, or on the best one where the choice was left to Dynamo."""
+    """Dynamo's best device overlap on the replica that was chosen, or on the best one where the choice was left to
+    Dynamo."""
     exact_host_tokens: int = 0
     """What the host tier adds beyond that."""
     evidence_tokens: int = 0
     placed_tokens: int = 0
     hinted_tokens: int = 0
     proven_tokens: int | None = None
-    """Of `placed_tokens`, those of a proven common prefix; the rest is only similar. None: an older router did not say."""
+    """Of `placed_tokens`, those of a proven common prefix; the rest is only similar. None: an older router did not
+    say."""
     lookup: str = "skipped"
     """`hit`, `miss`, `timeout`, `error`, `skipped`: closed set LookupStatus of the evidence stage."""
     lookup_seconds: float = 0.0
@@ -96,14 +100,17 @@ class RouteOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="opened", k
     quality_signals: dict[str, float] = msgspec.field(default_factory=dict)
     """What the provider's judgement of the donor rests on, by its own names: at most 8 finite numbers."""
     materialization: str | None = None
-    """`off`, `exact` or `experimental`: the mode of the pinned replica's connector, as announced. None: no pin, or an older router."""
+    """`off`, `exact` or `experimental`: the mode of the pinned replica's connector, as announced. None: no pin, or an
+    older router."""
     expected_tokens: int | None = None
-    """Prefill tokens that the evidence was expected to save on the chosen replica, by what had been learned then; may be negative."""
+    """Prefill tokens that the evidence was expected to save on the chosen replica, by what had been learned then; may
+    be negative."""
     shadow_choice: str | None = None
     """`stable_routing_id/dp_rank` that we would have chosen, when we did not act on it."""
     dynamo_choice: str | None = None
-    """`stable_routing_id/dp_rank` that Dynamo's own router would choose, by its cost and the weights that it was given. None: nothing was
-    weighed (there was no evidence, so the choice was Dynamo's alone), or an older router did not say."""
+    """`stable_routing_id/dp_rank` that Dynamo's own router would choose, by its cost and the weights that it was given.
+    None: nothing was weighed (there was no evidence, so the choice was Dynamo's alone), or an older router did not
+    say."""
     sheet: tuple[SheetLine, ...] = ()
     """The best lines of the score sheet, best first, at most 8; the one of `dynamo_choice` is among them."""
     sheet_rows: int = 0
@@ -119,15 +126,16 @@ class RouteObserved(msgspec.Struct, frozen=True, tag_field="kind", tag="observed
     route_id: str
     observed_at: float
     end: str
-    """`complete`, `cancelled`, `worker_lost`, `no_worker`, `error`; `advised`: a gateway dispatches by itself, no token passes through
-    us."""
+    """`complete`, `cancelled`, `worker_lost`, `no_worker`, `error`; `advised`: a gateway dispatches by itself, no token
+    passes through us."""
     served_stable_routing_id: str | None = None
     served_dp_rank: int | None = None
     served_worker_id: str | None = None
     ttft_seconds: float | None = None
     """From arrival at the router to the first chunk."""
     queued_tokens: int | None = None
-    """Prefill tokens that waited on the replica that served when the router looked, before it decided. None: not known."""
+    """Prefill tokens that waited on the replica that served when the router looked, before it decided. None: not
+    known."""
     output_tokens: int = 0
     engine_cached_tokens: int | None = None
     """The engine's own count from the last chunk: the cross-check of the connector's report."""

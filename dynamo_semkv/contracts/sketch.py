@@ -1,22 +1,25 @@
 """DonorSketch: what a donor's tokens look like, without the tokens.
 
-The connector computes it off the hot path and ships it in `provider_metadata`; the router's fingerprint provider indexes it and
-computes the same for a prompt. Both sides must agree to the bit, so the algorithm is part of the contract and has golden vectors.
+The connector computes it off the hot path and ships it in `provider_metadata`; the router's fingerprint provider
+indexes it and computes the same for a prompt. Both sides must agree to the bit, so the algorithm is part of the
+contract and has golden vectors.
 
-Algorithm `ng8m08-2`, all in wrapping u64, with R and C odd constants and key from the namespace digest (so equal text under two tenants
-has unrelated samples):
+Algorithm `ng8m08-2`, all in wrapping u64, with R and C odd constants and key from the namespace digest (so equal text
+under two tenants has unrelated samples):
 
-* spacing w of a text of n tokens: 8 up to 2,560 tokens, 16 up to 5,120, else 32. So a sketch has some 320 samples at most up to 10,000
-  tokens, and a short text is measured as finely as that allows.
-* window hash at i:  `s = C * sum(t[i + k] * R**k for k in 0..7) + key`; fingerprint: the upper 32 bits of `mix(s)`, mix being
-  splitmix64's finaliser. The window is a *sample* when `s < 2**61`, 1 in 8, and the fingerprint is a multiple of w / 8: 1 in w, decided
-  by its content alone, so an insertion shifts nothing, and the samples at a spacing are among those at every smaller one. Of
-  consecutive samples with one fingerprint only the first is kept (runs of one token).
-* link of a sample at p whose next sample is at q: the upper 16 bits of `mix((C * sum(t[p + k] * R**k) + key) ^ ((q - p) * C))`, the sum
-  taken over all tokens from its own window to the end of the next one's; 0 means none (last sample), a computed 0 is written as 1.
+* spacing w of a text of n tokens: 8 up to 2,560 tokens, 16 up to 5,120, else 32. So a sketch has some 320 samples at
+  most up to 10,000 tokens, and a short text is measured as finely as that allows.
+* window hash at i:  `s = C * sum(t[i + k] * R**k for k in 0..7) + key`; fingerprint: the upper 32 bits of `mix(s)`, mix
+  being splitmix64's finaliser. The window is a *sample* when `s < 2**61`, 1 in 8, and the fingerprint is a multiple of
+  w / 8: 1 in w, decided by its content alone, so an insertion shifts nothing, and the samples at a spacing are among
+  those at every smaller one. Of consecutive samples with one fingerprint only the first is kept (runs of one token).
+* link of a sample at p whose next sample is at q: the upper 16 bits of `mix((C * sum(t[p + k] * R**k) + key) ^ ((q - p)
+  * C))`, the sum taken over all tokens from its own window to the end of the next one's; 0 means none (last sample), a
+  computed 0 is written as 1.
 
-Two samples with equal fingerprint and equal non-zero link therefore have equal tokens up to the end of the next sample, but for a chance
-of 2**-16: that is what lets a consumer say *where* two prompts are verbatim and where they only resemble each other.
+Two samples with equal fingerprint and equal non-zero link therefore have equal tokens up to the end of the next sample,
+but for a chance of 2**-16: that is what lets a consumer say *where* two prompts are verbatim and where they only
+resemble each other.
 """
 
 from __future__ import annotations
@@ -138,11 +141,12 @@ _NO_WINDOWS = Windows(np.empty(0, np.uint32), np.empty(0, np.intp))
 
 
 class SampledText:
-    """A text's samples at every spacing: what is hashed is hashed once, for a prompt that is compared with short and long donors. Links are
-    made when they are asked for: most prompts are compared with nobody."""
+    """A text's samples at every spacing: what is hashed is hashed once, for a prompt that is compared with short and
+    long donors. Links are made when they are asked for: most prompts are compared with nobody."""
 
     def __init__(self, tokens: TokenArray, key: int) -> None:
-        """`tokens`: u32, shape [n]. Cost: eight passes over n words, no Python loop over tokens (some 30 us for 8k tokens)."""
+        """`tokens`: u32, shape [n]. Cost: eight passes over n words, no Python loop over tokens (some 30 us for 8k
+        tokens)."""
         n = self._tokens = len(tokens)
         self._key = np.uint64(key)
         if n < NGRAM:
@@ -189,7 +193,8 @@ class SampledText:
 
 
 def sample(tokens: TokenArray, key: int) -> Samples:
-    """What the sketch of a text has: u32 tokens of shape [n], at most MAX_SAMPLES samples (the first ones), none for n < 8."""
+    """What the sketch of a text has: u32 tokens of shape [n], at most MAX_SAMPLES samples (the first ones), none for n
+    < 8."""
     return SampledText(tokens, key).samples(spacing_of(len(tokens)))
 
 
@@ -212,8 +217,8 @@ def _links(prefix: U64Array, at: npt.NDArray[np.intp], down: U64Array, key: np.u
 
 
 def common_at_most(ours: Samples, theirs: Samples) -> int | None:
-    """Tokens that two texts, sampled from their start at one spacing, can have in common there: a sample that only one of them has, or a
-    link that differs, lies beyond. None: the samples do not say."""
+    """Tokens that two texts, sampled from their start at one spacing, can have in common there: a sample that only one
+    of them has, or a link that differs, lies beyond. None: the samples do not say."""
     n = min(len(ours.fingerprints), len(theirs.fingerprints))
     if n == 0:
         return None
@@ -230,8 +235,8 @@ def common_at_most(ours: Samples, theirs: Samples) -> int | None:
 
 
 def checkpoint_ordinals(blocks: int) -> list[int]:
-    """Ordinals whose keys a sketch carries: the last block of the first 1, 2, 3, 4, 6, 8, 12, ... blocks, and of all. A common
-    prefix of b blocks is proven for more than two thirds of it, in whole blocks."""
+    """Ordinals whose keys a sketch carries: the last block of the first 1, 2, 3, 4, 6, 8, 12, ... blocks, and of all. A
+    common prefix of b blocks is proven for more than two thirds of it, in whole blocks."""
     counts = {2**i for i in range(32)} | {3 * 2**i for i in range(31)}
     return sorted({count - 1 for count in counts if count <= blocks} | ({blocks - 1} if blocks else set()))
 
@@ -252,17 +257,18 @@ def _position_size(tokens: int) -> int:
 
 
 class DonorSketch(msgspec.Struct, frozen=True, gc=False):
-    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; it holds its wire form and
-    nothing else, and no garbage collection looks at it: a router has a hundred thousand.
+    """Samples, the donor's length, and a few block keys that prove an exact prefix. Immutable; it holds its wire form
+    and nothing else, and no garbage collection looks at it: a router has a hundred thousand.
 
-    `checkpoints`: (ordinal, key) pairs of the donor's block key chain. If the request's own chain has the same key at a checkpoint,
-    its first `ordinal + 1` blocks are identical to the donor's.
+    `checkpoints`: (ordinal, key) pairs of the donor's block key chain. If the request's own chain has the same key at a
+    checkpoint, its first `ordinal + 1` blocks are identical to the donor's.
     """
 
     raw: bytes
 
     def __post_init__(self) -> None:
-        """Raises ContractError for another algorithm, a wrong length or positions that are not ascending within the donor."""
+        """Raises ContractError for another algorithm, a wrong length or positions that are not ascending within the
+        donor."""
         raw = self.raw
         if len(raw) < _HEADER.size or raw[:8] != ALGORITHM:
             raise ContractError("sketch.algorithm", raw[:8], ALGORITHM.decode())
@@ -359,8 +365,9 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
     def proven_blocks(
         self, chain: Sequence[BlockKey], samples: Samples | None = None, tokens_per_block: int = 1
     ) -> int:
-        """How many leading blocks of `chain` (the request's) are proven equal to this donor's. `samples`: the request's from its start, at
-        this donor's spacing; keys of blocks that cannot be equal, as these say, are then not made."""
+        """How many leading blocks of `chain` (the request's) are proven equal to this donor's. `samples`: the request's
+        from its start, at this donor's spacing; keys of blocks that cannot be equal, as these say, are then not
+        made."""
         if not chain or not self._begins_with(chain[0]):
             return 0
         proven, within = 0, len(chain)
@@ -369,7 +376,8 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
                 common = common_at_most(samples, self.samples)
                 within = within if common is None else min(within, common // tokens_per_block)
                 samples = None
-            # A key stands for every block before it, so behind the first that differs none is equal, and none need be made.
+            # A key stands for every block before it, so behind the first that differs none is equal, and none need be
+            # made.
             if ordinal >= within or chain[ordinal] != key:
                 break
             proven = ordinal + 1
@@ -380,8 +388,8 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         return self._header()[2] > 0 and self.raw[_HEADER.size + _ORDINAL.size : _HEADER.size + _STRIDE] == key
 
     def within(self, ranges: Sequence[tuple[int, int]], tokens_per_block: int) -> DonorSketch:
-        """What is left of the donor when only these half-open token ranges are still there: samples whose window lies inside them,
-        links that stay inside, and checkpoints up to the first token that is missing."""
+        """What is left of the donor when only these half-open token ranges are still there: samples whose window lies
+        inside them, links that stay inside, and checkpoints up to the first token that is missing."""
         positions = self.positions.astype(np.int64)
         room = np.full(len(positions), -1, np.int64)
         merged = merged_ranges(ranges)

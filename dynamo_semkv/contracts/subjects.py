@@ -1,4 +1,5 @@
-"""Bus subjects and streams, once. Segments that come from outside are escaped, so no id can add a token or a wildcard."""
+"""Bus subjects and streams, once. Segments that come from outside are escaped, so no id can add a token or a
+wildcard."""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ def _unescape(token: str) -> str | None:
 
 
 def speaker(subject: str) -> StableReplica | None:
-    """Whose subject this is: the replica at its end. None for `semantic-kv-events` itself, for a router's and for anything malformed.
+    """Whose subject this is: the replica at its end. None for `semantic-kv-events` itself, for a router's and for
+    anything malformed.
 
-    A broker with permissions per user (deploy/nats) lets a worker publish under its own name only, so what a message says of its sender
-    counts only if the subject says the same.
+    A broker with permissions per user (deploy/nats) lets a worker publish under its own name only, so what a message
+    says of its sender counts only if the subject says the same.
     """
     parts = subject.rsplit(".", 2)
     if len(parts) != 3 or parts[0] not in (DONOR_EVENTS, REPORTS, ANNOUNCEMENTS, HINTS):

@@ -2,8 +2,9 @@
 
     Access.of(config)        .allows(headers, cookies, ...)   reasons: "host", "token"
 
-Without a token the page answers only to loopback names in `Host`: a web page of somebody else, whose name was made to point here, gets
-nothing. With one, the token is compared in constant time, from `Authorization: Bearer`, or from the cookie that `/?token=...` sets.
+Without a token the page answers only to loopback names in `Host`: a web page of somebody else, whose name was made to
+point here, gets nothing. With one, the token is compared in constant time, from `Authorization: Bearer`, or from the
+cookie that `/?token=...` sets.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Access:
 
     @classmethod
     def of(cls, config: DashboardConfig) -> Access:
-        """Reads the token file. Raises ContractError for a token that is missing, unreadable, too short or not printable."""
+        """Reads the token file. Raises ContractError for a token that is missing, unreadable, too short or not
+        printable."""
         token = read_token(config.token_file) if config.token_file is not None else None
         if token is None and not is_loopback(config.host):
             raise ContractError(

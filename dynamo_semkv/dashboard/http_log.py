@@ -1,5 +1,6 @@
-"""What the HTTP server of the page logs. A request that is no HTTP (a URL of kilobytes, a TLS handshake, noise) is the sender's fault:
-it is answered 400 by the parser, and told in lines without a traceback and fewer and fewer of them: anybody could fill the log."""
+"""What the HTTP server of the page logs. A request that is no HTTP (a URL of kilobytes, a TLS handshake, noise) is the
+sender's fault: it is answered 400 by the parser, and told in lines without a traceback and fewer and fewer of them:
+anybody could fill the log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Connections on which no whole request ever came are closed, whether nothing comes or one byte after another.
 
-aiohttp closes one that idles *between* requests (`keepalive_timeout`); before the first request it waits for ever, until its release 3.14.
+aiohttp closes one that idles *between* requests (`keepalive_timeout`); before the first request it waits for ever,
+until its release 3.14.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
     /api/routes/{id}   one route in full    /readyz    200 or 503, with the checks
     /api/requests/{id} the routes of one request, by the id in `chatcmpl-<id>`
 
-It only reads, speaks GET alone, and belongs to the event loop that calls `start`. It refuses to start on an address that others can reach
-without a token.
+It only reads, speaks GET alone, and belongs to the event loop that calls `start`. It refuses to start on an address
+that others can reach without a token.
 """
 
 from __future__ import annotations
@@ -44,20 +44,22 @@ MAX_WATCHERS = 32
 WRITE_SECONDS = 10.0
 """A watcher that takes nothing for so long is let go."""
 PER_SECOND, BURST = 50.0, 200
-"""Answers that are made anew for each request, over all who ask: each takes milliseconds of the loop that streams need too."""
+"""Answers that are made anew for each request, over all who ask: each takes milliseconds of the loop that streams need
+too."""
 PROBES_PER_SECOND, PROBE_BURST = 10.0, 10
-"""Answers to `/readyz` that are made anew, over all who ask; whoever asks beyond gets the last one, so no probe is refused."""
+"""Answers to `/readyz` that are made anew, over all who ask; whoever asks beyond gets the last one, so no probe is
+refused."""
 IDLE_SECONDS = 15.0
-"""A connection without a whole request for so long (before the first one: at most twice as long) is closed, whether it sends nothing or one
-byte after another."""
+"""A connection without a whole request for so long (before the first one: at most twice as long) is closed, whether it
+sends nothing or one byte after another."""
 COOKIE = "semkv_dashboard"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Probes have no token; without one `/readyz` says yes or no and nothing else."""
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -80,7 +82,8 @@ class DashboardServer:
         readiness: Callable[[], Readiness],
         interval_seconds: float = 1.0,
     ) -> None:
-        """Raises ContractError when `config` would show the page to others without a token, or the token cannot be read."""
+        """Raises ContractError when `config` would show the page to others without a token, or the token cannot be
+        read."""
         self._config = config
         self._access = Access.of(config)
         self._snapshot = snapshot

@@ -1,12 +1,14 @@
-"""Alignment: from shared samples to the places where a prompt and its candidate donors are verbatim, and to how many tokens that makes.
+"""Alignment: from shared samples to the places where a prompt and its candidate donors are verbatim, and to how many
+tokens that makes.
 
-A *run* is a chain of neighbouring samples that are equal in both and whose links are equal: every token from its first window to the end
-of its last one is the same, but for a chance of 2**-16 a link. Runs are what segments claim, so no segment spans a change, however short.
+A *run* is a chain of neighbouring samples that are equal in both and whose links are equal: every token from its first
+window to the end of its last one is the same, but for a chance of 2**-16 a link. Runs are what segments claim, so no
+segment spans a change, however short.
 
-The *estimate* also counts what lies beside the runs. Between two runs on (nearly) one diagonal there is a change; how much of the gap it
-took follows from the samples that died in it: a changed token kills 8 windows, a replaced passage all of its own. At the loose end of a
-run the change comes, on average, half way to the next sample that contradicts it. A sample with nothing near on either side is a
-common phrase, and counts as no more than it is.
+The *estimate* also counts what lies beside the runs. Between two runs on (nearly) one diagonal there is a change; how
+much of the gap it took follows from the samples that died in it: a changed token kills 8 windows, a replaced passage
+all of its own. At the loose end of a run the change comes, on average, half way to the next sample that contradicts it.
+A sample with nothing near on either side is a common phrase, and counts as no more than it is.
 
 All candidates are aligned at once in NumPy: the cost hardly depends on how many there are.
 """
@@ -23,13 +25,15 @@ from dynamo_semkv.contracts.sketch import NGRAM, SAMPLING, DonorSketch, Samples
 from dynamo_semkv.evidence.partners import APART_BITS, Flat, Partners, partners, sole_partners
 
 NEAR_SHIFT = 64
-"""Tokens that an edit may insert or delete; a bigger shift of the diagonal is another passage, not the same document edited."""
+"""Tokens that an edit may insert or delete; a bigger shift of the diagonal is another passage, not the same document
+edited."""
 NEAR_GAP = 512
 _FEW_DEAD = 2
 _MANY_DEAD = 12
 _UNLIKELY = 0.02
 _UNLIKELY_AT_THE_SAME_LENGTH = 1e-6
-"""A gap with fewer dead samples holds isolated changes, one with more a replaced passage; between the two, it is whichever is likelier."""
+"""A gap with fewer dead samples holds isolated changes, one with more a replaced passage; between the two, it is
+whichever is likelier."""
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -62,7 +66,8 @@ class Alignment(NamedTuple):
     places: I64
     """Runs by position in the prompt, shape [n, 3]: start in the prompt, start in the donor, tokens."""
     longest_chain: int = 0
-    """Tokens of the runs that only small changes part: an edited document has no long run, and many short ones one behind the other."""
+    """Tokens of the runs that only small changes part: an edited document has no long run, and many short ones one
+    behind the other."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -77,8 +82,8 @@ _UNALIKE = Alignment(0, 0, _NOTHING, False, _NOWHERE)
 
 
 def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) -> list[Alignment]:
-    """One Alignment a donor, in order. All donors have one spacing, and `prompt`, of at most MOST_SAMPLES samples, is sampled at it. Cost:
-    O(samples of the prompt and all donors)."""
+    """One Alignment a donor, in order. All donors have one spacing, and `prompt`, of at most MOST_SAMPLES samples, is
+    sampled at it. Cost: O(samples of the prompt and all donors)."""
     if not donors or len(prompt.fingerprints) == 0:
         return [_UNALIKE] * len(donors)
     pairs = None
@@ -107,8 +112,9 @@ def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) ->
 
 
 def _one_run(prompt: Samples, prompt_tokens: int, theirs: Samples, tokens: int, pairs: Partners) -> Alignment | None:
-    """Of the only candidate, a donor of so many tokens, where all that it shares is one run, as of a conversation that goes on: what the
-    rest of this module would say, without most of it. None: it is more than that. `pairs`: at least one, and sure."""
+    """Of the only candidate, a donor of so many tokens, where all that it shares is one run, as of a conversation that
+    goes on: what the rest of this module would say, without most of it. None: it is more than that. `pairs`: at least
+    one, and sure."""
     target, donor, _ = pairs
     begin, end, donor_begin, donor_end = int(target[0]), int(target[-1]), int(donor[0]), int(donor[-1])
     steps = len(target) - 1
@@ -146,7 +152,8 @@ def _around(samples: Samples, begin: int, end: int, tokens: int) -> tuple[int, i
 
 
 def _once_and_without_strays(found: Partners, prompt_at: I64, flat: Flat, m: int) -> Partners:
-    """`m`: samples of the prompt. Donor order throughout: a place that is met twice makes a step that does not go forward."""
+    """`m`: samples of the prompt. Donor order throughout: a place that is met twice makes a step that does not go
+    forward."""
     target, donor, sure = found
     place = target if len(flat.lengths) == 1 else flat.owner.take(donor) * m + target
     if not (place[1:] > place[:-1]).all() and np.bincount(place).max() > 1:
@@ -161,7 +168,8 @@ def _once_and_without_strays(found: Partners, prompt_at: I64, flat: Flat, m: int
 
 
 class _Runs(NamedTuple):
-    """Runs in donor order, candidates one after the other, shape [r]; the step from run n to run n + 1 has shape [r - 1]."""
+    """Runs in donor order, candidates one after the other, shape [r]; the step from run n to run n + 1 has shape [r -
+    1]."""
 
     candidates: int
     owner: I64
@@ -172,12 +180,14 @@ class _Runs(NamedTuple):
     donor_at: I64
     """Where the windows of these begin, in tokens, shape [2, r]; 2**40 more a candidate in the donor."""
     room: I64
-    """Tokens before the first window, and behind the last one, that no sample of either says anything about, shape [2, r]."""
+    """Tokens before the first window, and behind the last one, that no sample of either says anything about, shape [2,
+    r]."""
     tokens: I64
     near: Bools
     """The step hides a change in what is otherwise the same passage."""
     edits: Bools
-    """Near, and neither because evicted parts of the donor left a hole nor because a repeated passage was taken for another."""
+    """Near, and neither because evicted parts of the donor left a hole nor because a repeated passage was taken for
+    another."""
 
     @classmethod
     def of(cls, prompt: Samples, prompt_at: I64, flat: Flat, pairs: Partners) -> _Runs:
@@ -243,8 +253,9 @@ class _Runs(NamedTuple):
         return self.total(self.owner[step], np.maximum(0.0, gap - np.where(few, isolated, replaced)))
 
     def _few(self, step: I64, dead: F64, most_dead: I64, same_length: Bools, density: int) -> Bools:
-        """Gaps whose samples isolated changes may have killed: the more die in the candidate's small gaps, the more may die in a row. A
-        replaced passage hardly ever has the length of what it replaced, so where the diagonal stays the same, more may die."""
+        """Gaps whose samples isolated changes may have killed: the more die in the candidate's small gaps, the more may
+        die in a row. A replaced passage hardly ever has the length of what it replaced, so where the diagonal stays the
+        same, more may die."""
         least = _FEW_DEAD + density.bit_length() - 1
         few = dead <= least
         owner = self.owner[step]
@@ -258,8 +269,8 @@ class _Runs(NamedTuple):
         return few
 
     def loose_ends(self) -> F64:
-        """Expected tokens beyond the ends of runs that nothing near continues, by candidate: half of the room up to the next sample, or to
-        the end of the document."""
+        """Expected tokens beyond the ends of runs that nothing near continues, by candidate: half of the room up to the
+        next sample, or to the end of the document."""
         loose = np.ones(self.ends.shape, np.bool_)
         np.logical_not(self.near, out=loose[0, 1:])
         loose[1, :-1] = loose[0, 1:]
@@ -275,8 +286,9 @@ class _Runs(NamedTuple):
 
 
 def _strays(diagonal: I64) -> Bools | None:
-    """Pairs between two others of one diagonal that lie on another one: a phrase that occurs elsewhere too, in the place of one that
-    changed. Left in, it would hide that the passage goes on. None: there are none. `diagonal`: no two candidates have nearly the same."""
+    """Pairs between two others of one diagonal that lie on another one: a phrase that occurs elsewhere too, in the
+    place of one that changed. Left in, it would hide that the passage goes on. None: there are none. `diagonal`: no two
+    candidates have nearly the same."""
     jump = np.abs(diagonal[1:] - diagonal[:-1]) > NEAR_SHIFT
     off = jump[1:] & jump[:-1]
     if not off.any():
@@ -287,8 +299,8 @@ def _strays(diagonal: I64) -> Bools | None:
 
 
 def _once(place: I64, donor: I64) -> I64:
-    """Indices that keep each place of the prompt once, in donor order: a passage that the donor repeats covers it only once. Of several
-    the one with neighbours on both sides stays, so that a stray repetition does not tear the run."""
+    """Indices that keep each place of the prompt once, in donor order: a passage that the donor repeats covers it only
+    once. Of several the one with neighbours on both sides stays, so that a stray repetition does not tear the run."""
     joined = np.zeros(len(place), np.int64)
     step = (np.diff(place) == 1) & (np.diff(donor) == 1)
     joined[1:] += step

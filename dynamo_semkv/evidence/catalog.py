@@ -1,10 +1,11 @@
 """DonorCatalog: every donor that may still be somewhere, from lifecycle events alone.
 
-It belongs to one thread (the router's event loop). Listeners are told there; other threads may hold CatalogDonors and read `creditable`.
-Whole streams are fenced by one assignment (see Life); their donors leave the listeners in small steps, so that no purge stalls.
+It belongs to one thread (the router's event loop). Listeners are told there; other threads may hold CatalogDonors and
+read `creditable`. Whole streams are fenced by one assignment (see Life); their donors leave the listeners in small
+steps, so that no purge stalls.
 
-It does not know which replicas are alive (`router/replicas.py` says so through `purge_replica` and `readmit_replica`), nor what a donor is
-worth to a request.
+It does not know which replicas are alive (`router/replicas.py` says so through `purge_replica` and `readmit_replica`),
+nor what a donor is worth to a request.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ MAX_ROWS = 256
 class DonorCatalog:
     """`clock`: monotonic seconds, used only for how long a worker has been gone, never for what is newer.
 
-    Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (of the worker with most, and of its largest namespace, the
-    oldest unused goes), `max_streams` and `max_held` events that came before an earlier one (here too the worker with most gives up its
-    own), `absent_seconds` after which a gone worker's donors are dropped, and `max_age_seconds`, or its own `ttl`, after which one is that
-    was not registered again.
+    Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (of the worker with most, and of its
+    largest namespace, the oldest unused goes), `max_streams` and `max_held` events that came before an earlier one
+    (here too the worker with most gives up its own), `absent_seconds` after which a gone worker's donors are dropped,
+    and `max_age_seconds`, or its own `ttl`, after which one is that was not registered again.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class DonorCatalog:
         return self._counted(outcome)
 
     def quarantine(self, worker_id: int, dp_rank: int) -> None:
-        """No credit until the emitter resets: for a consumer that knows it lost events (a message that could not be decoded)."""
+        """No credit until the emitter resets: for a consumer that knows it lost events (a message that could not be
+        decoded)."""
         stream = self._streams.get(StreamKey(worker_id, dp_rank))
         if stream is not None:
             self._streams.distrust(stream)
@@ -132,14 +134,14 @@ class DonorCatalog:
         return self._sizes[key]
 
     def readmit_replica(self, worker_wire_id: int, dp_rank: int, generation: str) -> bool:
-        """The worker is back and says which generation it is in: True when its donors count again. Another generation stays out until
-        its own reset arrives; a restarted worker is never scored as warm."""
+        """The worker is back and says which generation it is in: True when its donors count again. Another generation
+        stays out until its own reset arrives; a restarted worker is never scored as warm."""
         stream = self._streams.get(StreamKey(worker_wire_id, dp_rank))
         return stream is not None and stream.come_back(generation)
 
     def know_ranks(self, worker_wire_id: int, ranks: frozenset[int]) -> None:
-        """The ranks of a live worker's model card: events of others are refused from now on, and what came of them is over. Empty: the
-        worker is not listed, and its ranks are not known."""
+        """The ranks of a live worker's model card: events of others are refused from now on, and what came of them is
+        over. Empty: the worker is not listed, and its ranks are not known."""
         self._streams.know_ranks(worker_wire_id, ranks)
 
     def get(self, donor_id: str) -> CatalogDonor | None:
@@ -157,7 +159,8 @@ class DonorCatalog:
             self._retention.touch(donor.slot)
 
     def sweep(self, limit: int = 64) -> int:
-        """Takes at most `limit` donors whose life is over from the listeners. Every applied event sweeps a little; call it when idle."""
+        """Takes at most `limit` donors whose life is over from the listeners. Every applied event sweeps a little; call
+        it when idle."""
         swept = 0
         while self._ended and swept < limit:
             slot = self._chains.first(self._ended[0])
@@ -173,7 +176,8 @@ class DonorCatalog:
         return swept
 
     def forget_absent(self) -> int:
-        """Ends the streams whose worker has been gone for `absent_seconds`. Call it every few seconds; returns how many ended."""
+        """Ends the streams whose worker has been gone for `absent_seconds`. Call it every few seconds; returns how many
+        ended."""
         now = self._clock()
         gone = [
             stream

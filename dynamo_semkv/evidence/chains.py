@@ -1,7 +1,8 @@
-"""Bookkeeping for a hundred thousand donors without stalls: numbers instead of objects, and no table that is ever rebuilt in one go.
+"""Bookkeeping for a hundred thousand donors without stalls: numbers instead of objects, and no table that is ever
+rebuilt in one go.
 
-A dict of 100,000 entries takes milliseconds when it grows, several that grow at the same add take tens, and the first entry of
-one from which many were deleted is found by walking over the holes.
+A dict of 100,000 entries takes milliseconds when it grows, several that grow at the same add take tens, and the first
+entry of one from which many were deleted is found by walking over the holes.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Sharded(Generic[K, V]):
 
 
 class Row(Generic[V]):
-    """Values by small number. A list would be walked by every full garbage collection, value by value; an array of objects is
-    not. In parts, because to copy a long one is to touch every object in it."""
+    """Values by small number. A list would be walked by every full garbage collection, value by value; an array of
+    objects is not. In parts, because to copy a long one is to touch every object in it."""
 
     __slots__ = ("_parts",)
 
@@ -92,7 +93,8 @@ class Slots:
 
 
 class Chains:
-    """Linked lists of slots, each slot in one list at most. A list is named by a slot of its own, its head. Every operation is O(1)."""
+    """Linked lists of slots, each slot in one list at most. A list is named by a slot of its own, its head. Every
+    operation is O(1)."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

@@ -1,9 +1,11 @@
-"""What a provider returned -> a bounded tuple of matches that are possible for the prompt. Runs in the provider's own thread.
+"""What a provider returned -> a bounded tuple of matches that are possible for the prompt. Runs in the provider's own
+thread.
 
 checked(said, query) -> Claims
 
-A provider may return what it likes: an endless generator, a list whose iteration sleeps, a million matches, numbers that are none. All
-of that costs its own thread and its own deadline; the event loop, which every stream needs, only ever sees what is returned here.
+A provider may return what it likes: an endless generator, a list whose iteration sleeps, a million matches, numbers
+that are none. All of that costs its own thread and its own deadline; the event loop, which every stream needs, only
+ever sees what is returned here.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _NO_CLAIMS = Claims()
 
 
 def checked(said: object, query: LookupQuery) -> Claims:
-    """Raises TypeError for what is no list or tuple, and whatever the provider's own objects raise when they are looked at."""
+    """Raises TypeError for what is no list or tuple, and whatever the provider's own objects raise when they are looked
+    at."""
     if not isinstance(said, (list, tuple)):
         raise TypeError(f"a lookup returns a list or tuple of matches, not {type(said).__name__}")
     if type(said) in (list, tuple) and not said:
@@ -63,8 +66,8 @@ def checked(said: object, query: LookupQuery) -> Claims:
 
 
 def _is_sound(match: object, prompt: int) -> TypeGuard[SemanticTrtMatch]:
-    """What a match claims is possible for a prompt of so many tokens, and of the types that the contract says: they are compared,
-    hashed, summed and written down in the event loop later, beside what other providers said."""
+    """What a match claims is possible for a prompt of so many tokens, and of the types that the contract says: they are
+    compared, hashed, summed and written down in the event loop later, beside what other providers said."""
     return (
         type(match) is SemanticTrtMatch
         and isinstance(match.exact_prefix_tokens, _WHOLE)
@@ -107,7 +110,8 @@ def _is_name(text: object) -> bool:
 
 
 def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
-    """With Python's own numbers: whoever works with NumPy returns its, and neither a hint nor a route event can be written with them."""
+    """With Python's own numbers: whoever works with NumPy returns its, and neither a hint nor a route event can be
+    written with them."""
     at = match.location
     if match.quality_signals or match.metadata:
         match = msgspec.structs.replace(

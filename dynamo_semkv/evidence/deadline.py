@@ -1,10 +1,10 @@
 """All providers under one hard deadline: what they say in time is evidence, everything else is a miss with a reason.
 
-No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside when it
-keeps failing, and what it returns is checked, in its own thread, before anybody believes it.
+No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside
+when it keeps failing, and what it returns is checked, in its own thread, before anybody believes it.
 
-Fusion: providers are given in order of authority. What a provider proved (a prefix, verbatim runs) ranks above what another only
-finds alike, and once one has proven `ENOUGH` of the prompt nobody waits for those after it.
+Fusion: providers are given in order of authority. What a provider proved (a prefix, verbatim runs) ranks above what
+another only finds alike, and once one has proven `ENOUGH` of the prompt nobody waits for those after it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class LookupStatus(str, Enum):
     TIMEOUT = "timeout"
     ERROR = "error"
     SKIPPED = "skipped"
-    """Not asked or not waited for: no provider, stuck in an earlier lookup, put aside after failures, or one before it knew enough."""
+    """Not asked or not waited for: no provider, stuck in an earlier lookup, put aside after failures, or one before it
+    knew enough."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -67,8 +68,8 @@ class _Seat:
 
 
 class DeadlineRunner:
-    """`deadline_seconds`: over all providers together, measured from the call. `min_overlap_tokens`: what is less is not evidence.
-    `providers`: in order of authority.
+    """`deadline_seconds`: over all providers together, measured from the call. `min_overlap_tokens`: what is less is
+    not evidence. `providers`: in order of authority.
 
     Belongs to one event loop at a time. `breaker_clock` is for tests; deadlines are always real time.
     """
@@ -95,7 +96,8 @@ class DeadlineRunner:
         self._min_overlap = min_overlap_tokens
 
     async def lookup(self, query: LookupQuery) -> LookupResult:
-        """Returns by the deadline, whatever the providers do. Never raises (but CancelledError, which leaves nothing behind)."""
+        """Returns by the deadline, whatever the providers do. Never raises (but CancelledError, which leaves nothing
+        behind)."""
         began = time.monotonic()
         expires = began + self._deadline
         asked = {}
@@ -128,7 +130,8 @@ class DeadlineRunner:
         return LookupResult(overall, best, time.monotonic() - began, by_provider)
 
     async def _wait(self, asked: Mapping[str, asyncio.Future[Answer]], query: LookupQuery, expires: float) -> list[str]:
-        """Until all have answered, the deadline, or what was proven is enough. The names of those that need not answer any more."""
+        """Until all have answered, the deadline, or what was proven is enough. The names of those that need not answer
+        any more."""
         if len(asked) == 1:
             (answer,) = asked.values()
             await _until(expires, answer)
@@ -202,8 +205,8 @@ class DeadlineRunner:
 
     @staticmethod
     def _state_of(seat: _Seat) -> dict[str, Any]:
-        """What the provider shows of itself; nothing where it fails at that, or it is not JSON-able or too much: a page is one document,
-        and one part of it that cannot be written costs all others."""
+        """What the provider shows of itself; nothing where it fails at that, or it is not JSON-able or too much: a page
+        is one document, and one part of it that cannot be written costs all others."""
         provider = seat.worker.provider
         if not isinstance(provider, Snapshots):
             return {}
@@ -258,7 +261,8 @@ class DeadlineRunner:
         return LookupStatus.ERROR, seconds, []
 
     def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:
-        """One a donor, best first. Where some must be left out, the best of each place stays: the router may prefer another replica."""
+        """One a donor, best first. Where some must be left out, the best of each place stays: the router may prefer
+        another replica."""
         if len(matches) == 1:
             return tuple(matches[: self._max_matches])
         donors: dict[str, SemanticTrtMatch] = {}
@@ -273,8 +277,8 @@ class DeadlineRunner:
 
 
 async def _until(expires: float, answer: asyncio.Future[Answer]) -> None:
-    """Waits for the answer; by then it is LATE. Half of what `asyncio.wait` costs, which has a future of its own and a turn of the loop to
-    tell of it. Its own cancellation cancels the answer too."""
+    """Waits for the answer; by then it is LATE. Half of what `asyncio.wait` costs, which has a future of its own and a
+    turn of the loop to tell of it. Its own cancellation cancels the answer too."""
     left = expires - time.monotonic()
     if left <= 0:
         return

@@ -24,8 +24,8 @@ class StreamKey(NamedTuple):
 
 
 class Life:
-    """One generation of one stream, shared by all its donors: purging, quarantining or fencing off any number of donors is one
-    assignment, seen at once by every thread that holds one of them."""
+    """One generation of one stream, shared by all its donors: purging, quarantining or fencing off any number of donors
+    is one assignment, seen at once by every thread that holds one of them."""
 
     __slots__ = ("_interned", "creditable", "generation", "over")
 
@@ -42,7 +42,8 @@ class Life:
         self.over = True
 
     def interned(self, value: T) -> T:
-        """One object for equal values: every event brings its own copy of the partition and of the place. Beyond a few not shared."""
+        """One object for equal values: every event brings its own copy of the partition and of the place. Beyond a few
+        not shared."""
         known = self._interned.get(value)
         if known is None and len(self._interned) < MAX_INTERNED:
             self._interned[value] = known = value
@@ -58,14 +59,15 @@ Segment = tuple[int | str, int, int]
 
 
 class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Compared by identity. The garbage collector does not look at them: walking a hundred thousand would stop the event loop for a tenth
-    of a second. The price: `on_use` leads back to the catalog, so a catalog that is thrown away with donors in it is never freed. A process
-    has one.
+    """Compared by identity. The garbage collector does not look at them: walking a hundred thousand would stop the
+    event loop for a tenth of a second. The price: `on_use` leads back to the catalog, so a catalog that is thrown away
+    with donors in it is never freed. A process has one.
     """
 
     donor_id: str
     namespace_digest_hex: str
-    """Hex digest of the full CacheNamespace; `wire:...` for donors of other emitters, which no request's digest can equal."""
+    """Hex digest of the full CacheNamespace; `wire:...` for donors of other emitters, which no request's digest can
+    equal."""
     location: Location
     token_count: int
     sketch: DonorSketch | None
@@ -74,7 +76,8 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
     life: Life
     tokens_per_block: int = 1
     parts: tuple[Segment, ...] = ()
-    """What `segments` is made of; empty for the one segment that nearly every donor has, number 0 over all its tokens."""
+    """What `segments` is made of; empty for the one segment that nearly every donor has, number 0 over all its
+    tokens."""
     ends_at: float = math.inf
     """When it is no longer believed, by the clock of whoever stored its registration."""
     on_use: Callable[[str], None] = _nobody

@@ -2,15 +2,19 @@
 (`evidence.embedding.enabled`).
 
     routed prompt + donor event -> windows -> vectors (a thread of its own) -> index of the partition
-    lookup: a few windows of the prompt, as many as `budget_ms` pays for -> nearest windows -> donors that most of them point to
+    lookup: a few windows of the prompt, as many as `budget_ms` pays for -> nearest windows
+            -> donors that most of them point to
 
-* Donors are embedded after their event came, never on the event loop and never in a lookup; a registration whose life ended
-  meanwhile is dropped. Which text a donor has says `routed.py`, and only for prompts that this router routed itself.
-* A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the share of
-  the windows asked about that the donor has something alike for, times the prompt's length. No token of it is known to be equal.
-* Donors of one trade are all somewhat alike. A match must be alike (`min_similarity`) and stand out from what the others are alike
-  (`min_lead`), and of two texts that are equally alike neither is meant; where that cannot be said, few windows or few donors, it
-  must be much alike (`min_similarity_alone`). A window to which a quarter of the donors are alike, a shared template, is left out.
+* Donors are embedded after their event came, never on the event loop and never in a lookup; a registration whose life
+  ended meanwhile is dropped. Which text a donor has says `routed.py`, and only for prompts that this router routed
+  itself.
+* A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the
+  share of the windows asked about that the donor has something alike for, times the prompt's length. No token of it is
+  known to be equal.
+* Donors of one trade are all somewhat alike. A match must be alike (`min_similarity`) and stand out from what the
+  others are alike (`min_lead`), and of two texts that are equally alike neither is meant; where that cannot be said,
+  few windows or few donors, it must be much alike (`min_similarity_alone`). A window to which a quarter of the donors
+  are alike, a shared template, is left out.
 * Windows lie on one grid and their vectors are remembered, by tenant: prompts that begin alike share what they cost.
 """
 
@@ -91,8 +95,9 @@ class EmbeddingProvider(DonorLearner):
         """Of one window of a query, as measured; None before the first."""
         self._remembered: OrderedDict[bytes, Vectors] = OrderedDict()
         self._memory = threading.Lock()
-        # Counts: `remembered` windows, which cost nothing, `lookups`, `tenant_unknown`, `no_partition`, `no_time`, `no_text`,
-        # `unlike`, `matches`; `queued`, `queue_full`, `indexed`, `stale`, `failed`, `removed`, `crowded_out`.
+        # Counts: `remembered` windows, which cost nothing, `lookups`, `tenant_unknown`, `no_partition`, `no_time`,
+        # `no_text`, `unlike`, `matches`; `queued`, `queue_full`, `indexed`, `stale`, `failed`, `removed`,
+        # `crowded_out`.
         self._begin()
 
     def __len__(self) -> int:
@@ -158,7 +163,8 @@ class EmbeddingProvider(DonorLearner):
     def _match(
         self, query: LookupQuery, donor: CatalogDonor, similar: Sequence[float], background: float | None
     ) -> SemanticTrtMatch | None:
-        """`background`: how alike the donors are that the prompt's windows are nearest to; None where there are too few."""
+        """`background`: how alike the donors are that the prompt's windows are nearest to; None where there are too
+        few."""
         mean = float(np.mean(similar))
         if background is not None and mean < background + self._config.min_lead:
             return None
@@ -201,7 +207,8 @@ class EmbeddingProvider(DonorLearner):
         return min(self._config.query_windows, int(self._config.budget_ms / 1_000 / max(self._window_seconds, 1e-6)))
 
     def _measured(self, seconds: float) -> None:
-        """Slow ones count at once, fast ones little by little: a lookup that is late costs more than one window less."""
+        """Slow ones count at once, fast ones little by little: a lookup that is late costs more than one window
+        less."""
         known = self._window_seconds
         self._window_seconds = seconds if known is None or seconds > known else 0.9 * known + 0.1 * seconds
 
@@ -289,7 +296,8 @@ def _one_text(one: CatalogDonor, other: CatalogDonor) -> bool:
 
 
 def _spread(tokens: int, window: int, most: int) -> list[int]:
-    """Starts of windows one behind the other, from the first token; evenly chosen where there would be more than `most`."""
+    """Starts of windows one behind the other, from the first token; evenly chosen where there would be more than
+    `most`."""
     starts = np.arange(0, max(1, tokens - window // 2), window)
     if len(starts) > most:
         starts = starts[np.linspace(0, len(starts) - 1, most).round().astype(int)]
@@ -298,7 +306,8 @@ def _spread(tokens: int, window: int, most: int) -> list[int]:
 
 
 def _centred(tokens: int, window: int, count: int) -> list[int]:
-    """Starts of at most `count` windows, each near the middle of its part of the prompt and on the grid of `_spread`."""
+    """Starts of at most `count` windows, each near the middle of its part of the prompt and on the grid of
+    `_spread`."""
     count = min(count, max(1, tokens // window))
     return sorted({max(0, round((n + 0.5) * tokens / count / window - 0.5)) * window for n in range(count)})
 
@@ -309,7 +318,8 @@ def _some(starts: Sequence[int], count: int) -> list[int]:
 
 
 def _scores(near: Near, donors: int) -> dict[int, list[float]]:
-    """By donor row: how alike its best window is to each of the prompt's, those left out that too many donors are alike to."""
+    """By donor row: how alike its best window is to each of the prompt's, those left out that too many donors are alike
+    to."""
     best: list[dict[int, float]] = []
     for rows, similarity in zip(near.rows.tolist(), near.similarity.tolist(), strict=True):
         by_row: dict[int, float] = {}

@@ -27,7 +27,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def may_place(emitter: StreamKey, location: Location) -> bool:
-    """An emitter speaks for its own worker and rank, and for shared stores. Ranks of one worker have caches of their own."""
+    """An emitter speaks for its own worker and rank, and for shared stores. Ranks of one worker have caches of their
+    own."""
     if isinstance(location, SharedLocation):
         return True
     return (location.worker_id, location.dp_rank) == emitter
@@ -49,8 +50,9 @@ def in_scope(donor: CatalogDonor, scope: PurgeScope) -> bool:
 def partition_of(namespace: WireNamespace) -> str | None:
     """The partition that a donor belongs to; None for a malformed namespace.
 
-    Our emitter sends the digest of the whole CacheNamespace, tenant included. Any other donor (SemBlend's) gets a partition of its own made
-    of every field of the wire's hard key, tenant_key included, absent told apart from empty; no request's digest can equal it.
+    Our emitter sends the digest of the whole CacheNamespace, tenant included. Any other donor (SemBlend's) gets a
+    partition of its own made of every field of the wire's hard key, tenant_key included, absent told apart from empty;
+    no request's digest can equal it.
     """
     if namespace.block_size < 1:
         return None
@@ -73,7 +75,8 @@ def donor_from(
     on_use: Callable[[str], None],
     ends_at: float,
 ) -> CatalogDonor:
-    """Raises ContractError for a sketch that is damaged or describes another donor. Embeddings of other emitters are not read."""
+    """Raises ContractError for a sketch that is damaged or describes another donor. Embeddings of other emitters are
+    not read."""
     segments: tuple[Segment, ...] = tuple((s.segment_id, *s.token_range) for s in data.segments)
     sketch = None
     if not partition.startswith(WIRE_PREFIX):
@@ -109,7 +112,8 @@ def restricted(
 
 
 def _sketch_in(segments: list[DonorSegment]) -> DonorSketch | None:
-    """The donor's sketch rides in the first segment that has one and covers the whole donor, whatever the segment's own range."""
+    """The donor's sketch rides in the first segment that has one and covers the whole donor, whatever the segment's own
+    range."""
     for segment in segments:
         raw = segment.provider_metadata
         if raw is not None and bytes(raw[: len(ALGORITHM)]) == ALGORITHM:

@@ -1,4 +1,5 @@
-"""Text in, unit vectors out: a sentence encoder in ONNX Runtime, and the served model's tokenizer to get text from token ids.
+"""Text in, unit vectors out: a sentence encoder in ONNX Runtime, and the served model's tokenizer to get text from
+token ids.
 
 Needs the extra `embeddings`. Both read local directories only and download nothing.
 """
@@ -38,7 +39,8 @@ class Detokenizer(Protocol):
 
 
 def existing(path: str | os.PathLike[str], field: str, *names: str) -> Path:
-    """The first of `names` inside `path`, or `path` itself if it is a file. Raises ContractError naming the config field."""
+    """The first of `names` inside `path`, or `path` itself if it is a file. Raises ContractError naming the config
+    field."""
     root = Path(path)
     for found in (root, *(root / name for name in names)):
         if found.is_file():
@@ -47,15 +49,18 @@ def existing(path: str | os.PathLike[str], field: str, *names: str) -> Path:
 
 
 class OnnxEncoder:
-    """BERT-like: `input_ids` and `attention_mask` in (`token_type_ids` where the graph asks for them), `last_hidden_state` out;
-    the mean over a text's tokens, scaled to length 1, as sentence-transformers does for all-MiniLM-L6-v2.
+    """BERT-like: `input_ids` and `attention_mask` in (`token_type_ids` where the graph asks for them),
+    `last_hidden_state` out; the mean over a text's tokens, scaled to length 1, as sentence-transformers does for
+    all-MiniLM-L6-v2.
 
-    One thread a call: ONNX Runtime works in the caller's thread, so a query never waits behind a donor that is being embedded.
+    One thread a call: ONNX Runtime works in the caller's thread, so a query never waits behind a donor that is being
+    embedded.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, field: str = "evidence.embedding.model_path") -> None:
-        """`path`: a directory with `tokenizer.json` and `model.onnx` or `onnx/model.onnx`, or such a file beside its tokenizer. Raises
-        ContractError for missing files or an output of another shape, ImportError without the extra."""
+        """`path`: a directory with `tokenizer.json` and `model.onnx` or `onnx/model.onnx`, or such a file beside its
+        tokenizer. Raises ContractError for missing files or an output of another shape, ImportError without the
+        extra."""
         import onnxruntime
         import tokenizers
 

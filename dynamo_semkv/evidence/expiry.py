@@ -9,7 +9,8 @@ from dynamo_semkv.evidence.chains import NOBODY, Chains, Slots
 
 
 class Expiry:
-    """Members, slots of `slots`, by the span of time in which they end. Adding one costs the same however many there are."""
+    """Members, slots of `slots`, by the span of time in which they end. Adding one costs the same however many there
+    are."""
 
     def __init__(self, slots: Slots, max_age: float) -> None:
         """`max_age`: how many seconds ahead members end, may be infinite. A span is a second, or 1/4,096 of that."""

@@ -2,15 +2,18 @@
 
     sample the prompt -> its partition's postings -> candidates by rarity -> align -> decide -> matches
 
-* Partitioned first: only the donors of the query's own namespace digest, and so of its tenant, are ever looked at. A request whose tenant
-  is unknown has none.
-* A sample weighs by its rarity among the partition's donors (inverse document frequency in [0, 1]), so what everybody shares, a system
-  prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have found the donor.
-* A donor is a match when its shared samples weigh `min_evidence` and stand for `min_overlap_share` of the prompt (a sample for 32 tokens,
-  times its rarity), and one run is verbatim over `min_run_tokens`, or short ones in a row over three times as many; or when its proven
-  prefix alone is `min_overlap_share` of the prompt, or ENOUGH_PROVEN tokens. Ranking alone would always name somebody.
-* `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the match claims, and
-  every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its proven prefix.
+* Partitioned first: only the donors of the query's own namespace digest, and so of its tenant, are ever looked at. A
+  request whose tenant is unknown has none.
+* A sample weighs by its rarity among the partition's donors (inverse document frequency in [0, 1]), so what everybody
+  shares, a system prompt or a tool schema, finds nobody. It still counts as verbatim tokens once other samples have
+  found the donor.
+* A donor is a match when its shared samples weigh `min_evidence` and stand for `min_overlap_share` of the prompt (a
+  sample for 32 tokens, times its rarity), and one run is verbatim over `min_run_tokens`, or short ones in a row over
+  three times as many; or when its proven prefix alone is `min_overlap_share` of the prompt, or ENOUGH_PROVEN tokens.
+  Ranking alone would always name somebody.
+* `exact_equivalent` means: the prefix whose block keys are proven equal makes up at least half of the tokens that the
+  match claims, and every field of the namespace is known. Everything else is a `semantic_candidate`, whatever its
+  proven prefix.
 
 It knows no tokens of donors, only their sketches, and nothing about which replica is alive.
 """
@@ -23,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.ma  # np.unique imports it at its first call, for a prompt that repeats itself: tens of milliseconds for a lookup
+import numpy.ma  # np.unique imports it at its first call, which would cost a lookup tens of milliseconds
 
 from dynamo_semkv.config.schema import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
@@ -52,7 +55,8 @@ MAX_SEGMENTS = 32
 """Per match, the longest ones: a dense edit would leave hundreds."""
 MIN_SEGMENT_TOKENS = 16
 IN_A_CHAIN = 3
-"""Where changes leave no run of `min_run_tokens`: this many times as many in short runs, one behind the other on one diagonal."""
+"""Where changes leave no run of `min_run_tokens`: this many times as many in short runs, one behind the other on one
+diagonal."""
 CONVINCING = 8.0
 """Weighted samples at which more of them add no confidence."""
 _WORTH_A_LOOK = 0.1
@@ -62,8 +66,8 @@ _Candidate = tuple[CatalogDonor, DonorSketch, int]
 
 
 class FingerprintProvider:
-    """A DonorListener. Adds and removes come from the catalog's thread, lookups from the provider's; one lock, held while postings are
-    read or written (tens of microseconds), never during alignment."""
+    """A DonorListener. Adds and removes come from the catalog's thread, lookups from the provider's; one lock, held
+    while postings are read or written (tens of microseconds), never during alignment."""
 
     name = "fingerprint"
 
@@ -77,8 +81,8 @@ class FingerprintProvider:
         self._where: Sharded[str, int] = Sharded()
         """Partition number and row of each donor: one small integer a donor."""
         self.counts: Counter[str] = Counter()
-        """`indexed`, `removed`, `without_sketch`, `partition_full`, `lookups`, `no_partition`, `tenant_unknown`, `candidates`, `matches`;
-        why candidates were rejected: `weak`, `short`, `small`, `stale`."""
+        """`indexed`, `removed`, `without_sketch`, `partition_full`, `lookups`, `no_partition`, `tenant_unknown`,
+        `candidates`, `matches`; why candidates were rejected: `weak`, `short`, `small`, `stale`."""
 
     def __len__(self) -> int:
         return len(self._where)
@@ -204,7 +208,8 @@ class FingerprintProvider:
     def _candidates(
         self, partition: Partition, asked: U32Array, hits: Hits
     ) -> tuple[list[_Candidate], FloatArray | None]:
-        """Donors by the rarity of what they share, at most MAX_CANDIDATES, and the rarity of each of `asked` where there are any."""
+        """Donors by the rarity of what they share, at most MAX_CANDIDATES, and the rarity of each of `asked` where
+        there are any."""
         least = self._config.min_shared_samples
         if len(hits.rows) < least:
             return [], None
@@ -293,14 +298,16 @@ class FingerprintProvider:
 
 
 def _weights(fingerprints: U32Array, known: U32Array, rarity: FloatArray) -> FloatArray:
-    """Rarity of each of `fingerprints`, shape [n]: as it stands beside `known` (ascending, not empty), 0 for those that do not."""
+    """Rarity of each of `fingerprints`, shape [n]: as it stands beside `known` (ascending, not empty), 0 for those that
+    do not."""
     at = known.searchsorted(fingerprints)
     weights: FloatArray = rarity.take(at, mode="clip") * (known.take(at, mode="clip") == fingerprints)
     return weights
 
 
 def _leading(places: I64, proven: int) -> int:
-    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it. `places`: as in `Alignment`."""
+    """Tokens from the start of both that are the same: the proven prefix, and the runs that continue it. `places`: as
+    in `Alignment`."""
     end = proven
     for target, donor, tokens in places.tolist():
         if target > end:

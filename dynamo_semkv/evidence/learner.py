@@ -1,6 +1,7 @@
 """DonorLearner: what a provider has in common that must know a donor's text and takes long to take it in.
 
-routed prompt, donor event (event loop) -> whose text is known (routed.py) -> a bounded queue -> `_take_in` (a thread of its own)
+routed prompt, donor event (event loop) -> whose text is known (routed.py) -> a bounded queue -> `_take_in` (a thread of
+its own)
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _throttled = Throttled(logger)
 
 
 class DonorLearner:
-    """A DonorListener and a PromptListener (both in the event loop). `close` ends the thread. A provider calls `_begin` when it is whole,
-    implements `_take_in` and, where it has an index of its own, the two hooks."""
+    """A DonorListener and a PromptListener (both in the event loop). `close` ends the thread. A provider calls `_begin`
+    when it is whole, implements `_take_in` and, where it has an index of its own, the two hooks."""
 
     name: str
 

@@ -1,6 +1,8 @@
-"""Partition: the donors of one namespace digest (so of one tenant) and their postings. A search sees one partition and no other.
+"""Partition: the donors of one namespace digest (so of one tenant) and their postings. A search sees one partition and
+no other.
 
-It grows in small steps: a bigger table is filled a few rows at a time while the smaller one is still asked, so no call pays for a rebuild.
+It grows in small steps: a bigger table is filled a few rows at a time while the smaller one is still asked, so no call
+pays for a rebuild.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
 
 POSTINGS_PER_DONOR = 128
-"""Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all. Of a short one, whose
-samples are closer together, those that it would have at the widest spacing: what a prompt of any length asks for."""
+"""Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all. Of a
+short one, whose samples are closer together, those that it would have at the widest spacing: what a prompt of any
+length asks for."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
 AT_ONCE = 8
-"""Donors that are posted together: what NumPy costs a call is paid once, and the longest step is still a millisecond or two."""
+"""Donors that are posted together: what NumPy costs a call is paid once, and the longest step is still a millisecond or
+two."""
 BYTES_PER_STEP = 32 * 1_024
 """Of a table that comes or goes, an add."""
 VISITED_PER_STEP = 64
@@ -141,7 +145,8 @@ class Partition:
         self._donors[row] = donor
 
     def remove(self, row: int) -> None:
-        """At once for every search; its postings are taken out as others are added, so that removing many does not stall."""
+        """At once for every search; its postings are taken out as others are added, so that removing many does not
+        stall."""
         self._count -= 1
         donor = self._donors[row]
         self._donors[row] = None
@@ -153,8 +158,8 @@ class Partition:
         self._leaving.append((row, donor.sketch if donor is not None else None))
 
     def asked(self, fingerprints: U32Array) -> tuple[U32Array, npt.NDArray[np.intp] | None]:
-        """Those of a prompt's, shape [n], that any donor here would have posted: ascending, each once. And where each stands among the
-        prompt's; None where one stands at several places."""
+        """Those of a prompt's, shape [n], that any donor here would have posted: ascending, each once. And where each
+        stands among the prompt's; None where one stands at several places."""
         least = min((k for k, count in self._by_thinning.items() if count), default=0)
         places = (fingerprints & unposted_bits(least) == 0).nonzero()[0]
         asked = fingerprints.take(places)
@@ -177,7 +182,8 @@ class Partition:
         return self._thinned[rows]
 
     def rarity(self, fingerprints: U32Array, hits: Hits) -> FloatArray:
-        """Weight of each fingerprint asked for, shape [n], in [0, 1]: 1 where one donor has it, 0 where all have it or none.
+        """Weight of each fingerprint asked for, shape [n], in [0, 1]: 1 where one donor has it, 0 where all have it or
+        none.
 
         Thinned donors keep quiet about most of theirs, so carriers are counted among those that would have said.
         """
@@ -226,7 +232,8 @@ class Partition:
         (self._next or self._table).insert(fingerprints, rows)
 
     def _make_ready(self, size: int) -> None:
-        """The next table, as soon as its memory is there: until then the current one gets a few per cent fuller than it should."""
+        """The next table, as soon as its memory is there: until then the current one gets a few per cent fuller than it
+        should."""
         if self._going is not None and self._going.release(size):
             self._going = None
         if self._coming is not None and self._coming.warm(size):
@@ -247,8 +254,9 @@ class Partition:
                 table.remove(*posted_by(leaving))
 
     def _next_capacity(self) -> int:
-        """Half, a quarter, ... of what `max_donors` like those here need, and a sixteenth of room for rows that left and were not
-        cleaned up yet: so the table is just right once it is full, and was not exchanged shortly before."""
+        """Half, a quarter, ... of what `max_donors` like those here need, and a sixteenth of room for rows that left
+        and were not cleaned up yet: so the table is just right once it is full, and was not exchanged shortly
+        before."""
         wanted = self._max_donors * self._table.used // max(1, self._count) * 17 // 16
         while wanted >= 2 * GROWTH * self._table.capacity:
             wanted //= 2

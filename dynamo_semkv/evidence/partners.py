@@ -1,7 +1,8 @@
 """Partners: which sample of a donor is which sample of the prompt.
 
-By fingerprint; where the prompt has one more than once, by what stands before and after it. All candidates at once in NumPy, and what is
-only needed for prompts that repeat themselves is only done for those: most of what a short array costs is the call.
+By fingerprint; where the prompt has one more than once, by what stands before and after it. All candidates at once in
+NumPy, and what is only needed for prompts that repeat themselves is only done for those: most of what a short array
+costs is the call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 APART_BITS = 40
-"""Positions of different candidates differ by 2**40 at least: no step from one candidate to the next looks like one inside a document."""
+"""Positions of different candidates differ by 2**40 at least: no step from one candidate to the next looks like one
+inside a document."""
 _TABLE_BITS = 20
 _SHIFT = np.uint32(32 - _TABLE_BITS)
 MOST_SAMPLES = 1 << 16
@@ -27,12 +29,13 @@ MOST_SAMPLES = 1 << 16
 
 
 class Flat(NamedTuple):
-    """The samples of all candidates, one after the other, with an empty place before and after those of each: neighbours in it are
-    neighbours in one document."""
+    """The samples of all candidates, one after the other, with an empty place before and after those of each:
+    neighbours in it are neighbours in one document."""
 
     fingerprints: npt.NDArray[np.uint32]
     positions: I64
-    """In tokens, 2**40 more a candidate. The place before holds -1, the one after the first position at which no window fits any more."""
+    """In tokens, 2**40 more a candidate. The place before holds -1, the one after the first position at which no window
+    fits any more."""
     links: npt.NDArray[np.uint16]
     """0 after the last sample of a candidate."""
     owner: I64
@@ -82,8 +85,8 @@ class Partners(NamedTuple):
 
 
 class _Table(threading.local):
-    """Where in the prompt a fingerprint stands, by its upper bits. One a thread, never cleared: what an earlier prompt left is found not to
-    be the fingerprint that was looked for."""
+    """Where in the prompt a fingerprint stands, by its upper bits. One a thread, never cleared: what an earlier prompt
+    left is found not to be the fingerprint that was looked for."""
 
     def __init__(self) -> None:
         self.places = np.zeros(1 << _TABLE_BITS, np.uint16)
@@ -95,8 +98,8 @@ _BACKWARDS = _NUMBERS[::-1].copy()
 
 
 def sole_partners(ours: npt.NDArray[np.uint32], theirs: npt.NDArray[np.uint32]) -> tuple[I64, Bools, bool]:
-    """`at` and `found`, of the shape of `theirs`: where `found`, ours[at] is the same fingerprint. The last one says that these are all:
-    that no fingerprint of ours is there twice, and none was put into another one's place."""
+    """`at` and `found`, of the shape of `theirs`: where `found`, ours[at] is the same fingerprint. The last one says
+    that these are all: that no fingerprint of ours is there twice, and none was put into another one's place."""
     table, m = _table.places, len(ours)
     slots = ours >> _SHIFT
     table[slots[::-1]] = _BACKWARDS[-m:]
@@ -106,8 +109,9 @@ def sole_partners(ours: npt.NDArray[np.uint32], theirs: npt.NDArray[np.uint32]) 
 
 
 def partners(prompt: Samples, donor: Flat) -> Partners:
-    """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner before, else leads to
-    the next one after, else is nearest to where that partner would have it; without one the first for the donor's first, and so on."""
+    """Where the prompt has a fingerprint more than once, the place counts that continues the last unambiguous partner
+    before, else leads to the next one after, else is nearest to where that partner would have it; without one the first
+    for the donor's first, and so on."""
     at, found, sole = sole_partners(prompt.fingerprints, donor.fingerprints)
     found[donor.empty] = False
     if sole:
@@ -173,8 +177,8 @@ def _follow_neighbours(prompt: Samples, donor: Flat, at: I64, sure: Bools, repea
 
 
 def nearest(prompt: Samples, by_value: I64, wanted: npt.NDArray[np.uint32], expected: I64) -> I64:
-    """For each of `wanted` the index of the prompt that has it and is nearest to the expected position. `by_value`: the prompt's stable
-    order by fingerprint."""
+    """For each of `wanted` the index of the prompt that has it and is nearest to the expected position. `by_value`: the
+    prompt's stable order by fingerprint."""
     places = (prompt.fingerprints[by_value].astype(np.int64) << 31) + prompt.positions[by_value]
     wish = wanted.astype(np.int64) << 31
     above = np.searchsorted(places, wish + np.clip(expected, 0, 2**31 - 1))
@@ -188,8 +192,9 @@ def nearest(prompt: Samples, by_value: I64, wanted: npt.NDArray[np.uint32], expe
 
 
 def _in_turn(prompt: npt.NDArray[np.uint32], by_value: I64, wanted: npt.NDArray[np.uint32], owner: I64) -> I64:
-    """For each of `wanted`, grouped by `owner` and in order, an index of the prompt that has it: of several that are the same the first
-    goes to the first, the second to the second, and the last one to all that are left. `by_value`: the prompt's stable order."""
+    """For each of `wanted`, grouped by `owner` and in order, an index of the prompt that has it: of several that are
+    the same the first goes to the first, the second to the second, and the last one to all that are left. `by_value`:
+    the prompt's stable order."""
     ordered = prompt[by_value]
     first = np.searchsorted(ordered, wanted)
     many = np.searchsorted(ordered, wanted, side="right") - first

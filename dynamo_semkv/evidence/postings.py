@@ -1,11 +1,11 @@
 """Postings: which rows carry a fingerprint. A set-associative table in one NumPy array.
 
-A fingerprint chooses a set; the set has `ways` slots. When a set is full one of its oldest postings falls out, so memory
-and the cost of every operation are fixed: no list grows, nothing is rebuilt, and a fingerprint that everybody carries occupies one set. How
-many rows carry it is counted apart, because that is what makes it worthless as evidence.
+A fingerprint chooses a set; the set has `ways` slots. When a set is full one of its oldest postings falls out, so
+memory and the cost of every operation are fixed: no list grows, nothing is rebuilt, and a fingerprint that everybody
+carries occupies one set. How many rows carry it is counted apart, because that is what makes it worthless as evidence.
 
-A slot holds 12 bits of the fingerprint beside the row, so a stray row turns up now and then; whoever uses a row verifies it against the
-donor's own samples. Rows are small integers; it knows nothing about donors.
+A slot holds 12 bits of the fingerprint beside the row, so a stray row turns up now and then; whoever uses a row
+verifies it against the donor's own samples. Rows are small integers; it knows nothing about donors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS
 FILL = 0.7
-"""Share of the slots that a table is meant to use: about one posting in a hundred falls out of a set that is full by chance."""
+"""Share of the slots that a table is meant to use: about one posting in a hundred falls out of a set that is full by
+chance."""
 _LARGE = 1 << 20
 _PAGE = 4_096
 _TAGS = np.uint32((1 << (32 - ROW_BITS)) - 1)
@@ -64,8 +65,8 @@ class Hits:
         return Hits(query, rows, self._asked, self._looked + other._looked)
 
     def carriers(self) -> npt.NDArray[np.int64]:
-        """How many rows carry each of the fingerprints asked for. Of tables that did not change since; not needed where nobody is found,
-        which is what most prompts find."""
+        """How many rows carry each of the fingerprints asked for. Of tables that did not change since; not needed where
+        nobody is found, which is what most prompts find."""
         found: npt.NDArray[np.int64] | None = None
         for table, sets, slots, query in self._looked:
             carriers = np.bincount(query, minlength=self._asked)
@@ -78,8 +79,9 @@ class Hits:
 
 
 def _pages(size: int) -> mmap.mmap | None:
-    """Zeroed memory that the kernel backs page by page as it is touched; None for a small table, or where that cannot be had. With huge
-    pages the first few postings, which fall all over it, would make the kernel clear all of it at once: 100 ms at 100,000 donors."""
+    """Zeroed memory that the kernel backs page by page as it is touched; None for a small table, or where that cannot
+    be had. With huge pages the first few postings, which fall all over it, would make the kernel clear all of it at
+    once: 100 ms at 100,000 donors."""
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return None
     # Private: of shared memory no page is given back before all of it is.
@@ -118,8 +120,8 @@ class Postings:
         return len(self._bytes)
 
     def warm(self, size: int) -> bool:
-        """Makes the kernel back the next `size` bytes, before the first posting. True: all are. Otherwise nearly every posting of a new
-        table is the first on its page, which takes ten times as long."""
+        """Makes the kernel back the next `size` bytes, before the first posting. True: all are. Otherwise nearly every
+        posting of a new table is the first on its page, which takes ten times as long."""
         if self._pages is None:
             return True
         self._bytes[self._warm : self._warm + size : _PAGE] = 0
@@ -127,7 +129,8 @@ class Postings:
         return self._warm >= len(self._bytes)
 
     def release(self, size: int) -> bool:
-        """Gives the next `size` bytes of a table that nobody asks any more back to the system. True: all are. To free it at once stalls."""
+        """Gives the next `size` bytes of a table that nobody asks any more back to the system. True: all are. To free
+        it at once stalls."""
         if self._pages is None or self._released >= len(self._bytes):
             return True
         size = min(size // _PAGE * _PAGE, len(self._bytes) - self._released)

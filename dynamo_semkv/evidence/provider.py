@@ -1,7 +1,7 @@
 """The provider protocol: from a prompt to related donors. One method, plus small optional capabilities.
 
-A provider runs in a thread of its own under a deadline that it does not know. It is handed token ids only: no stage may tell identity
-from text.
+A provider runs in a thread of its own under a deadline that it does not know. It is handed token ids only: no stage may
+tell identity from text.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LookupQuery(msgspec.Struct, frozen=True):
 
 
 class EvidenceProvider(Protocol):
-    """Raises what it likes: an error is a miss with a reason. Results are a list or tuple and need no order; of more than
-    1,000 matches the rest is not looked at, and one with more than 256 segments is not believed."""
+    """Raises what it likes: an error is a miss with a reason. Results are a list or tuple and need no order; of more
+    than 1,000 matches the rest is not looked at, and one with more than 256 segments is not believed."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,8 @@ class EvidenceProvider(Protocol):
 class DonorListener(Protocol):
     """Told by the catalog, in its thread, what to index. Adding an id again replaces it.
 
-    `donor_removed` may be late for donors whose life is over: a listener checks `CatalogDonor.creditable` before it hands out a match.
+    `donor_removed` may be late for donors whose life is over: a listener checks `CatalogDonor.creditable` before it
+    hands out a match.
     """
 
     def donor_added(self, donor: CatalogDonor) -> None: ...
@@ -52,8 +53,8 @@ class DonorListener(Protocol):
 
 @runtime_checkable
 class PromptListener(Protocol):
-    """Told of every prompt that was looked up, after its lookup and in the event loop: for providers that learn what a donor
-    says from the prompt that became it. Keeps it short."""
+    """Told of every prompt that was looked up, after its lookup and in the event loop: for providers that learn what a
+    donor says from the prompt that became it. Keeps it short."""
 
     def prompt_routed(self, query: LookupQuery) -> None: ...
 

@@ -1,8 +1,9 @@
-"""Who has to go when the store is full: the oldest that was not used since its last turn, of the largest namespace of the largest worker.
+"""Who has to go when the store is full: the oldest that was not used since its last turn, of the largest namespace of
+the largest worker.
 
-Shares are by worker first, since a worker may invent namespaces and ranks, but not its name; then by namespace, so a tenant that floods the
-store evicts itself. Every operation is O(1) but for a victim's second chances, which are bounded, and for the choice of a worker within one
-namespace; so there is no stall at capacity.
+Shares are by worker first, since a worker may invent namespaces and ranks, but not its name; then by namespace, so a
+tenant that floods the store evicts itself. Every operation is O(1) but for a victim's second chances, which are
+bounded, and for the choice of a worker within one namespace; so there is no stall at capacity.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ SECOND_CHANCES = 8
 
 
 class Retention:
-    """Members, slots of `slots`, by namespace and worker in order of age. Not thread-safe, but `touch` may be called from any thread."""
+    """Members, slots of `slots`, by namespace and worker in order of age. Not thread-safe, but `touch` may be called
+    from any thread."""
 
     def __init__(self, slots: Slots) -> None:
         self._chains = Chains(slots)
@@ -69,8 +71,8 @@ class Retention:
             self._used[member] = 1
 
     def victim(self, namespace: str | None = None) -> int | None:
-        """The member to evict next, of the worker with most, in `namespace` alone or over all; None when there is none. The caller discards
-        it."""
+        """The member to evict next, of the worker with most, in `namespace` alone or over all; None when there is none.
+        The caller discards it."""
         if namespace is None:
             worker = self._workers.largest()
             if worker is None:

@@ -1,11 +1,12 @@
-"""Which routed prompt a donor was made of: donors come as events without tokens, and what a model of language reads is text.
+"""Which routed prompt a donor was made of: donors come as events without tokens, and what a model of language reads is
+text.
 
-A router has the tokens of the prompts that it routed itself. A donor's sketch carries keys of its block chain, and a key stands for
-every token before it: a donor whose last keys are those of a routed prompt *is* that prompt, as far as the key reaches. A key must
-reach over two thirds of both, so prompts that begin alike are not taken for one another.
+A router has the tokens of the prompts that it routed itself. A donor's sketch carries keys of its block chain, and a
+key stands for every token before it: a donor whose last keys are those of a routed prompt *is* that prompt, as far as
+the key reaches. A key must reach over two thirds of both, so prompts that begin alike are not taken for one another.
 
-Limits: prompts that another router routed, or this one before it was restarted, are not known, nor are those that fell out of
-`max_bytes`. Donors made of them have no text here, whatever their events say.
+Limits: prompts that another router routed, or this one before it was restarted, are not known, nor are those that fell
+out of `max_bytes`. Donors made of them have no text here, whatever their events say.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""SemBlendProvider: the real `semblend` package (0.3.25) behind our protocol. Optional (`evidence.semblend.enabled`, extra `semblend`).
+"""SemBlendProvider: the real `semblend` package (0.3.25) behind our protocol. Optional (`evidence.semblend.enabled`,
+extra `semblend`).
 
 What of SemBlend is contained here, because it would cost somebody a wrong answer or a stall:
 
-* its store has no removal: donors that are gone are dropped from its answers, and once they are as many as the living ones the
-  store is filled anew beside the old one and then swapped;
+* its store has no removal: donors that are gone are dropped from its answers, and once they are as many as the living
+  ones the store is filled anew beside the old one and then swapped;
 * a full store takes seconds an add: it is made twice as large as the donors we give it, and ours go first;
 * an id that is registered again keeps its old tokens: every registration gets an id of its own;
-* a lookup without an isolation key sees everybody: the key is always given, it is the namespace digest, and the donor's own is
-  compared again;
+* a lookup without an isolation key sees everybody: the key is always given, it is the namespace digest, and the donor's
+  own is compared again;
 * what it maps is compared token by token: segments and `reusable_token_count` are what is equal, not what it says;
-* an embedder of another dimension makes lookups raise and a NaN is taken: both are refused when the donor is registered.
+* an embedder of another dimension makes lookups raise and a NaN is taken: both are refused when the donor is
+  registered.
 
-It takes hundreds of milliseconds for a long prompt, which no deadline can shorten: such lookups are timeouts, the breaker puts
-the provider aside, and one lookup at a time occupies its own thread only. A donor whose tokens equal the prompt's is not
-returned by SemBlend; that is exact reuse, and Dynamo and the fingerprints know it.
+It takes hundreds of milliseconds for a long prompt, which no deadline can shorten: such lookups are timeouts, the
+breaker puts the provider aside, and one lookup at a time occupies its own thread only. A donor whose tokens equal the
+prompt's is not returned by SemBlend; that is exact reuse, and Dynamo and the fingerprints know it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Embedder(Protocol):
 
 
 def minilm(model_path: str) -> Embedder:
-    """SemBlend's CPU embedder, reading a local directory instead of the hub. ImportError without sentence-transformers."""
+    """SemBlend's CPU embedder, reading a local directory instead of the hub. ImportError without
+    sentence-transformers."""
     import sentence_transformers  # noqa: F401  SemBlend would only log that it is missing, and then find nothing
     from semblend_core.embedder import MiniLMEmbedder
 
@@ -89,8 +92,8 @@ class SemBlendProvider(DonorLearner):
         self._known: dict[str, _Registered] = {}
         """By the id that SemBlend has it under: everything in its store, the dead too."""
         self._serial = 0
-        # Counts: `lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`; `queued`, `queue_full`,
-        # `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`.
+        # Counts: `lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`;
+        # `queued`, `queue_full`, `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`.
         self._begin()
 
     def __len__(self) -> int:
@@ -260,8 +263,8 @@ def _store(config: SemBlendConfig, dimension: int, chunk_size: int) -> Any:
 def verified_runs(
     prompt: TokenArray, donor: TokenArray, target_positions: Sequence[int], donor_positions: Sequence[int]
 ) -> tuple[SemanticTrtSegment, ...]:
-    """Of the pairs of positions those whose tokens are equal, as runs of MIN_RUN and more that do not overlap in the prompt; the
-    longest ones."""
+    """Of the pairs of positions those whose tokens are equal, as runs of MIN_RUN and more that do not overlap in the
+    prompt; the longest ones."""
     target, other = np.asarray(target_positions, np.int64), np.asarray(donor_positions, np.int64)
     if len(target) != len(other) or len(target) == 0:
         return ()

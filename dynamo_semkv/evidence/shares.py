@@ -1,4 +1,5 @@
-"""Room that several owners share, so that none can take it from the others: who has the most gives up first. Every operation is O(1)."""
+"""Room that several owners share, so that none can take it from the others: who has the most gives up first. Every
+operation is O(1)."""
 
 from __future__ import annotations
 

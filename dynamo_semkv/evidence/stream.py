@@ -2,13 +2,14 @@
 
 Rules (ai-dynamo/dynamo#10127, and what went wrong elsewhere):
 
-* `event_id` counts up by one. Below the cursor: duplicate. Above: a gap; what came early is held, the stream is quarantined, and it is
-  released when the missing events come, or when a reset says that everything before it is gone.
-* A generation is fenced by equality, never by age. Once another one took its place, its late events are refused for ever (bounded
-  memory: the last 64 are remembered).
-* A new process may start at `event_id` 0 with or without a reset; an unknown generation in the middle of a stream is a lost reset, so a
-  gap.
-* The first event ever seen must have `event_id` 0, be a reset, or wait: a consumer that joins late does not know what it missed.
+* `event_id` counts up by one. Below the cursor: duplicate. Above: a gap; what came early is held, the stream is
+  quarantined, and it is released when the missing events come, or when a reset says that everything before it is gone.
+* A generation is fenced by equality, never by age. Once another one took its place, its late events are refused for
+  ever (bounded memory: the last 64 are remembered).
+* A new process may start at `event_id` 0 with or without a reset; an unknown generation in the middle of a stream is a
+  lost reset, so a gap.
+* The first event ever seen must have `event_id` 0, be a reset, or wait: a consumer that joins late does not know what
+  it missed.
 
 A stream knows nothing about donors; it decides about events.
 """
@@ -83,8 +84,9 @@ class Stream:
         return self.life.generation if self.life is not None else None
 
     def admit(self, event: DonorEvent, *, may_hold: bool = True) -> tuple[Verdict, list[DonorEvent]]:
-        """The events that may be applied now, in order (this one, those that waited for it, or none). If they start with a new life,
-        `self.life` is already the new one and the old one has ended. `may_hold`: there is room left to keep events that came early."""
+        """The events that may be applied now, in order (this one, those that waited for it, or none). If they start
+        with a new life, `self.life` is already the new one and the old one has ended. `may_hold`: there is room left to
+        keep events that came early."""
         generation = generation_of(event)
         if generation in self._retired:
             return Verdict.STALE_GENERATION, []
@@ -109,7 +111,8 @@ class Stream:
         self._credit()
 
     def come_back(self, generation: str) -> bool:
-        """The worker is there again. True if it is known to be the same generation; otherwise it has to announce itself by a reset."""
+        """The worker is there again. True if it is known to be the same generation; otherwise it has to announce itself
+        by a reset."""
         if self.absent_since is None or self.life is None or self.life.generation != generation:
             return False
         self.absent_since = None
@@ -138,7 +141,8 @@ class Stream:
         self._credit()
 
     def _enter(self, event: DonorEvent, generation: str) -> bool:
-        """Makes `generation` the current one where this event may do so. False: it belongs to a generation that has not begun."""
+        """Makes `generation` the current one where this event may do so. False: it belongs to a generation that has not
+        begun."""
         reset = isinstance(event.data, GenerationReset)
         current = self.life is not None and self.life.generation == generation
         if reset and (not current or event.event_id >= self.expected):

@@ -1,7 +1,8 @@
 """Streams: the event streams of all emitters, with room that no worker can take from the others.
 
-A worker whose model card is known has the ranks of the card and no other. Before that, and of workers that nobody lists, streams and held
-events are bounded in sum, and whoever has most of them gives up first: an emitter that invents ranks pushes out its own.
+A worker whose model card is known has the ranks of the card and no other. Before that, and of workers that nobody
+lists, streams and held events are bounded in sum, and whoever has most of them gives up first: an emitter that invents
+ranks pushes out its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dynamo_semkv.evidence.stream import Stream, Verdict
 
 
 class Streams:
-    """`is_empty(key)`: a stream has no donors, so nothing is lost with it. `on_end(key)`: its donors so far are over."""
+    """`is_empty(key)`: a stream has no donors, so nothing is lost with it. `on_end(key)`: its donors so far are
+    over."""
 
     def __init__(
         self,
@@ -66,7 +68,8 @@ class Streams:
         return verdict, ready, stream
 
     def know_ranks(self, worker_id: int, ranks: frozenset[int]) -> None:
-        """The ranks that a live worker has by its model card; what came of others is over. Empty: it is not listed, nobody knows."""
+        """The ranks that a live worker has by its model card; what came of others is over. Empty: it is not listed,
+        nobody knows."""
         if not ranks:
             self._ranks.pop(worker_id, None)
             return
@@ -81,7 +84,8 @@ class Streams:
         self._count_held(stream.key.worker_id, -held)
 
     def forget(self, streams: Iterable[Stream]) -> None:
-        """Of workers that are gone for good: late events of theirs are refused, and the next time the stream goes too."""
+        """Of workers that are gone for good: late events of theirs are refused, and the next time the stream goes
+        too."""
         for stream in streams:
             if stream.life is None:
                 self.drop(stream.key)

@@ -1,5 +1,5 @@
-"""VectorIndex: the windows of one partition's donors as vectors, in usearch (HNSW, int8). A partition has an index of its own,
-so a search needs no filter and cannot see another tenant. Needs the extra `embeddings`.
+"""VectorIndex: the windows of one partition's donors as vectors, in usearch (HNSW, int8). A partition has an index of
+its own, so a search needs no filter and cannot see another tenant. Needs the extra `embeddings`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class VectorIndex:
         return len(self) * (self.dimension + BYTES_OVERHEAD)
 
     def add(self, row: int, first_window: int, vectors: Vectors) -> None:
-        """Raises ValueError for another dimension or a value that is not finite: either would make good donors unreachable."""
+        """Raises ValueError for another dimension or a value that is not finite: either would make good donors
+        unreachable."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             raise ValueError(f"vectors: got shape {vectors.shape}, allowed: [n, {self.dimension}]")
         if not np.isfinite(vectors).all():

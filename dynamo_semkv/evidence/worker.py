@@ -1,4 +1,5 @@
-"""One provider in one thread of its own: a provider that sleeps, loops or never returns occupies that thread and nothing else."""
+"""One provider in one thread of its own: a provider that sleeps, loops or never returns occupies that thread and
+nothing else."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
 SWITCH_SECONDS = 0.0005
-"""For `sys.setswitchinterval`: how long the event loop may work before a lookup's thread gets its turn, and the other way round. Python's
-own 5 ms are the whole deadline: beside a replay of donor events every lookup would be late."""
+"""For `sys.setswitchinterval`: how long the event loop may work before a lookup's thread gets its turn, and the other
+way round. Python's own 5 ms are the whole deadline: beside a replay of donor events every lookup would be late."""
 
 
 class Answer(NamedTuple):
@@ -59,7 +60,8 @@ class ProviderWorker:
         return (until is None or time.monotonic() < until) and self._jobs.qsize() < MAX_WAITING
 
     def submit(self, query: LookupQuery, expires: float) -> asyncio.Future[Answer]:
-        """`expires`: monotonic seconds. The future belongs to the running loop; whoever waits no longer settles or cancels it."""
+        """`expires`: monotonic seconds. The future belongs to the running loop; whoever waits no longer settles or
+        cancels it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         self._jobs.put(_Job(query, expires, loop, answer))

@@ -1,7 +1,8 @@
-"""Every metric once: name, type, unit, labels, what it means, and what to do when it moves. docs/metrics.md is made of it (`reference`).
+"""Every metric once: name, type, unit, labels, what it means, and what to do when it moves. docs/metrics.md is made of
+it (`reference`).
 
-Label values come from closed sets (the enumerations of contracts, evidence, advice and outcome); what is not in its set is `other`. Never a
-label: request, route, donor, tenant, salt, prompt, text of an error.
+Label values come from closed sets (the enumerations of contracts, evidence, advice and outcome); what is not in its set
+is `other`. Never a label: request, route, donor, tenant, salt, prompt, text of an error.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ BEYOND_DYNAMO = _tokens(
 UNHINTED = _tokens(
     "unhinted",
     "Tokens that the backend confirmed and that nobody had hinted.",
-    "Reuse that Dynamo's own placement found in the host tier; in no step of the funnel. High in shadow mode: compare before you enforce.",
+    "Reuse that Dynamo's own placement found in the host tier; in no step of the funnel. High in shadow mode: compare "
+    "before you enforce.",
 )
 
 LOOKUPS = MetricSpec(
@@ -83,7 +85,7 @@ PROVIDER_SECONDS = MetricSpec(
     "seconds",
     ("provider",),
     "Duration of the lookups that a provider was asked for, what it embeds in this process included.",
-    "One provider near `evidence.deadline_ms`: it holds up all others of its requests; make it smaller, or take it out.",
+    "One provider near `evidence.deadline_ms`: it holds up the others of its requests; make it smaller, or drop it.",
     _FAST,
 )
 DISCOVERY_ONLY = MetricSpec(
@@ -92,7 +94,8 @@ DISCOVERY_ONLY = MetricSpec(
     "requests",
     (),
     "Lookups that found a donor on which nothing was acted: a hit that was left to Dynamo, whatever the mode.",
-    "All hits in shadow mode. In enforce mode semkv_placement_total says why; much of it is Dynamo being right by itself.",
+    "All hits in shadow mode. In enforce mode semkv_placement_total says why; much of it is Dynamo being right by "
+    "itself.",
 )
 PLACEMENTS = MetricSpec(
     "semkv_placement_total",
@@ -109,8 +112,8 @@ OUTCOMES = MetricSpec(
     "routes",
     ("outcome", "reason"),
     "Closed routes of this router by outcome and reason; `orphan_report` counts reports that belong to no route.",
-    "`unconfirmed`: reports do not arrive. `declined`: the reason says what the engine missed. Orphans are seen by every router: "
-    "take the maximum, not the sum.",
+    "`unconfirmed`: reports do not arrive. `declined`: the reason says what the engine missed. Orphans are seen by "
+    "every router: take the maximum, not the sum.",
 )
 CROSS_CHECKS = MetricSpec(
     "semkv_cross_check_total",
@@ -125,7 +128,8 @@ TTFT = MetricSpec(
     "histogram",
     "seconds",
     ("class",),
-    "Time to first token at the router by where most of the prompt's KV came from: cold, warm (device), loaded (connector).",
+    "Time to first token at the router by where most of the prompt's KV came from: cold, warm (device), loaded "
+    "(connector).",
     "`loaded` not well below `cold`: loading costs more than it saves; raise connector.min_offer_tokens.",
     _TTFT,
 )
@@ -134,8 +138,8 @@ TTFT_SAVED = MetricSpec(
     "histogram",
     "seconds",
     ("tier",),
-    "Time to first token that a confirmed load saved against its replica's own cold rate (an estimate), by the tier it came from; below "
-    "zero where loading made it later.",
+    "Time to first token that a confirmed load saved against its replica's own cold rate (an estimate), by the tier it "
+    "came from; below zero where loading made it later.",
     "Much of it at or below zero: loads cost what they save. Placement learns that (semkv_expected_saving); raise "
     "connector.min_offer_tokens, or look at semkv_load_seconds.",
     _SAVED,
@@ -145,8 +149,8 @@ LOAD_SECONDS = MetricSpec(
     "histogram",
     "seconds",
     ("tier",),
-    "Duration of confirmed loads by the tier they came from (`external`: pulled from another worker), as reported by the connectors: of "
-    "the copies by the clock of the device, and of the read or pull that brought the blocks.",
+    "Duration of confirmed loads by the tier they came from (`external`: pulled from another worker), as reported by "
+    "the connectors: of the copies by the clock of the device, and of the read or pull that brought the blocks.",
     "Rising: the host is short of memory bandwidth, or a tier below, or the network between workers, is slow.",
     _LOAD,
 )
@@ -188,19 +192,20 @@ EXPECTED_SHARE = MetricSpec(
     "gauge",
     "",
     ("match_type",),
-    "Share of a donor's tokens that replicas are expected to confirm: the mean of what was learned, by recent trials; the prior where "
-    "nothing was.",
-    "Falling: engines decline what they are hinted; semkv_outcome_total says why. Far from its prior for long: set scoring.prior to it.",
+    "Share of a donor's tokens that replicas are expected to confirm: the mean of what was learned, by recent trials; "
+    "the prior where nothing was.",
+    "Falling: engines decline what they are hinted; semkv_outcome_total says why. Far from its prior for long: set "
+    "scoring.prior to it.",
 )
 EXPECTED_SAVING = MetricSpec(
     "semkv_expected_saving",
     "gauge",
     "",
     ("tier",),
-    "Share of its prefill that a token from this tier is expected to spare, after its load: the mean of what was learned, by recent loads; "
-    "scoring.tier_credit where nothing was.",
-    "Below zero: loading costs more than computing, so nothing is placed for that tier. Far from its start for long: set "
-    "scoring.tier_credit to it.",
+    "Share of its prefill that a token from this tier is expected to spare, after its load: the mean of what was "
+    "learned, by recent loads; scoring.tier_credit where nothing was.",
+    "Below zero: loading costs more than computing, so nothing is placed for that tier. Far from its start for long: "
+    "set scoring.tier_credit to it.",
 )
 REPLICAS = MetricSpec(
     "semkv_replicas",
@@ -226,9 +231,11 @@ BOOK_EVENTS = MetricSpec(
     "counter",
     "events",
     ("event",),
-    "What the outcome book did: opened, observed, reports, closed, orphans, duplicates, superseded, evicted_routes, unmatched_ends, "
-    "callback_errors, implausible_loads (a load that took longer than the first token, whose time is dropped).",
-    "`evicted_routes`: raise outcome.max_open_routes. `callback_errors`: a bug. `implausible_loads`: a clock is wrong, or a worker lies.",
+    "What the outcome book did: opened, observed, reports, closed, orphans, duplicates, superseded, evicted_routes, "
+    "unmatched_ends, callback_errors, implausible_loads (a load that took longer than the first token, whose time is "
+    "dropped).",
+    "`evicted_routes`: raise outcome.max_open_routes. `callback_errors`: a bug. `implausible_loads`: a clock is wrong, "
+    "or a worker lies.",
 )
 CATALOG_DONORS = MetricSpec(
     "semkv_catalog_donors",
@@ -254,8 +261,7 @@ CATALOG_EVENTS = MetricSpec(
     "Donor events by what they did.",
     "`lost`: events are missing, the stream is quarantined. `evicted_full`: raise evidence.fingerprint.max_donors. "
     "`expired`: their connector has not said them again within their time to live: it hangs or does not reach the "
-    "broker. `bad_sketch`, "
-    "`malformed_namespace`, `foreign_*`: a peer of another version, or a foreign publisher.",
+    "broker. `bad_sketch`, `malformed_namespace`, `foreign_*`: a peer of another version, or a foreign publisher.",
 )
 BUS_CONNECTED = MetricSpec(
     "semkv_bus_connected",
@@ -279,7 +285,8 @@ BUS_DROPPED = MetricSpec(
     "messages",
     (),
     "Messages that were dropped.",
-    "Above zero: routes are missing in the history of every router. The broker was away for longer than the buffer lasts.",
+    "Above zero: routes are missing in the history of every router. The broker was away for longer than the buffer "
+    "lasts.",
 )
 BUS_RECONNECTS = MetricSpec(
     "semkv_bus_reconnects_total",
@@ -310,7 +317,8 @@ STREAM_REFUSED = MetricSpec(
     "counter",
     "messages",
     ("stream", "kind"),
-    "Messages that were dropped: malformed, of an unsupported version, or about another sender than their subject names.",
+    "Messages that were dropped: malformed, of an unsupported version, or about another sender than their subject "
+    "names.",
     "A peer of another version, or a foreign publisher.",
 )
 
@@ -358,7 +366,8 @@ REPLICA_RATE = MetricSpec(
     "gauge",
     "tokens per second",
     _REPLICA,
-    "Prefill rate of the replica, measured: the median over its last cold routes of computed and waiting tokens over time to first token.",
+    "Prefill rate of the replica, measured: the median over its last cold routes of computed and waiting tokens over "
+    "time to first token.",
     "One replica well below the others: it is slower, or served by traffic that does not come through the routers.",
 )
 REPLICA_DECODE = MetricSpec(

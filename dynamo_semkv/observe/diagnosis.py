@@ -32,16 +32,17 @@ _OF_A_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
 
 _STANDINGS = {
     "no_stable_id": "set DYN_STABLE_ROUTING_ID for the worker, e.g. the pod's name",
-    "stable_id_shared": "give each worker a DYN_STABLE_ROUTING_ID of its own, e.g. the pod's name: under one name nobody can tell "
-    "whose KV is meant",
-    "unannounced": "is the connector attached (kv_connector_config), and does it reach bus.url? Its log says what it refused at start",
-    "block_size_mismatch": "the model card and the connector count different tokens per block: set kv_cache_config.tokens_per_block "
-    "explicitly, and look whether the attention backend changes it",
+    "stable_id_shared": "give each worker a DYN_STABLE_ROUTING_ID of its own, e.g. the pod's name: under one name "
+    "nobody can tell whose KV is meant",
+    "unannounced": "is the connector attached (kv_connector_config), and does it reach bus.url? Its log says what it "
+    "refused at start",
+    "block_size_mismatch": "the model card and the connector count different tokens per block: set "
+    "kv_cache_config.tokens_per_block explicitly, and look whether the attention backend changes it",
     "model_differs": "the worker serves another model than the one this router offers: one router component a model",
-    "namespace_differs": "the workers of one model must be equal in every field of the namespace (weights, dtype, layout, versions); "
-    "while most are, they are advised and the others are not",
-    "role_differs": "the worker does not compute the prompts that this router places (a decode worker, say); Dynamo may still choose it. "
-    "Start workers of one role at each endpoint, and name it in dynamo.worker_component",
+    "namespace_differs": "the workers of one model must be equal in every field of the namespace (weights, dtype, "
+    "layout, versions); while most are, they are advised and the others are not",
+    "role_differs": "the worker does not compute the prompts that this router places (a decode worker, say); Dynamo "
+    "may still choose it. Start workers of one role at each endpoint, and name it in dynamo.worker_component",
 }
 
 
@@ -56,13 +57,13 @@ class Finding:
 _NOT_CHECKED = Finding(
     "bus",
     Level.WARN,
-    "the broker and what workers announce on it were not checked: no file was given, and nothing else says which broker",
+    "the broker and what workers announce on it were not checked: no file was given, and nothing else names a broker",
     "--config FILE (or SEMKV_CONFIG) with the file of routers and workers",
 )
 
 _ELSEWHERE = (
-    "bus.url; a name of a cluster means nothing outside of it: run doctor in a router's pod, or forward the broker's port and set "
-    "SEMKV_BUS__URL=nats://127.0.0.1:4222 (docs/deploy.md)"
+    "bus.url; a name of a cluster means nothing outside of it: run doctor in a router's pod, or forward the broker's "
+    "port and set SEMKV_BUS__URL=nats://127.0.0.1:4222 (docs/deploy.md)"
 )
 
 
@@ -74,7 +75,8 @@ def diagnose(
     *,
     page_read_at: float | None = None,
 ) -> list[Finding]:
-    """`now`: when the broker was read; `page_read_at`: when the page was (None: also then). Unix seconds of this machine."""
+    """`now`: when the broker was read; `page_read_at`: when the page was (None: also then). Unix seconds of this
+    machine."""
     found = list(_broker(config, bus)) if bus is not None else [_NOT_CHECKED]
     if bus is not None and bus.error is None and bus.jetstream_error is None:
         found += _announced(config, bus, now)
@@ -95,15 +97,16 @@ def _broker(config: Config, bus: BusInspection) -> Iterator[Finding]:
             "jetstream",
             Level.FAIL,
             bus.jetstream_error,
-            "switch it on (`jetstream {}`), let this user ask, and set bus.inbox_prefix to what this user may subscribe to; see "
-            "docs/security.md",
+            "switch it on (`jetstream {}`), let this user ask, and set bus.inbox_prefix to what this user may "
+            "subscribe to; see docs/security.md",
         )
         return
     missing = [name for name, seen in bus.streams.items() if seen is None]
     if missing:
         remedy = (
-            "they are made by the first router or worker that starts, or by `dynamo_semkv setup-bus`, which tells what the broker "
-            "refuses and why: no room (`max_file` of its jetstream block against four times bus.stream_max_bytes), or no permission"
+            "they are made by the first router or worker that starts, or by `dynamo_semkv setup-bus`, which tells what "
+            "the broker refuses and why: no room (`max_file` of its jetstream block against four times "
+            "bus.stream_max_bytes), or no permission"
         )
         yield Finding("streams", Level.FAIL, f"not there: {', '.join(missing)}", remedy)
         for stream, other in bus.foreign.items():
@@ -194,7 +197,10 @@ def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Findi
             "gone, hung, or cut off from the broker; what was announced is forgotten after bus.stream_max_age_seconds",
         )
     if not said:
-        remedy = "are workers up, with kv_connector_config, DYN_STABLE_ROUTING_ID and SEMKV_CONFIG? Their logs say what was refused"
+        remedy = (
+            "are workers up, with kv_connector_config, DYN_STABLE_ROUTING_ID and SEMKV_CONFIG? Their logs say what was "
+            "refused"
+        )
         yield Finding("connectors", Level.FAIL, "no worker's connector has announced itself", remedy)
         return
     yield Finding("connectors", Level.OK, f"{len(said)} replicas announced: {listed(list(said))}")
@@ -218,7 +224,8 @@ def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
                 "namespace",
                 Level.WARN,
                 f"{model}: not known to the engine: {', '.join(unknown)}",
-                "nothing is materialized until every field is known: the engine's settings or the model directory must say it",
+                "nothing is materialized until every field is known: the engine's settings or the model directory must "
+                "say it",
             )
         common = agreed_namespace((a.stable_routing_id, a.namespace) for a in replicas.values())
         first_name, first = next(iter(replicas.items()))
@@ -242,7 +249,8 @@ def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) ->
             "materialization",
             Level.FAIL,
             f"{name} ended it by itself: {problem}",
-            "kv_cache_config.tokens_per_block of the engine must be what its attention kernels really use; then restart it",
+            "kv_cache_config.tokens_per_block of the engine must be what its attention kernels really use; then "
+            "restart it",
         )
     other = [name for name, a in said.items() if a.materialization != wanted.value and name not in ended]
     if other:
@@ -268,7 +276,7 @@ def _device_events(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]
             Level.WARN,
             f"no KV cache event of its engine has reached the connector of {listed(silent)}",
             "kv_cache_config.event_buffer_max_size above 0, and observe_kv_events where they are drained; or "
-            "kv_cache_config.kv_events_config (docs/connector.md). Until then nothing is known of what the device holds",
+            "kv_cache_config.kv_events_config (docs/connector.md). Until then it is not known what the device holds",
         )
     elif heard:
         yield Finding("device_events", Level.OK, f"{len(heard)} connectors hear their engine's KV cache events")
@@ -311,7 +319,8 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
             "kv_events",
             Level.FAIL,
             f"engines reused {own} tokens of their own, and Dynamo's index saw none coming",
-            "workers must publish KV events (--publish-kv-events) on the event plane that the routers use (DYN_EVENT_PLANE)",
+            "workers must publish KV events (--publish-kv-events) on the event plane that the routers use "
+            "(DYN_EVENT_PLANE)",
         )
     elif not reused and not seen:
         yield Finding(
@@ -332,7 +341,8 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
             "feedback",
             Level.FAIL,
             f"{unconfirmed} of {owed} routes closed without a report that was owed",
-            "the connectors' reports do not arrive: broker permissions, DYN_STABLE_ROUTING_ID, outcome.report_ttl_seconds",
+            "the connectors' reports do not arrive: broker permissions, DYN_STABLE_ROUTING_ID, "
+            "outcome.report_ttl_seconds",
         )
     else:
         yield Finding("feedback", Level.OK, f"{owed - unconfirmed} of {owed} routes that ran were reported on")

@@ -1,11 +1,12 @@
-"""Dynamo's own counters of this router's KvRouter, read from the status server of the same process (Dynamo 1.6.1, `prometheus_names.py`).
+"""Dynamo's own counters of this router's KvRouter, read from the status server of the same process (Dynamo 1.6.1,
+`prometheus_names.py`).
 
     status_url(env) -> str | None       where that server is; None where it is off, or on a port that Dynamo alone knows
-    read(url) -> DynamoTokens | None    blocks for at most READ_SECONDS; None when it did not answer, or has none of them
+    read(url) -> DynamoTokens | None    blocks for at most READ_SECONDS; None: it did not answer, or has none of them
     parse(text) -> DynamoTokens | None  pure
 
-They count from the start of the process, each routing attempt: cached prefixes of every tier that KV events told of, and what workers
-report in their streams. They know nothing of donors, hints or outcomes.
+They count from the start of the process, each routing attempt: cached prefixes of every tier that KV events told of,
+and what workers report in their streams. They know nothing of donors, hints or outcomes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ SERIES = (INPUT, BEST_ELIGIBLE, SELECTED, WORKER_REUSED)
 MEANINGS = {
     INPUT: "the prompts that were routed: the denominator of the other three",
     BEST_ELIGIBLE: "the longest cached prefix of any eligible worker, of every tier that KV events told of",
-    SELECTED: "the prefix cached on the worker and rank that was selected; far below the one before, load or our pins won",
-    WORKER_REUSED: "what workers said in their streams that they reused, loaded blocks included where the engine counts them",
+    SELECTED: "the prefix cached on the worker and rank that was selected; far below the one before, load or our "
+    "pins won",
+    WORKER_REUSED: "what workers said in their streams that they reused, loaded blocks included where the engine "
+    "counts them",
 }
 
 READ_SECONDS = 1.0

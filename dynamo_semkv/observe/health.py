@@ -1,7 +1,8 @@
 """Readiness, in words. Pure.
 
-Liveness is that the process answers; it depends on nothing. Readiness is about advice: a router that is not ready still serves, with
-Dynamo's own choices. The broker alone can never make a router unready for long: after START_SECONDS its absence is a degradation.
+Liveness is that the process answers; it depends on nothing. Readiness is about advice: a router that is not ready still
+serves, with Dynamo's own choices. The broker alone can never make a router unready for long: after START_SECONDS its
+absence is a degradation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ DONOR_GRACE_SECONDS = 60.0
 DROP_SECONDS = 15.0
 """How long without another drop until messages count as flowing again."""
 VERSION_SECONDS = 600.0
-"""How long after a message of another version it is still told: announcements come every few seconds, reports with requests."""
+"""How long after a message of another version it is still told: announcements come every few seconds, reports with
+requests."""
 _NAMED = 5
 
 
@@ -136,7 +138,10 @@ def _versions(state: RouterState) -> Check:
         return Check("versions", Level.OK, "every message is of a version that is spoken here")
     now = [s.unsupported is not None and s.unsupported[0] < VERSION_SECONDS for s in state.streams]
     told = listed(f"{name} (version {version[:20]}, {count} dropped)" for name, version, count in strange)
-    detail = f"{told}: routers and workers are releases apart, upgrade the older ones (docs/releasing.md); requests are served"
+    detail = (
+        f"{told}: routers and workers are releases apart, upgrade the older ones (docs/releasing.md); requests are "
+        "served"
+    )
     return Check("versions", Level.WARN if any(now) else Level.OK, detail)
 
 
@@ -155,7 +160,8 @@ def _speaks(replica: ReplicaStatus, speakers: set[tuple[str, int]]) -> bool:
 
 
 def wire_ids(replica: ReplicaStatus) -> list[str]:
-    """The worker ids under which a replica's donor events may speak, in decimal: its instance, and the one that its stable id gives."""
+    """The worker ids under which a replica's donor events may speak, in decimal: its instance, and the one that its
+    stable id gives."""
     names = [str(replica.worker_id)]
     if replica.stable_routing_id is not None:
         try:

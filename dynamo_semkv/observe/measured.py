@@ -67,8 +67,8 @@ class MeasuredLookup:
 
 
 class MeasuredHistory:
-    """`router`: whose routes are counted. Every router hears of all routes, so each counts its own and sums over routers are right.
-    `is_live`: routes that closed in the past were counted by the process that closed them."""
+    """`router`: whose routes are counted. Every router hears of all routes, so each counts its own and sums over
+    routers are right. `is_live`: routes that closed in the past were counted by the process that closed them."""
 
     def __init__(self, history: History, metrics: Metrics, *, router: str, is_live: Callable[[], bool]) -> None:
         self._history = history

@@ -4,8 +4,8 @@
                 .watch(state)    everything else, read from a RouterState at scrape time
                 .text()          the exposition, for our own /metrics and for Dynamo's status server
 
-Series of replicas exist only while the replica is alive: they are made from the state at each scrape, so a late write cannot bring back one
-that is gone.
+Series of replicas exist only while the replica is alive: they are made from the state at each scrape, so a late write
+cannot bring back one that is gone.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from dynamo_semkv.observe.health import readiness
 from dynamo_semkv.observe.state import RouterState, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, CrossCheck, OrphanReason, OrphanReport, TtftClass
 from dynamo_semkv.outcome.totals import bounded
-from dynamo_semkv.telemetry.catalogue import SPANS
 from dynamo_semkv.telemetry.label_sets import SPAN_STATES
-from dynamo_semkv.telemetry.metric_spec import MetricSpec
+from dynamo_semkv.telemetry.metric_spec import SPANS, MetricSpec
 from dynamo_semkv.telemetry.throttled import Throttled
 
 _LOOKUPS = frozenset(status.value for status in LookupStatus)
@@ -70,8 +69,8 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class _Labelled(Generic[M]):
-    """A family whose series are found by one look into a dict: several are counted for every request, and prometheus_client would take a
-    lock and make text of each label anew. Only for closed sets of labels."""
+    """A family whose series are found by one look into a dict: several are counted for every request, and
+    prometheus_client would take a lock and make text of each label anew. Only for closed sets of labels."""
 
     def __init__(self, family: M) -> None:
         self._family: M = family
@@ -118,7 +117,8 @@ class Metrics:
         self._later((provider, status, seconds))
 
     def _later(self, told: RouteOpened | _Answer) -> None:
-        """Counted when somebody reads, or with what came since: one by one, between requests, takes several times as long."""
+        """Counted when somebody reads, or with what came since: one by one, between requests, takes several times as
+        long."""
         self._told.append(told)
         if len(self._told) >= TOGETHER:
             self._count()

@@ -2,7 +2,8 @@
 
     markdown() -> str
 
-Label values are read from the enumerations that the counters themselves use, so the document cannot name one that is never exported.
+Label values are read from the enumerations that the counters themselves use, so the document cannot name one that is
+never exported.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
 from dynamo_semkv.telemetry import catalogue as t
 from dynamo_semkv.telemetry import label_sets
-from dynamo_semkv.telemetry.metric_spec import MetricSpec
+from dynamo_semkv.telemetry.metric_spec import SPANS, MetricSpec
 
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Funnel": (c.INPUT, c.EVIDENCE, c.PLACED, c.HINTED, c.MATERIALIZED, c.BEYOND_DYNAMO, c.UNHINTED),
@@ -54,7 +55,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
         c.READY,
         c.CONFIG,
         c.RELOAD_REFUSED,
-        t.SPANS,
+        SPANS,
         c.REPLICAS,
         c.REPLICA_PREFILL,
         c.REPLICA_RATE,
@@ -213,7 +214,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.BOOK_EVENTS.name, "event"): _names(BookStats.__dataclass_fields__),
     (c.CONFIG.name, "mode"): _names(PlacementMode),
     (c.CONFIG.name, "config_hash"): "16 hex digits over every value that is in force",
-    (t.SPANS.name, "state"): _names(label_sets.SPAN_STATES),
+    (SPANS.name, "state"): _names(label_sets.SPAN_STATES),
     (c.REPLICAS.name, "standing"): _names(c.STANDINGS),
     (c.CATALOG_STREAMS.name, "state"): _names(("ok", "quarantined", "absent")),
     (c.CATALOG_EVENTS.name, "verdict"): _names((*Verdict, *c.CATALOG_NOTES)),

@@ -1,4 +1,5 @@
-"""The list of the RFC (semantic KV cache reuse, Observability) against what is exported: one place, rendered into docs/metrics.md.
+"""The list of the RFC (semantic KV cache reuse, Observability) against what is exported: one place, rendered into
+docs/metrics.md.
 
 Each is a series, or a part of one, of its own: found, placed, declined and materialized never share a number.
 """
@@ -41,8 +42,8 @@ ASKED: tuple[Asked, ...] = (
     Asked(
         "TTFT delta for accepted materializations",
         "semkv_ttft_saved_seconds",
-        "against the replica's own cold rate, as the same request is never run twice; `job:semkv_ttft_delta_seconds:median5m` is recorded "
-        "beside it: median cold less median loaded",
+        "against the replica's own cold rate, as the same request is never run twice; "
+        "`job:semkv_ttft_delta_seconds:median5m` is recorded beside it: median cold less median loaded",
     ),
 )
 

@@ -2,8 +2,8 @@
 
     build_snapshot(state) -> dict        explain(route) -> dict
 
-Ids are strings (they exceed 2^53), unknown numbers are null, no number is NaN. Neither holds a prompt, a token id, a salt or a key over
-them.
+Ids are strings (they exceed 2^53), unknown numbers are null, no number is NaN. Neither holds a prompt, a token id, a
+salt or a key over them.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def explain(route: ClosedRoute) -> dict[str, Any]:
 
 
 def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
-    """The attempts of a request, by its id as a user has it (with `chatcmpl-`, or without), or by a route id. Empty for what is unknown or
-    not closed yet. Clients choose request ids, so several tenants may have one: each route says of which `request` of the `requests` with
-    this id it is an attempt."""
+    """The attempts of a request, by its id as a user has it (with `chatcmpl-`, or without), or by a route id. Empty for
+    what is unknown or not closed yet. Clients choose request ids, so several tenants may have one: each route says of
+    which `request` of the `requests` with this id it is an attempt."""
     asked = asked.removeprefix("chatcmpl-")[:MAX_CLIENT_TEXT]
     found = history.of_request(asked)
     if not found and (route := history.get(asked)) is not None:
@@ -178,7 +178,8 @@ def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
 
 
 def to_plain(value: object, depth: int = 0) -> Any:
-    """JSON-able, whatever a provider put into its state: too large integers and unknown types become text, NaN becomes null."""
+    """JSON-able, whatever a provider put into its state: too large integers and unknown types become text, NaN becomes
+    null."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -248,8 +249,8 @@ def _donor_streams(state: RouterState) -> list[dict[str, Any]]:
 
 
 def _replicas(live: Iterable[ReplicaStatus], totals: Mapping[str, ReplicaTotals]) -> list[dict[str, Any]]:
-    """Live ones first, then those that only history knows. Totals belong to a name: where two instances carry one, the first row has
-    them."""
+    """Live ones first, then those that only history knows. Totals belong to a name: where two instances carry one, the
+    first row has them."""
     rows: list[dict[str, Any]] = []
     shown: set[str] = set()
     for status in sorted(live, key=lambda status: (status.name, status.worker_id)):

@@ -1,4 +1,5 @@
-"""RouterState: everything that a router shows, read at one moment. Plain values; the router fills in what only it knows (replicas).
+"""RouterState: everything that a router shows, read at one moment. Plain values; the router fills in what only it knows
+(replicas).
 
 Metrics, snapshot and readiness are functions of it, so they cannot disagree.
 """

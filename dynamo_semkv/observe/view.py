@@ -1,11 +1,12 @@
 """RouterView: the parts of a running router, read together.
 
-    RouterView(config=..., config_hash=..., router=..., history=..., book=..., intake=..., publisher=..., subscriber=...,
-               catalog=catalog.snapshot, providers=lookup.snapshot, replicas=..., fallbacks=..., metrics=Metrics())
+    RouterView(config=..., config_hash=..., router=..., history=..., book=..., intake=..., publisher=...,
+               subscriber=..., catalog=catalog.snapshot, providers=lookup.snapshot, replicas=..., fallbacks=...,
+               metrics=Metrics())
     .state() -> RouterState   .snapshot() -> dict   .readiness() -> Readiness   .metrics_text() -> str
 
-`replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part that fails to say how it is
-shows as unknown: a view never takes the page, or readiness, down with it.
+`replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part that fails to
+say how it is shows as unknown: a view never takes the page, or readiness, down with it.
 """
 
 from __future__ import annotations

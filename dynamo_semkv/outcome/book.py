@@ -1,18 +1,18 @@
 """OutcomeBook: the routes that are open, each closed exactly once.
 
-    OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None, limits=BookLimits())
+    OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None,
+                limits=BookLimits())
     .opened(event, at)  .observed(event, at, speaker=None)  .report(report, at)  .expire(now)
 
-A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a report, or after
-`UNOWED_SECONDS` where none is owed,
-`abandoned_seconds` after it was opened without an end (its router died). Every event may come twice, echoed or replayed, and in any
-order. A route belongs to the router that opened it: what another says of its beginning or its end is dropped. The book has no clock:
-`at` and `now` are seconds of whatever clock the caller keeps, and a jump of it costs at most that a route closes as `unconfirmed`. One
-thread.
+A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a
+report, or after `UNOWED_SECONDS` where none is owed, `abandoned_seconds` after it was opened without an end (its router
+died). Every event may come twice, echoed or replayed, and in any order. A route belongs to the router that opened it:
+what another says of its beginning or its end is dropped. The book has no clock: `at` and `now` are seconds of whatever
+clock the caller keeps, and a jump of it costs at most that a route closes as `unconfirmed`. One thread.
 
-`settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that hear the same events
-in another order arrive at the same pairs even for equal prompts, and many equal prompts in flight are paired once and not at every event;
-0 closes at once.
+`settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that hear
+the same events in another order arrive at the same pairs even for equal prompts, and many equal prompts in flight are
+paired once and not at every event; 0 closes at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ _SAME_PROMPT_REMEMBERED = 16
 
 @dataclass(frozen=True)
 class BookLimits:
-    """Bounds on memory. What is pushed out is counted: a route closes with what is known, a report becomes an orphan."""
+    """Bounds on memory. What is pushed out is counted: a route closes with what is known, a report becomes an
+    orphan."""
 
     open_routes: int = 100_000
     """The router with most of them gives up its oldest; so with ends whose routes are not open yet."""
@@ -198,8 +199,8 @@ class OutcomeBook:
         return True
 
     def observed(self, event: RouteObserved, at: float, *, speaker: str | None = None) -> bool:
-        """`speaker`: the subject that it came on; None: the caller vouches for it. False: it is not that of the router which opened the
-        route, and the event is dropped."""
+        """`speaker`: the subject that it came on; None: the caller vouches for it. False: it is not that of the router
+        which opened the route, and the event is dropped."""
         route = self._routes.get(event.route_id)
         if route is not None and speaker is not None and speaker != subjects.routes(route.opened.router):
             return False
@@ -336,7 +337,8 @@ class OutcomeBook:
         if pair is not None and route.observed is None:
             served = replica_of(pair.report)  # it names the route, so it knows better than the pin
         self._closed[route_id] = _Tombstone(served, pair is not None)
-        # A tuple: most prompts come once, and an empty deque alone takes more than all else that is remembered of a route.
+        # A tuple: most prompts come once, and an empty deque alone takes more than all else that is remembered of a
+        # route.
         same_prompt = (*(self._closed_by_prompt.get(prompt_key) or ()), route_id)
         self._closed_by_prompt[prompt_key] = same_prompt[-_SAME_PROMPT_REMEMBERED:]
         if pair is not None:
@@ -363,8 +365,9 @@ class OutcomeBook:
         return report
 
     def _give_up(self, due: Sequence[str], now: float) -> None:
-        """Reports whose time is over: those of a route that still runs wait on, the others are orphans. Each prompt is matched once, as one
-        that goes leaves the pairs of the others as they are: many reports of one prompt would else be matched with each other each time."""
+        """Reports whose time is over: those of a route that still runs wait on, the others are orphans. Each prompt is
+        matched once, as one that goes leaves the pairs of the others as they are: many reports of one prompt would else
+        be matched with each other each time."""
         taken: dict[bytes, set[str]] = {}
         for report_id in due:
             report = self._reports[report_id].report
@@ -401,7 +404,8 @@ class OutcomeBook:
             self._emit(self._on_orphan, OrphanReport(report, reason, now))
 
     def _emit(self, callback: Callable[[_T], None], value: _T) -> None:
-        """Books are right before anybody is told, and a listener's fault may not reach the request that closed the route."""
+        """Books are right before anybody is told, and a listener's fault may not reach the request that closed the
+        route."""
         try:
             callback(value)
         except Exception:  # noqa: BLE001 - counted and logged

@@ -9,9 +9,9 @@ WINDOW_SECONDS = 300.0
 
 
 class BusClock:
-    """Messages carry the broker's time, and the clocks of two machines need not agree. A message that has just been stored
-    shows how far the broker's clock is ahead of ours; one that is read back from the past shows less. So the most counts,
-    of the last one or two windows: a broker's clock that is set back is followed then."""
+    """Messages carry the broker's time, and the clocks of two machines need not agree. A message that has just been
+    stored shows how far the broker's clock is ahead of ours; one that is read back from the past shows less. So the
+    most counts, of the last one or two windows: a broker's clock that is set back is followed then."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

@@ -1,29 +1,32 @@
-"""Calibration: what claims turn out to be worth, learned per (replica, match type, overlap, tier, mode): two shares and a rate.
+"""Calibration: what claims turn out to be worth, learned per (replica, match type, overlap, tier, mode): two shares and
+a rate.
 
-    Calibration(config)   .saving_of(route)   .add(route)   .share(replica, kind)   .saving(replica, kind)   .reload(config)   .snapshot()
+    Calibration(config)   .saving_of(route)   .add(route)   .share(replica, kind)   .saving(replica, kind)
+                          .reload(config)   .snapshot()
 
-`share`: what part of its claim a hinted donor turns into confirmed tokens. `saving`: what part of its prefill a confirmed token spares,
-that is, what loading costs (`saving.py`). The prefill rate of each replica turns both into seconds.
+`share`: what part of its claim a hinted donor turns into confirmed tokens. `saving`: what part of its prefill a
+confirmed token spares, that is, what loading costs (`saving.py`). The prefill rate of each replica turns both into
+seconds.
 
-Each cell is a posterior: what it begins with counts as `scoring.prior.strength` routes, a hinted route adds one trial of `share`, a route
-that loaded one of `saving`. Trials fade by half every `half_life_routes` routes that the replica serves, hinted or not, so a cell on
-which nothing is placed any more goes back to its prior and is tried again: that is the whole exploration, and it costs a bounded share of
-a replica's routes however large the fleet. The pace of each cell is spread by `scoring.seed`, or every cell of a fleet would be tried
-again at once.
+Each cell is a posterior: what it begins with counts as `scoring.prior.strength` routes, a hinted route adds one trial
+of `share`, a route that loaded one of `saving`. Trials fade by half every `half_life_routes` routes that the replica
+serves, hinted or not, so a cell on which nothing is placed any more goes back to its prior and is tried again: that is
+the whole exploration, and it costs a bounded share of a replica's routes however large the fleet. The pace of each cell
+is spread by `scoring.seed`, or every cell of a fleet would be tried again at once.
 
-A fleet runs one configuration more often than not, so what other cells of the same match type, tier and mode observed (on any replica, at
-any overlap; for `saving` of any match type) is where a cell begins: their posterior, with the same strength, takes the place of the
-configured share. One worker counts there with at most OF_ONE_WORKER times as many routes as the prior does (`pool.py`), however many it
-served. An engine that declines everything is then found out once, not once a cell; a replica that differs from the rest needs as many
-routes as the prior counts.
+A fleet runs one configuration more often than not, so what other cells of the same match type, tier and mode observed
+(on any replica, at any overlap; for `saving` of any match type) is where a cell begins: their posterior, with the same
+strength, takes the place of the configured share. One worker counts there with at most OF_ONE_WORKER times as many
+routes as the prior does (`pool.py`), however many it served. An engine that declines everything is then found out once,
+not once a cell; a replica that differs from the rest needs as many routes as the prior counts.
 
-How long a load took is the connector's word, as long as the first token bears it out (`load_clock.py`). What a replica's clock taught is
-forgotten when it is not believed any more; from then on its loads count by the first token alone, and begin as worth nothing: what the
-others' loads spare says nothing of one whose loads did not.
+How long a load took is the connector's word, as long as the first token bears it out (`load_clock.py`). What a
+replica's clock taught is forgotten when it is not believed any more; from then on its loads count by the first token
+alone, and begin as worth nothing: what the others' loads spare says nothing of one whose loads did not.
 
-Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus knows what it knew. Two
-routers may close neighbouring routes the other way round; a route that moves by d places changes the weight of its trial by at
-most a factor of `2 ** (d / (0.75 * half_life_routes))`, and nothing else.
+Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus knows
+what it knew. Two routers may close neighbouring routes the other way round; a route that moves by d places changes the
+weight of its trial by at most a factor of `2 ** (d / (0.75 * half_life_routes))`, and nothing else.
 """
 
 from __future__ import annotations
@@ -46,13 +49,15 @@ from dynamo_semkv.outcome.saving import PrefillRates, Saving, cold_seconds_per_t
 from dynamo_semkv.scoring.credit import Kind, prior_saving, prior_share
 
 MAX_REPLICAS = 1_024
-"""Those that served longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed sets."""
+"""Those that served longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed
+sets."""
 ABSENT = 2.0
-"""Half-lives of the fleet without a route of its own, then a replica is forgotten too, with what it taught. The fleet's half-life grows
-with its replicas, so those that never come back (their names were those of pods) would keep what was once learned of all from fading."""
+"""Half-lives of the fleet without a route of its own, then a replica is forgotten too, with what it taught. The fleet's
+half-life grows with its replicas, so those that never come back (their names were those of pods) would keep what was
+once learned of all from fading."""
 OF_ONE_WORKER = 4.0
-"""Times the prior's strength: as many trials of one worker count where the cells of others begin. With 1, four replicas that decline
-everything are tried twice as often in the replay as without a bound; with 4 no oftener."""
+"""Times the prior's strength: as many trials of one worker count where the cells of others begin. With 1, four replicas
+that decline everything are tried twice as often in the replay as without a bound; with 4 no oftener."""
 MAX_ROWS = 256
 _SLOWEST, _SPREAD = 0.75, 0.5
 
@@ -173,9 +178,10 @@ class Calibration:
         return self._mean(prior, _saving_key(kind), cell, cell.saving if cell is not None else None, replica)[0]
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON-able. `cells`: those of replicas that served last come first. `match_types` and `tiers`: the mean over all cells, weighted
-        by the trials that are left; the prior where nothing was observed. `prefill`: tokens a second of each replica that has shown it.
-        `clocks_not_believed`: replicas whose loads took longer than they say."""
+        """JSON-able. `cells`: those of replicas that served last come first. `match_types` and `tiers`: the mean over
+        all cells, weighted by the trials that are left; the prior where nothing was observed. `prefill`: tokens a
+        second of each replica that has shown it. `clocks_not_believed`: replicas whose loads took longer than they
+        say."""
         rows: list[dict[str, Any]] = []
         shares = {match_type: [0.0, 0.0] for match_type in MatchType}
         savings = {tier: [0.0, 0.0] for tier in Tier}

@@ -3,9 +3,9 @@
     ClosedRoute(opened, observed, report, outcome, reason, joined_by, closed_at)   made by `close_route`
     OrphanReport(report, reason, at)
 
-Token counts of a route form a funnel over one denominator and never grow downstream:
-`input >= evidence >= placed >= hinted >= materialized`. What the backend confirmed beyond what was hinted (host-tier blocks that nobody
-had advised) is real reuse, but no success of a hint; it is counted apart.
+Token counts of a route form a funnel over one denominator and never grow downstream: `input >= evidence >= placed >=
+hinted >= materialized`. What the backend confirmed beyond what was hinted (host-tier blocks that nobody had advised) is
+real reuse, but no success of a hint; it is counted apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dynamo_semkv.outcome.saving import Saving
 CLEAR_SHARE = 0.5
 """Of the prompt: from here on a request is called warm or loaded."""
 MAX_LOAD_SECONDS = 60.0
-"""The longest load that is believed of a route whose stream nobody saw. Where it was seen, none took longer than its first token."""
+"""The longest load that is believed of a route whose stream nobody saw. Where it was seen, none took longer than its
+first token."""
 COLD_SHARE = 0.1
 """Of the prompt: reuse below this leaves a request cold (a chat template's first block is shared by everybody)."""
 
@@ -77,8 +78,8 @@ class Funnel(NamedTuple):
     hinted: int
     materialized: int
     beyond_dynamo: int
-    """Of these, on routes that were served where we pinned them and that Dynamo's own router, with its own weights, would have sent to
-    another replica: what is ours."""
+    """Of these, on routes that were served where we pinned them and that Dynamo's own router, with its own weights,
+    would have sent to another replica: what is ours."""
     unhinted: int
     """Confirmed by the backend beyond what was hinted."""
 
@@ -110,8 +111,8 @@ def placed_on(opened: RouteOpened) -> ReplicaName | None:
 
 
 def differs_from_dynamo(opened: RouteOpened, observed: RouteObserved | None) -> bool:
-    """Was the route served where it was pinned, and would Dynamo's own router have chosen another replica? Not where that is not known (an
-    older router did not say), nor where the pin did not hold: then Dynamo chose."""
+    """Was the route served where it was pinned, and would Dynamo's own router have chosen another replica? Not where
+    that is not known (an older router did not say), nor where the pin did not hold: then Dynamo chose."""
     placed = placed_on(opened)
     known = placed is not None and opened.dynamo_choice is not None
     return known and opened.dynamo_choice != str(placed) and served_by(opened, observed) == placed
@@ -136,7 +137,8 @@ class ClosedRoute:
     closed_at: float
     """Unix seconds of the book's clock; for display."""
     saving: Saving | None = None
-    """What loading was worth, by the replica's cold rate when the route closed. None: nothing was loaded, or no rate was known yet."""
+    """What loading was worth, by the replica's cold rate when the route closed. None: nothing was loaded, or no rate
+    was known yet."""
 
     @property
     def route_id(self) -> str:
@@ -193,8 +195,8 @@ _NOT_FOR_REPORTS = (Outcome.UNCONFIRMED, Outcome.REFUSED, Outcome.ORPHAN_REPORT)
 
 
 def report_is_owed(observed: RouteObserved | None) -> bool:
-    """Must the connector have something to say of this route? Not where it ended before its first token: refused, or cancelled. It may
-    have all the same, where the engine had asked it."""
+    """Must the connector have something to say of this route? Not where it ended before its first token: refused, or
+    cancelled. It may have all the same, where the engine had asked it."""
     return observed is None or observed.output_tokens > 0 or observed.end not in ("cancelled", "error", NO_WORKER)
 
 
@@ -219,7 +221,8 @@ def close_route(
 
 
 def within(report: MaterializationReport, input_tokens: int) -> MaterializationReport:
-    """The report with no count above the prompt that the route really had: what a worker says beyond that is in no sum."""
+    """The report with no count above the prompt that the route really had: what a worker says beyond that is in no
+    sum."""
     if report.prompt_tokens <= input_tokens:
         return report
     local = min(report.local_tokens, input_tokens)
@@ -238,8 +241,8 @@ def within(report: MaterializationReport, input_tokens: int) -> MaterializationR
 
 
 def is_plausible_load(report: MaterializationReport, observed: RouteObserved | None) -> bool:
-    """Whether its load, if it tells of one, was over before the first token that the router saw. What a connector brought up ahead of the
-    request may have taken longer; then the first token says what that was worth."""
+    """Whether its load, if it tells of one, was over before the first token that the router saw. What a connector
+    brought up ahead of the request may have taken longer; then the first token says what that was worth."""
     seen = observed.ttft_seconds if observed is not None else None
     return report.load_seconds is None or report.load_seconds <= (seen if seen is not None else MAX_LOAD_SECONDS)
 

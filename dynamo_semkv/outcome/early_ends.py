@@ -1,9 +1,11 @@
 """EarlyEnds: ends of routes whose opening has not come yet, each by who told it.
 
-    EarlyEnds(ttl_seconds, limit)   .add(event, speaker, at) -> new?   .take(route_id, speaker) -> event?   .expire(now)   .shift(seconds)
+    EarlyEnds(ttl_seconds, limit)   .add(event, speaker, at) -> new?   .take(route_id, speaker) -> event?
+                                    .expire(now)   .shift(seconds)
 
-`speaker` is the subject that the end came on; None where the caller vouches for it. Ends of one route that several tell are kept apart, so
-a false one cannot take the place of the right one, and whoever has most gives up its own when there is no room.
+`speaker` is the subject that the end came on; None where the caller vouches for it. Ends of one route that several tell
+are kept apart, so a false one cannot take the place of the right one, and whoever has most gives up its own when there
+is no room.
 """
 
 from __future__ import annotations

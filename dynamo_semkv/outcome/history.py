@@ -45,7 +45,8 @@ class History:
         return self._since
 
     def add(self, route: ClosedRoute) -> None:
-        """Each route once: that is the book's promise. A second one with the same id is refused, so that it cannot be counted twice."""
+        """Each route once: that is the book's promise. A second one with the same id is refused, so that it cannot be
+        counted twice."""
         if route.route_id in self._routes:
             raise ValueError(f"route {route.route_id} is in the history already")
         self._routes[route.route_id] = route
@@ -70,8 +71,8 @@ class History:
         return self._routes.get(route_id)
 
     def of_request(self, request_id: str) -> list[list[ClosedRoute]]:
-        """The requests with this id (Dynamo's context id, which clients may choose), one of each tenant, the oldest first: of each its
-        closed attempts in their order."""
+        """The requests with this id (Dynamo's context id, which clients may choose), one of each tenant, the oldest
+        first: of each its closed attempts in their order."""
         requests: dict[str | None, list[ClosedRoute]] = {}
         for route_id in self._by_request.get(request_id, ()):
             route = self._routes[route_id]

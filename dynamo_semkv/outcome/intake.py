@@ -1,15 +1,18 @@
-"""Intake: the bus into the book, the donor catalog and the replica directory. RouteJournal: a router's own route events out.
+"""Intake: the bus into the book, the donor catalog and the replica directory. RouteJournal: a router's own route events
+out.
 
-    Intake(subscriber, book, apply_donor_event=..., announce=..., route_opened=None, monotonic=time.monotonic, wall=time.time)
+    Intake(subscriber, book, apply_donor_event=..., announce=..., route_opened=None, monotonic=time.monotonic,
+           wall=time.time)
     await intake.start(); await intake.close()
     RouteJournal(publisher, intake, router_name)   .opened(event)   .observed(event)
 
-Two phases. *Replay*: what the bus kept is folded into the book in the order in which the broker stored it, by the broker's times. *Live*:
-what arrives counts as of now, by a clock that nobody can set. While the bus is away or catching up, time stands still for open
-routes, because their reports could not have arrived. A router's own events go into the book first and to the bus second; they come back as
-duplicates.
+Two phases. *Replay*: what the bus kept is folded into the book in the order in which the broker stored it, by the
+broker's times. *Live*: what arrives counts as of now, by a clock that nobody can set. While the bus is away or catching
+up, time stands still for open routes, because their reports could not have arrived. A router's own events go into the
+book first and to the bus second; they come back as duplicates.
 
-Malformed messages are counted by what is wrong with them and dropped; nothing here raises into the subscription or into a request.
+Malformed messages are counted by what is wrong with them and dropped; nothing here raises into the subscription or into
+a request.
 """
 
 from __future__ import annotations
@@ -95,8 +98,8 @@ class Intake:
     ) -> None:
         """`apply_donor_event(event, stored_at)`: when the broker stored it, by `clock`."""
         self.counts: Counter[str] = Counter()
-        """Of records: `<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`, `own_dropped`,
-        `own_echoes`. A pack that cannot be read counts as one."""
+        """Of records: `<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`,
+        `own_dropped`, `own_echoes`. A pack that cannot be read counts as one."""
         self._unsupported: dict[str, tuple[float, str]] = {}
         self._subscriber = subscriber
         self._book = book
@@ -124,7 +127,8 @@ class Intake:
         return len(self._own)
 
     def unsupported(self, stream: str) -> tuple[float, str] | None:
-        """Seconds since a message of a version that is not spoken here came last, and which version; None: none came."""
+        """Seconds since a message of a version that is not spoken here came last, and which version; None: none
+        came."""
         found = self._unsupported.get(stream)
         return (self._monotonic() - found[0], found[1]) if found is not None else None
 
@@ -174,7 +178,8 @@ class Intake:
             self._announce(announcement)
 
     def own_echoes(self, subject: str, records: int) -> bool:
-        """Whether a message of the route stream, of so many records, is this router's own that comes back; then they are counted here."""
+        """Whether a message of the route stream, of so many records, is this router's own that comes back; then they
+        are counted here."""
         # One that was dropped while the past was read comes back only so.
         if self._replay is not None or subject != self._own_subject or self.counts["own_dropped"]:
             return False
@@ -197,7 +202,8 @@ class Intake:
             self._arrived(subjects.REPORT_STREAM, message.timestamp, (report, message.subject))
 
     def speaks_as(self, subject: str) -> None:
-        """Where this router's own events go: what comes back from there is known already, and reading it again costs every request."""
+        """Where this router's own events go: what comes back from there is known already, and reading it again costs
+        every request."""
         self._own_subject = subject
 
     def own(self, event: RouteEvent) -> None:
@@ -282,7 +288,8 @@ class Intake:
     def _speaks_for_itself(
         self, message: Message, stream: str, said: ReplicaAnnouncement | MaterializationReport
     ) -> bool:
-        """What a worker says counts for itself only: a broker that knows its users lets it publish under its own name alone."""
+        """What a worker says counts for itself only: a broker that knows its users lets it publish under its own name
+        alone."""
         if subjects.speaker(message.subject) == (said.stable_routing_id, said.dp_rank):
             return True
         self._foreign(message, stream, f"{said.stable_routing_id} rank {said.dp_rank}")
@@ -324,7 +331,8 @@ class Intake:
 
 
 class RouteJournal:
-    """Writes down what this router decided and saw. Never raises and never waits: a request does not depend on its record."""
+    """Writes down what this router decided and saw. Never raises and never waits: a request does not depend on its
+    record."""
 
     def __init__(self, publisher: Publisher, intake: Intake, router_name: str) -> None:
         self.router_name = router_name

@@ -3,18 +3,20 @@
     match(routes, reports, taken) -> {route_id: Match}
 
 Rules, in this order:
-1. Reports of one engine request (it may be allocated more than once) are one: they close one route, with the report that confirmed most.
+1. Reports of one engine request (it may be allocated more than once) are one: they close one route, with the report
+   that confirmed most.
 2. A report that names its route belongs to it, unless another replica served that route.
-3. Equal prompts in flight on one replica may share one hint, so two requests may name the same route: the second is then treated as
-   one that names none.
-4. A report that names none belongs to the oldest route with its prompt that went to its replica, has no report, and whose stream gave the
-   same count of tokens that were not computed. A route that none fits so gets the oldest report left, but that pair is `doubtful`:
-   the right report may still be on its way (a broker that was away delivers engine by engine), so the book lets it wait until the
-   route's time is over.
-5. Where a gateway dispatched a request that was left to it, nobody says who served it: such a route takes what is left of its prompt, from
-   whichever replica.
+3. Equal prompts in flight on one replica may share one hint, so two requests may name the same route: the second is
+   then treated as one that names none.
+4. A report that names none belongs to the oldest route with its prompt that went to its replica, has no report, and
+   whose stream gave the same count of tokens that were not computed. A route that none fits so gets the oldest report
+   left, but that pair is `doubtful`: the right report may still be on its way (a broker that was away delivers engine
+   by engine), so the book lets it wait until the route's time is over.
+5. Where a gateway dispatched a request that was left to it, nobody says who served it: such a route takes what is left
+   of its prompt, from whichever replica.
 
-Order is by the values given (time opened, time of the report), never by arrival, so any interleaving gives the same pairs.
+Order is by the values given (time opened, time of the report), never by arrival, so any interleaving gives the same
+pairs.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ class Lesson(NamedTuple):
 def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
     """What one closed route teaches about the replica that it was placed on: nothing, or one trial.
 
-    A claim may be part proven prefix and part only similar. They are separate cells, as they are separate terms of a donor's value, and
-    share the trial by tokens: that an exact engine declines the rest says nothing against the prefix. What the engine's own cache turned
-    out to hold beyond Dynamo's index is no part of the claim.
+    A claim may be part proven prefix and part only similar. They are separate cells, as they are separate terms of a
+    donor's value, and share the trial by tokens: that an exact engine declines the rest says nothing against the
+    prefix. What the engine's own cache turned out to hold beyond Dynamo's index is no part of the claim.
     """
     opened, report, placed = route.opened, route.report, placed_on(route.opened)
     hinted = route.funnel.hinted
@@ -72,9 +72,10 @@ def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
 
 
 def load_lesson(route: ClosedRoute) -> tuple[StableReplica, Lesson] | None:
-    """The replica that loaded, and what that spared. A load that nobody had hinted teaches too: it cost what it cost. It counts for the
-    claim that was made, or would have been made, of it: a hinted one's tier is the evidence's, an unhinted one's the report's. Nothing is
-    loaded from the device: where that was claimed, the KV had left it, and the load is the report's tier's."""
+    """The replica that loaded, and what that spared. A load that nobody had hinted teaches too: it cost what it cost.
+    It counts for the claim that was made, or would have been made, of it: a hinted one's tier is the evidence's, an
+    unhinted one's the report's. Nothing is loaded from the device: where that was claimed, the KV had left it, and the
+    load is the report's tier's."""
     saving, report, opened = route.saving, route.report, route.opened
     if saving is None or report is None:
         return None

@@ -1,9 +1,11 @@
 """Pool: what all workers observed of one kind of claim, where no worker counts for more than a few routes.
 
-    Pool()   .add(worker, lesson, now, cap, new_cell=...)   .drop(worker, cell, now, cap)   .around(worker, cell, now) -> (total, trials)
+    Pool()   .add(worker, lesson, now, cap, new_cell=...)   .drop(worker, cell, now, cap)
+             .around(worker, cell, now) -> (total, trials)
 
-A worker is all its ranks together. It counts with at most `cap` trials, at its own mean, so that one that is busy, or lies, moves where the
-others begin by no more than those. Its own cells see all that it observed itself. `now` is in half-lives. Every operation is O(1).
+A worker is all its ranks together. It counts with at most `cap` trials, at its own mean, so that one that is busy, or
+lies, moves where the others begin by no more than those. Its own cells see all that it observed itself. `now` is in
+half-lives. Every operation is O(1).
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Pool:
         self._count(of, now, cap)
 
     def around(self, worker: str, cell: Sums | None, now: float) -> tuple[float, float]:
-        """(total, trials) of all that counts for a cell of `worker`: other workers as they are counted, and its own other cells."""
+        """(total, trials) of all that counts for a cell of `worker`: other workers as they are counted, and its own
+        other cells."""
         total, trials = self._counted.faded(now)
         of = self._workers.get(worker)
         if of is not None:

@@ -13,8 +13,8 @@ V = TypeVar("V")
 class DueQueue(OrderedDict[K, float]):
     """Keys, and when they were added; they are due a fixed span later, in order of adding.
 
-    Only heads are looked at, so a tick costs what is due and not what is open. A time that lies ahead of `now` means that the clock was
-    set back; it counts from `now` on, so no key is ever kept longer than twice its span.
+    Only heads are looked at, so a tick costs what is due and not what is open. A time that lies ahead of `now` means
+    that the clock was set back; it counts from `now` on, so no key is ever kept longer than twice its span.
     """
 
     def __init__(self, span: float) -> None:

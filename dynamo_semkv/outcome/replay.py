@@ -1,10 +1,12 @@
-"""Replay: messages of several streams, each in order by itself, put back into one order by the time the broker stored them.
+"""Replay: messages of several streams, each in order by itself, put back into one order by the time the broker stored
+them.
 
     Replay(streams)   .add(stream, timestamp, item)   .caught_up(stream)   .ready() -> [(timestamp, item)]
 
-A router that starts reads hours of route events and of reports side by side. Were one stream ahead of the other, routes would run out of
-time before their reports are read, and equal prompts hours apart would look as if they were in flight together. An item is handed out
-when no stream can bring an older one any more; memory is what one stream is ahead of the slowest.
+A router that starts reads hours of route events and of reports side by side. Were one stream ahead of the other, routes
+would run out of time before their reports are read, and equal prompts hours apart would look as if they were in flight
+together. An item is handed out when no stream can bring an older one any more; memory is what one stream is ahead of
+the slowest.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     cold_seconds_per_token(...) -> float | None      what one cold route says of the rate of its replica
     saving_of(...) -> Saving | None                  what one loaded route saved
 
-A cold route's time to first token over the prefill tokens that had to be computed before it (its own, and those that waited when it came)
-is the rate that turns tokens of prefill into seconds. The same request is never run twice, so a saving is an estimate: what the
-prompt would have taken at that rate, less what it took.
+A cold route's time to first token over the prefill tokens that had to be computed before it (its own, and those that
+waited when it came) is the rate that turns tokens of prefill into seconds. The same request is never run twice, so a
+saving is an estimate: what the prompt would have taken at that rate, less what it took.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from dynamo_semkv.contracts.identity import StableReplica
 
 SAMPLES = 32
-"""Cold routes of a replica that its rate is the median of, the last ones: older ones are forgotten, and one that was slow for a reason of
-its own says nothing."""
+"""Cold routes of a replica that its rate is the median of, the last ones: older ones are forgotten, and one that was
+slow for a reason of its own says nothing."""
 NEEDED = 3
 MIN_COLD_TOKENS = 128
 """A shorter prefill is mostly overhead and no measure of a rate."""
@@ -37,10 +37,11 @@ class Saving:
     cold_seconds: float
     """What the first token would have taken at that rate with nothing loaded; what waited before it counts in."""
     saved_seconds: float | None
-    """`cold_seconds` less the time to first token; negative where loading made it worse. None: nobody saw the stream."""
+    """`cold_seconds` less the time to first token; negative where loading made it worse. None: nobody saw the
+    stream."""
     share: float
-    """In [-1, 1]: what part of its prefill a loaded token spared. By the connector's own clock where it tells how long the load took, as
-    that is free of what else the engine did; else by the time to first token."""
+    """In [-1, 1]: what part of its prefill a loaded token spared. By the connector's own clock where it tells how long
+    the load took, as that is free of what else the engine did; else by the time to first token."""
 
 
 @dataclass
@@ -58,8 +59,8 @@ class _Rate:
 
 
 class PrefillRates:
-    """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet: the median of its workers', so that none
-    counts for more than one, however many routes or ranks it has."""
+    """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet: the median of its
+    workers', so that none counts for more than one, however many routes or ranks it has."""
 
     def __init__(self, max_replicas: int) -> None:
         self._max_replicas = max_replicas

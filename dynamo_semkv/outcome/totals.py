@@ -1,8 +1,10 @@
-"""Totals over closed routes: one fold step a route, so that a replay gives the same numbers in whatever order routes close.
+"""Totals over closed routes: one fold step a route, so that a replay gives the same numbers in whatever order routes
+close.
 
     Totals().add(route); .add_orphan(orphan)
 
-Only integers are summed, and seconds; every set of names is closed or bounded: what a peer sends can neither grow the memory nor a page.
+Only integers are summed, and seconds; every set of names is closed or bounded: what a peer sends can neither grow the
+memory nor a page.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ class Totals:
     local_tokens: int = 0
     """What the engines' own caches held, as their connectors reported it."""
     engine_cached_tokens: int = 0
-    """The engines' own count of cached prompt tokens, from their streams: device, and loaded where the engine counts it."""
+    """The engines' own count of cached prompt tokens, from their streams: device, and loaded where the engine counts
+    it."""
     confirmed_tokens: int = 0
     """All that was confirmed on routes: `materialized` of the funnel + `unhinted_tokens`."""
     unhinted_tokens: int = 0

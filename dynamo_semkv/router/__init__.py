@@ -1,1 +1,2 @@
-"""The router process: ingress, replicas, pipeline (pure), service (one request), runtime (the only place that imports dynamo)."""
+"""The router process: ingress, replicas, pipeline (pure), service (one request), runtime (the only place that imports
+dynamo)."""

@@ -1,7 +1,8 @@
-"""Who may ask at `/engine/semkv/advise`, and `explain` where that is: Dynamo's status server lets everybody in who reaches it.
+"""Who may ask at `/engine/semkv/advise`, and `explain` where that is: Dynamo's status server lets everybody in who
+reaches it.
 
-An advice says whether KV of some text is there and where, for whatever tenant the question names, so beyond this machine it wants a
-token. It rides in the body, since a route of the status server is given nothing else of the request.
+An advice says whether KV of some text is there and where, for whatever tenant the question names, so beyond this
+machine it wants a token. It rides in the body, since a route of the status server is given nothing else of the request.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class AdviseDoor:
             if is_loopback(self._host):
                 return None
             return (
-                f"token: Dynamo's status server listens on {self._host} and lets everybody in; set {FIELD} and send the token, or set "
-                "DYN_SYSTEM_HOST=127.0.0.1"
+                f"token: Dynamo's status server listens on {self._host} and lets everybody in; set {FIELD} and send "
+                "the token, or set DYN_SYSTEM_HOST=127.0.0.1"
             )
         given = body.get("token") if isinstance(body, dict) else None
         right = isinstance(given, str) and same_secret(given, self._token)

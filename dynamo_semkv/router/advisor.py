@@ -2,8 +2,8 @@
 
     exact overlap and load from Dynamo -> donor lookup, where it can help -> weigh -> Advice
 
-It waits at most `evidence.exact_deadline_ms + evidence.deadline_ms`, plus what hashing the tokens takes, and it raises nothing but its own
-cancellation: a fault is an Advice without a placement, counted by reason.
+It waits at most `evidence.exact_deadline_ms + evidence.deadline_ms`, plus what hashing the tokens takes, and it raises
+nothing but its own cancellation: a fault is an Advice without a placement, counted by reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from dynamo_semkv.scoring.credit import Credit
 from dynamo_semkv.scoring.extra import GuardedScorer
 
 LOOKUP_SLACK = 2.0
-"""The lookup runner keeps its own deadline; this many times it, and the request no longer waits for the runner either."""
+"""The lookup runner keeps its own deadline; this many times it, and the request no longer waits for the runner
+either."""
 
 
 class LookupOutcome(Protocol):
@@ -87,7 +88,8 @@ class Advisor:
             self._live = live
 
     async def advise(self, request: Request, request_id: str) -> Advice | None:
-        """What to do with the request; None when even its tokens could not be read. Raises nothing but its own cancellation."""
+        """What to do with the request; None when even its tokens could not be read. Raises nothing but its own
+        cancellation."""
         config = self._config
         mode = effective_mode(config.placement, request_id)
         prompt: Prompt | None = None
@@ -100,7 +102,8 @@ class Advisor:
             if reason is not None:
                 return Advice(no_advice(mode, reason), prompt)
             if self._weighing >= config.evidence.max_inflight:
-                # What waits for Dynamo and for providers costs turns of the loop that every stream needs: requests go first.
+                # What waits for Dynamo and for providers costs turns of the loop that every stream needs: requests go
+                # first.
                 return Advice(no_advice(mode, DecisionReason.OVERLOADED), prompt)
             self._weighing += 1
             try:
@@ -152,8 +155,9 @@ class Advisor:
         return None
 
     async def _look_up(self, prompt: Prompt, block_size: int, deadline: float) -> Lookup:
-        # Several providers read them at a time, each in its thread: one that writes into them would change what the others look for.
-        # A copy, since torch writes into a read-only array too: the prompt's own tokens are what the engine is sent.
+        # Several providers read them at a time, each in its thread: one that writes into them would change what the
+        # others look for. A copy, since torch writes into a read-only array too: the prompt's own tokens are what the
+        # engine is sent.
         tokens = prompt.tokens.copy()
         tokens.flags.writeable = False
         query = LookupQuery(

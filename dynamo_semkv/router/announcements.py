@@ -1,7 +1,8 @@
 """The last announcement of each replica, with room that no worker can take from the others. Pure.
 
-What live replicas said is kept however much others say. A live worker has the ranks of its model card: what it says of any other is dropped
-and counted. Announcements of workers that discovery does not list (yet) are bounded, and the worker with most of them gives up its own.
+What live replicas said is kept however much others say. A live worker has the ranks of its model card: what it says of
+any other is dropped and counted. Announcements of workers that discovery does not list (yet) are bounded, and the
+worker with most of them gives up its own.
 """
 
 from __future__ import annotations

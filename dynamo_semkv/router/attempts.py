@@ -1,10 +1,11 @@
-"""How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second attempt.
+"""How often a request came: Dynamo migrates a request under the same context id, so a second arrival is a second
+attempt.
 
 Clients may choose that id, so requests of two tenants may have the same: attempts are counted by id and tenant.
 
-Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each other's route
-events. The number is for people: two arrivals within the time of one message on the bus may carry the same, and what keeps attempts
-apart is the route id.
+Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each
+other's route events. The number is for people: two arrivals within the time of one message on the bus may carry the
+same, and what keeps attempts apart is the route id.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ MAX_REQUESTS = 16_384
 
 
 class Attempts:
-    """Counts arrivals per context id and tenant. Bounded: of what is forgotten, a late second attempt reads as a first one."""
+    """Counts arrivals per context id and tenant. Bounded: of what is forgotten, a late second attempt reads as a first
+    one."""
 
     def __init__(self, limit: int = MAX_REQUESTS) -> None:
         self._limit = limit
         self._seen: OrderedDict[tuple[str, str | None], int] = OrderedDict()
 
     def next(self, request_id: str, tenant: str | None = None) -> int:
-        """0 for the first arrival, 1 for the next, ... An empty id (a call without a context) is always a first one. `tenant`: as route
-        events have it."""
+        """0 for the first arrival, 1 for the next, ... An empty id (a call without a context) is always a first one.
+        `tenant`: as route events have it."""
         if not request_id:
             return 0
         attempt = self._seen.get((request_id, tenant), -1) + 1

@@ -1,7 +1,8 @@
 """Departures: clients that left, noticed by one look at all calls now and then.
 
-Dynamo does not interrupt a push handler: a client that leaves during a long prefill would be noticed with the first chunk only. It offers
-a future that says so, but waiting for one beside the answer takes two tasks and several wakes from another thread for every request.
+Dynamo does not interrupt a push handler: a client that leaves during a long prefill would be noticed with the first
+chunk only. It offers a future that says so, but waiting for one beside the answer takes two tasks and several wakes
+from another thread for every request.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def gone(context: Listened) -> bool:
 
 
 class Departures:
-    """One event loop. `watch` a task while it answers a call and `forget` it afterwards; it is cancelled, once, when nobody listens."""
+    """One event loop. `watch` a task while it answers a call and `forget` it afterwards; it is cancelled, once, when
+    nobody listens."""
 
     def __init__(self) -> None:
         self._calls: dict[asyncio.Task[object], Listened] = {}

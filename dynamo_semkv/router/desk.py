@@ -1,21 +1,24 @@
 """AdviceDesk: the same decision, hint and route id for a gateway that dispatches by itself. No token passes through us.
 
-Two doors: the endpoint `<namespace>.<router component>.advise`, which takes a PreprocessedRequest as `generate` does, and
-`POST /engine/semkv/advise` on the status server, which takes
+Two doors: the endpoint `<namespace>.<router component>.advise`, which takes a PreprocessedRequest as `generate` does,
+and `POST /engine/semkv/advise` on the status server, which takes
 
-    {"token_ids": [...], "model": "...", "cache_salt": "...", "lora_name": "...", "request_id": "..."}     all but token_ids optional
+    {"token_ids": [...], "model": "...", "cache_salt": "...", "lora_name": "...", "request_id": "..."}
+        all but token_ids optional
 
 and both answer
 
     {"route_id": str, "decision": str, "mode": str, "evidence_tokens": int,
      "replica": {"worker_id": str, "dp_rank": int, "stable_routing_id": str} | null,     where to send it, if anywhere
-     "dynamo": {"worker_id": str, "dp_rank": int} | null,                                what Dynamo's KvRouter would choose, not booked
-     "hint": envelope | null}                                                            sent to the replica over the bus already
+     "dynamo": {"worker_id": str, "dp_rank": int} | null,       what Dynamo's KvRouter would choose, not booked
+     "hint": envelope | null}                                   sent to the replica over the bus already
 
-or {"error": str}: the field, the value and what is allowed; or `busy`, with more than LARGE_AT_ONCE prompts of more than LARGE tokens.
+or {"error": str}: the field, the value and what is allowed; or `busy`, with more than LARGE_AT_ONCE prompts of more
+than LARGE tokens.
 
-Ids are decimal strings: they exceed 2^53. The gateway sends `worker_id` and `dp_rank` along in its own way (to Dynamo's frontend in direct
-mode: the headers `x-dynamo-worker-instance-id` and `x-dynamo-dp-rank`), and reuse counts by the worker's report only, as always.
+Ids are decimal strings: they exceed 2^53. The gateway sends `worker_id` and `dp_rank` along in its own way (to Dynamo's
+frontend in direct mode: the headers `x-dynamo-worker-instance-id` and `x-dynamo-dp-rank`), and reuse counts by the
+worker's report only, as always.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ logger = logging.getLogger(__name__)
 MAX_TOKENS = 2**20
 """Of one prompt; the model's context length, where its card tells one, is the limit below that."""
 LARGE = 2**15
-"""A prompt of more tokens is read in a thread, and only LARGE_AT_ONCE of them are in hand at a time: streams need the loop's turns."""
+"""A prompt of more tokens is read in a thread, and only LARGE_AT_ONCE of them are in hand at a time: streams need the
+loop's turns."""
 LARGE_AT_ONCE = 2
 _PART = 2**14
 """Tokens that are checked without letting another thread run."""
@@ -83,7 +87,8 @@ class AdviceDesk:
         self._config, self._config_hash = config, config_hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
-        """One chunk. RequestFailed: INVALID_REQUEST for what is no request, OVERLOADED ("busy") for a large prompt too many."""
+        """One chunk. RequestFailed: INVALID_REQUEST for what is no request, OVERLOADED ("busy") for a large prompt too
+        many."""
         try:
             if not isinstance(request, Mapping):
                 raise ContractError(
@@ -213,7 +218,8 @@ def _count(tokens: object) -> int:
 
 
 def _are_ids(tokens: list[Any]) -> bool:
-    """Part by part: one call into C over all of it would hold the interpreter, and so the loop, as long in a thread as without."""
+    """Part by part: one call into C over all of it would hold the interpreter, and so the loop, as long in a thread as
+    without."""
     for at in range(0, len(tokens), _PART):
         part = tokens[at : at + _PART]
         # `true` is an int to Python, and 1 to numpy; the type says it.

@@ -1,6 +1,8 @@
-"""What one preprocessed request says that matters to advice: tokens, tenant, adapter, media, and whether it is ours to place.
+"""What one preprocessed request says that matters to advice: tokens, tenant, adapter, media, and whether it is ours to
+place.
 
-Pure. The field names are those of Dynamo's PreprocessedRequest; text is never looked at, identity comes from Dynamo's token ids alone.
+Pure. The field names are those of Dynamo's PreprocessedRequest; text is never looked at, identity comes from Dynamo's
+token ids alone.
 """
 
 from __future__ import annotations
@@ -118,8 +120,8 @@ def _text(field: str, value: object) -> str | None:
 
 
 def _salt(routing: Mapping[str, Any], nvext: Mapping[str, Any]) -> str | None:
-    """`routing.cache_salt` is what Dynamo routes by; dynamo.trtllm falls back to nvext's. Where both are there and differ, router and
-    engine would see two tenants."""
+    """`routing.cache_salt` is what Dynamo routes by; dynamo.trtllm falls back to nvext's. Where both are there and
+    differ, router and engine would see two tenants."""
     routed = _text("routing.cache_salt", routing.get("cache_salt"))
     given = _text("nvext.cache_salt", nvext.get("cache_salt")) if nvext else None
     if routed is not None and given is not None and routed != given:
@@ -142,8 +144,8 @@ def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, .
 
 
 def _constraints(said: Sequence[Mapping[str, Any]]) -> Constraints | None:
-    """None: the request says more than which workers may not serve it (preferred taints are weights in Dynamo's own choice, which a pin
-    would override), or says it in words that are not understood."""
+    """None: the request says more than which workers may not serve it (preferred taints are weights in Dynamo's own
+    choice, which a pin would override), or says it in words that are not understood."""
     workers: frozenset[int] | None = None
     taints: set[str] = set()
     for where in said:

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class FallbackReason(str, Enum):
-    """Why a request went to Dynamo's own choice, or without a hint or a record, because of us. Closed: a metric label."""
+    """Why a request went to Dynamo's own choice, or without a hint or a record, because of us. Closed: a metric
+    label."""
 
     REQUEST_UNREADABLE = "request_unreadable"
     """Not of the shape that advice needs (no token ids, two cache salts, ...)."""
@@ -29,10 +30,11 @@ class FallbackReason(str, Enum):
     LOOKUP_ERROR = "lookup_error"
     ADVICE_ERROR = "advice_error"
     SCORER_ERROR = "scorer_error"
-    """A scorer of `plugins.scorers` raised, or said what is no number: it counts for nothing on that replica. Or it was slow: it counts for
-    nothing, and is put aside for a while."""
+    """A scorer of `plugins.scorers` raised, or said what is no number: it counts for nothing on that replica. Or it was
+    slow: it counts for nothing, and is put aside for a while."""
     HINT_ERROR = "hint_error"
-    """No hint could be made, or the request's `extra_args` is no mapping and cannot carry it (it went over the bus only)."""
+    """No hint could be made, or the request's `extra_args` is no mapping and cannot carry it (it went over the bus
+    only)."""
     HINT_NOT_SENT = "hint_not_sent"
     """The bus did not take the out-of-band hint; the one in the request is still there."""
     JOURNAL_ERROR = "journal_error"
@@ -77,8 +79,8 @@ class Late(Exception):
 
 
 async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result, or Late. Unlike `asyncio.wait_for` it never waits for what it cancels, so nothing that ignores its cancellation can hold
-    up a request. Its own cancellation cancels the task too."""
+    """The result, or Late. Unlike `asyncio.wait_for` it never waits for what it cancels, so nothing that ignores its
+    cancellation can hold up a request. Its own cancellation cancels the task too."""
     task = asyncio.ensure_future(coroutine)
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)

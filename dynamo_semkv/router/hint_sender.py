@@ -1,6 +1,7 @@
 """The out-of-band way of a hint: a HintDelivery to the connector of one replica, over the bus, kept nowhere.
 
-An engine behind dynamo.trtllm sees nothing of a request's `extra_args`; its connector finds this by hashing the request's tokens.
+An engine behind dynamo.trtllm sees nothing of a request's `extra_args`; its connector finds this by hashing the
+request's tokens.
 """
 
 from __future__ import annotations

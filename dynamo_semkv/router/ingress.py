@@ -1,7 +1,7 @@
 """What a client may not say: hints are ours to give.
 
-A hint names donors and their KV; one that a client could send would let it point an engine at another tenant's blocks. So every place
-where a hint could enter is cleared before the request is looked at, and how many were found is counted.
+A hint names donors and their KV; one that a client could send would let it point an engine at another tenant's blocks.
+So every place where a hint could enter is cleared before the request is looked at, and how many were found is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "ro
 PIN_KEYS = ("backend_instance_id", "decode_worker_id", "prefill_worker_id")
 """Where a client's pin to an instance is found in `routing`."""
 DECODE_KEYS = ("decode_worker_id", "dp_rank")
-"""Where a disaggregated request says which replica is to decode it; its prefill half is to go where `prefill_*` says."""
+"""Where a disaggregated request says which replica is to decode it; its prefill half is to go where `prefill_*`
+says."""
 
 
 def _clear(mapping: Any) -> tuple[Any, int]:
@@ -28,8 +29,8 @@ def _clear(mapping: Any) -> tuple[Any, int]:
 def strip_client_hints(request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The request without anything a client could have meant as a hint, and how many such fields it had.
 
-    Looks at the top level, `extra_args`, `nvext` and `extra_args.nvext`. The given request is not changed; parts that need no change are
-    shared.
+    Looks at the top level, `extra_args`, `nvext` and `extra_args.nvext`. The given request is not changed; parts that
+    need no change are shared.
     """
     cleared, count = _clear(request)
     result = dict(cleared)
@@ -49,8 +50,8 @@ def strip_client_hints(request: Mapping[str, Any]) -> tuple[dict[str, Any], int]
 
 
 def without_own_pin(request: Mapping[str, Any], instance_id: int | None) -> Mapping[str, Any]:
-    """The request without a pin that names this very router. `nvext.worker_id` shows a client our id, so some send it back; the frontend
-    has honoured it by dispatching to us, and no worker has it."""
+    """The request without a pin that names this very router. `nvext.worker_id` shows a client our id, so some send it
+    back; the frontend has honoured it by dispatching to us, and no worker has it."""
     routing = request.get("routing")
     if instance_id is None or not isinstance(routing, Mapping):
         return request
@@ -61,8 +62,9 @@ def without_own_pin(request: Mapping[str, Any], instance_id: int | None) -> Mapp
 
 
 def prefill_half(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the prefill workers are told of a disaggregated request: without the client's choice of a decode worker. Dynamo's KvRouter takes
-    a request from us for a whole one, and would look for that worker among the prefill workers."""
+    """What the prefill workers are told of a disaggregated request: without the client's choice of a decode worker.
+    Dynamo's KvRouter takes a request from us for a whole one, and would look for that worker among the prefill
+    workers."""
     routing = request.get("routing")
     if not isinstance(routing, Mapping) or routing.get("decode_worker_id") is None:
         return request

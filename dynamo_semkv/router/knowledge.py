@@ -1,5 +1,5 @@
-"""What a router knows: donors, replicas, outcomes. All of it comes from the bus and from Dynamo's discovery, so any number of
-routers know the same and a restarted one knows it again.
+"""What a router knows: donors, replicas, outcomes. All of it comes from the bus and from Dynamo's discovery, so any
+number of routers know the same and a restarted one knows it again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ from dynamo_semkv.router.traced import ClosedRoutes, TracedHistory
 from dynamo_semkv.telemetry.tracing import Tracing
 
 REPLAY_SECONDS = 2.0
-"""How long the start waits for donors and announcements to be read back before the first request; the broker may be away."""
+"""How long the start waits for donors and announcements to be read back before the first request; the broker may be
+away."""
 CLOSE_SECONDS = 2.0
 SWEEP = 1_000
 """Donors of ended streams that leave the index a beat: about a millisecond."""
 
 
 class Knowledge:
-    """`start` and `close` in the event loop that serves. `router`: the name under which this process writes route events."""
+    """`start` and `close` in the event loop that serves. `router`: the name under which this process writes route
+    events."""
 
     def __init__(self, loaded: Loaded, router: str, tracing: Tracing | None = None) -> None:
         config = loaded.config

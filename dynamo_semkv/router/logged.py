@@ -1,4 +1,5 @@
-"""One line at DEBUG when a route opens and one when its stream ends: what `explain` shows, in the log. No text, no tokens, no tenant."""
+"""One line at DEBUG when a route opens and one when its stream ends: what `explain` shows, in the log. No text, no
+tokens, no tenant."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class LoggedJournal:
         if not logger.isEnabledFor(logging.DEBUG):
             return
         logger.debug(
-            "route opened: %s in mode %s, lookup %s, replica %s/%s; tokens: %d input, %d evidence, %d placed, %d hinted",
+            "route opened: %s in mode %s, lookup %s, replica %s/%s; tokens: %d input, %d evidence, %d placed, %d "
+            "hinted",
             event.decision_reason,
             event.mode,
             event.lookup,

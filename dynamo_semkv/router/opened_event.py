@@ -1,4 +1,5 @@
-"""The record of one attempt's decision: what it was, on what evidence, and what Dynamo's own router would have chosen. Pure."""
+"""The record of one attempt's decision: what it was, on what evidence, and what Dynamo's own router would have chosen.
+Pure."""
 
 from __future__ import annotations
 

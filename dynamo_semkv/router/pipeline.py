@@ -4,8 +4,8 @@
     covers(exact, prompt, share) -> bool            is a donor lookup worth while
     weigh(prompt, exact, lookup, ...) -> Advice     evidence -> score sheet -> decision
 
-Evidence has two sources, and neither is Dynamo's device overlap: donors that a provider found, and host-tier KV that Dynamo's index
-knows of (provider `dynamo`) and the connector may load. Both must still be confirmed by the backend.
+Evidence has two sources, and neither is Dynamo's device overlap: donors that a provider found, and host-tier KV that
+Dynamo's index knows of (provider `dynamo`) and the connector may load. Both must still be confirmed by the backend.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> De
 
 
 def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
-    """An unknown tenant (empty salt), an adapter without a revision and media without hashes are `None` in the namespace, which equals no
-    other request's: there is no evidence for such a request and the engine materializes nothing for it."""
+    """An unknown tenant (empty salt), an adapter without a revision and media without hashes are `None` in the
+    namespace, which equals no other request's: there is no evidence for such a request and the engine materializes
+    nothing for it."""
     tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
     namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
     # On bytes, which are what is hashed and what Dynamo is sent, and which nobody can write.
@@ -121,7 +122,8 @@ def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
 def _narrowed(
     shared: CacheNamespace, tenant: str | None, lora: str | None, multimodal: tuple[str, ...] | None
 ) -> tuple[CacheNamespace, bytes]:
-    """The namespace of a request and its digest. Kept: a tenant's requests have one, and hashing it costs as much as hashing the prompt."""
+    """The namespace of a request and its digest. Kept: a tenant's requests have one, and hashing it costs as much as
+    hashing the prompt."""
     namespace = shared.for_request(
         tenant=tenant, lora=lora or "", lora_revision=None if lora else "", multimodal=multimodal
     )
@@ -149,11 +151,12 @@ def worth_a_row(
     turn: int,
     barred: Callable[[ReplicaKey], bool],
 ) -> Collection[ReplicaKey]:
-    """The replicas that can matter to the decision: those with anything of the prompt, or evidence of it, and of the others the idlest.
+    """The replicas that can matter to the decision: those with anything of the prompt, or evidence of it, and of the
+    others the idlest.
 
-    The others differ in their load alone, so whatever one of them may be chosen for, or lose to, an idler one is too. Where there are not
-    many of them, or somebody's load is unknown, all have a row. `turn`: which of equally idle ones, spread over requests. `barred`: may
-    not be chosen, whatever its load.
+    The others differ in their load alone, so whatever one of them may be chosen for, or lose to, an idler one is too.
+    Where there are not many of them, or somebody's load is unknown, all have a row. `turn`: which of equally idle ones,
+    spread over requests. `barred`: may not be chosen, whatever its load.
     """
     if len(live) <= MANY or None in queued.values():
         return live
@@ -180,8 +183,8 @@ def views(
     queued: Mapping[ReplicaKey, int | None] | None = None,
     wanted: Collection[ReplicaKey] | None = None,
 ) -> list[ReplicaView]:
-    """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one that the request may go to
-    counts as overloaded: no donor is worth that wait. `queued`: of all live ones; None: `queues`."""
+    """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one that the
+    request may go to counts as overloaded: no donor is worth that wait. `queued`: of all live ones; None: `queues`."""
     size = exact.overlap.block_size
     live, places = directory.live(), directory.places()
     queued = queues(live, exact) if queued is None else queued
@@ -236,8 +239,8 @@ def may_go(
 
 
 def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, prompt: Prompt) -> list[SemanticTrtMatch]:
-    """Host-tier residency of this prompt's own blocks, per replica that may be advised. None in a namespace with an unknown field: the
-    engine loads nothing there."""
+    """Host-tier residency of this prompt's own blocks, per replica that may be advised. None in a namespace with an
+    unknown field: the engine loads nothing there."""
     if not any(rank.host_pinned_extension for rank in exact.overlap.ranks.values()):
         return []
     if prompt.namespace.unknown_fields():
@@ -269,7 +272,8 @@ def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, pr
 def reachable(
     matches: Sequence[SemanticTrtMatch], directory: ReplicaDirectory, view: ModelView
 ) -> list[tuple[SemanticTrtMatch, ReplicaKey]]:
-    """Matches whose donor sits on a live replica that may be advised. KV in a shared store is on no replica, so it places nobody."""
+    """Matches whose donor sits on a live replica that may be advised. KV in a shared store is on no replica, so it
+    places nobody."""
     found = []
     for match in matches:
         if not isinstance(match.location, WorkerLocation):
@@ -294,12 +298,14 @@ def weigh(
     scorers: Sequence[GuardedScorer] = (),
     constraints: Constraints = UNCONSTRAINED,
 ) -> Advice:
-    """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts. Without evidence there is no sheet."""
+    """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts. Without evidence there
+    is no sheet."""
     matches = [*lookup.matches, *(host_evidence(directory, view, exact, prompt) if exact.overlap.ranks else ())]
     live = directory.live()
     queued = queues(live, exact)
     if not matches and not scorers:
-        # Nothing that Dynamo does not weigh itself: its choice stands, and a sheet would only say the same in other words.
+        # Nothing that Dynamo does not weigh itself: its choice stands, and a sheet would only say the same in other
+        # words.
         return _advice(no_advice(mode, _without_evidence(lookup)), prompt, exact, lookup, queued)
     pairs = reachable(matches, directory, view)
     wanted: Collection[ReplicaKey] = live

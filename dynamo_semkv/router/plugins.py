@@ -1,10 +1,11 @@
-"""Providers and scorers of somebody else: `plugins.providers` and `plugins.scorers` name what is imported when the router starts.
+"""Providers and scorers of somebody else: `plugins.providers` and `plugins.scorers` name what is imported when the
+router starts.
 
     plugged_providers(config) -> list[EvidenceProvider]
     plugged_scorers(config, on_fault, clock=time.monotonic) -> list[GuardedScorer]
 
-Each entry is `module:name`, several are separated by commas; the name is a class or a function that is called without arguments. What
-cannot be had is refused at the start (ContractError), never at a request.
+Each entry is `module:name`, several are separated by commas; the name is a class or a function that is called without
+arguments. What cannot be had is refused at the start (ContractError), never at a request.
 """
 
 from __future__ import annotations

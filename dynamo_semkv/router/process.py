@@ -97,7 +97,8 @@ async def serve(loaded: Loaded) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # Until there is something to serve a hang-up may not end the process, and has nothing to do: the file is read again then.
+    # Until there is something to serve a hang-up may not end the process, and has nothing to do: the file is read again
+    # then.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     serves, said = verdict(installed())
     if said is not None:
@@ -212,7 +213,8 @@ def _page(config: DashboardConfig, knowledge: Knowledge) -> DashboardServer | No
 
 
 async def _open(page: DashboardServer | None, config: DashboardConfig) -> None:
-    """The page is for operators: a port that is taken (by another router of this machine, say) keeps no request from being served."""
+    """The page is for operators: a port that is taken (by another router of this machine, say) keeps no request from
+    being served."""
     if page is None:
         return
     try:
@@ -222,8 +224,9 @@ async def _open(page: DashboardServer | None, config: DashboardConfig) -> None:
 
 
 async def _freeze_what_was_replayed(knowledge: Knowledge) -> None:
-    """Donors live long and are in no cycle, and there may be 100,000 of them: a full collection that visits all of them stops every request
-    for some 78 ms. Frozen, none visits them again; an evicted donor is still freed at once, by its reference count."""
+    """Donors live long and are in no cycle, and there may be 100,000 of them: a full collection that visits all of them
+    stops every request for some 78 ms. Frozen, none visits them again; an evicted donor is still freed at once, by its
+    reference count."""
     while not await knowledge.replayed():
         pass  # it waits by itself
     gc.collect()

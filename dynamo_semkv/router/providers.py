@@ -1,5 +1,5 @@
-"""Which evidence providers a configuration asks for, in order of authority: fingerprint, then SemBlend, then embedding, then
-those of `plugins.providers`."""
+"""Which evidence providers a configuration asks for, in order of authority: fingerprint, then SemBlend, then embedding,
+then those of `plugins.providers`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def providers(config: Config) -> list[EvidenceProvider]:
-    """Reads models and tokenizers from disk; before the first request. Raises ContractError naming the field that cannot be had."""
+    """Reads models and tokenizers from disk; before the first request. Raises ContractError naming the field that
+    cannot be had."""
     evidence = config.evidence
     found: list[EvidenceProvider] = []
     if evidence.fingerprint.enabled:
@@ -62,7 +63,8 @@ def _embedding(config: Config) -> EvidenceProvider:
     from dynamo_semkv.evidence.embedding import EmbeddingProvider
 
     section = config.evidence.embedding
-    # In this order: onnxruntime 1.32 ends the process with a segmentation fault when usearch 2.26 was imported before it.
+    # In this order: onnxruntime 1.32 ends the process with a segmentation fault when usearch 2.26 was imported before
+    # it.
     encoder = OnnxEncoder(section.model_path or "")
     import_module("usearch.index")  # missing, it would only be noticed by the first donor
     encoder.encode(["A first text, so that no request pays for the start."], section.window_tokens)

@@ -27,7 +27,8 @@ class Reloader:
         self._asked.set()
 
     async def run(self, seconds: float) -> None:
-        """Looks at the file every so often and when asked, for ever. A file system that hangs keeps nothing else from going on."""
+        """Looks at the file every so often and when asked, for ever. A file system that hangs keeps nothing else from
+        going on."""
         while True:
             try:
                 await asyncio.wait_for(self._asked.wait(), seconds)

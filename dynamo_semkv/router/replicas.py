@@ -1,8 +1,8 @@
 """Which replicas are alive, which engine process each one is, and in which namespace they cache.
 
-Pure: it is fed with what Dynamo's discovery lists and with the engines' announcements, and does no I/O. Discovery alone decides who is
-alive; an announcement only says what a live replica is. A replica that is alive but has not announced itself is routed to by Dynamo as
-ever and gets no advice.
+Pure: it is fed with what Dynamo's discovery lists and with the engines' announcements, and does no I/O. Discovery alone
+decides who is alive; an announcement only says what a live replica is. A replica that is alive but has not announced
+itself is routed to by Dynamo as ever and gets no advice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Standing(str, Enum):
     NO_STABLE_ID = "no_stable_id"
     """Started without DYN_STABLE_ROUTING_ID: its engine's announcements and reports cannot be told from another's."""
     STABLE_ID_SHARED = "stable_id_shared"
-    """Several live instances carry its stable id, for longer than a restart takes: what is said under that name may be any one's."""
+    """Several live instances carry its stable id, for longer than a restart takes: what is said under that name may be
+    any one's."""
     UNANNOUNCED = "unannounced"
     """No connector has spoken for it (yet)."""
     BLOCK_SIZE_MISMATCH = "block_size_mismatch"
@@ -62,7 +63,8 @@ class ModelView:
     eligible: frozenset[ReplicaKey]
     standing: Standing
     differing: Mapping[ReplicaKey, str] = field(default_factory=dict)
-    """Replicas whose namespace is not the common one, and the first field in which it differs; without a common one all of them."""
+    """Replicas whose namespace is not the common one, and the first field in which it differs; without a common one all
+    of them."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -93,14 +95,16 @@ def _stable(replica: ReplicaKey, card: ReplicaCard) -> StableReplica | None:
 class ReplicaDirectory:
     """Live replicas by instance and by stable id.
 
-    `on_removed(wire_worker_id, dp_rank)` is called once for every name under which donors of a replica that went may be catalogued: its
-    instance id always, its stable worker id only when no other live instance carries it. A restarted worker that is already listed
-    again therefore keeps its donors until its own generation reset clears them.
+    `on_removed(wire_worker_id, dp_rank)` is called once for every name under which donors of a replica that went may be
+    catalogued: its instance id always, its stable worker id only when no other live instance carries it. A restarted
+    worker that is already listed again therefore keeps its donors until its own generation reset clears them.
 
-    `on_present(wire_worker_id, dp_rank, generation)` is called, possibly again and again, for a live replica that has announced its
-    generation. What a replica announced before it went does not count when it comes back: it may be another process by then.
+    `on_present(wire_worker_id, dp_rank, generation)` is called, possibly again and again, for a live replica that has
+    announced its generation. What a replica announced before it went does not count when it comes back: it may be
+    another process by then.
 
-    `on_ranks(wire_worker_id, ranks)` tells which ranks a live worker has by its model card, whenever that changes; none once it is gone.
+    `on_ranks(wire_worker_id, ranks)` tells which ranks a live worker has by its model card, whenever that changes; none
+    once it is gone.
     """
 
     def __init__(
@@ -129,14 +133,15 @@ class ReplicaDirectory:
         """`removed`, `unresolved` and one per Standing that kept a replica from advice."""
 
     def serve_as(self, public_model: str, role: WorkerRole = WorkerRole.UNKNOWN) -> None:
-        """The name under which this router offers the model (requests carry it, whatever the engines call it), and which workers it is in
-        front of. UNKNOWN: any."""
+        """The name under which this router offers the model (requests carry it, whatever the engines call it), and
+        which workers it is in front of. UNKNOWN: any."""
         self._public_model = public_model
         self._role = role
         self._changed()
 
     def fits(self, card: ReplicaCard) -> bool:
-        """Whether a worker does what this router is in front of. One that does not say is taken at Dynamo's word: it is at our endpoint."""
+        """Whether a worker does what this router is in front of. One that does not say is taken at Dynamo's word: it is
+        at our endpoint."""
         return self._role is WorkerRole.UNKNOWN or card.role is self._role or card.role is WorkerRole.UNKNOWN
 
     def update_live(self, live: Mapping[ReplicaKey, ReplicaCard]) -> None:
@@ -174,7 +179,8 @@ class ReplicaDirectory:
             self._changed()
 
     def announce(self, announcement: ReplicaAnnouncement) -> None:
-        """The last announcement of a replica stands, whether or not discovery lists it yet; of a live worker, of the ranks on its card."""
+        """The last announcement of a replica stands, whether or not discovery lists it yet; of a live worker, of the
+        ranks on its card."""
         stable = StableReplica(announcement.stable_routing_id, announcement.dp_rank)
         before = self.announced.get(stable)
         if not self.announced.put(announcement):
@@ -223,7 +229,8 @@ class ReplicaDirectory:
         return replica in self._live
 
     def view_of(self, model: str) -> ModelView:
-        """The namespace all advisable replicas of `model` share. Cached until discovery or an announcement changes something."""
+        """The namespace all advisable replicas of `model` share. Cached until discovery or an announcement changes
+        something."""
         view = self._views.get(model)
         if view is None:
             view = self._view(model)
@@ -238,7 +245,8 @@ class ReplicaDirectory:
         return {replica: self._standing(replica, model) for replica in self._live}
 
     def shown(self) -> dict[ReplicaKey, tuple[Standing, str | None]]:
-        """The standing of every live replica under the name that clients ask for; with NAMESPACE_DIFFERS the first field that differs."""
+        """The standing of every live replica under the name that clients ask for; with NAMESPACE_DIFFERS the first
+        field that differs."""
         found: dict[ReplicaKey, tuple[Standing, str | None]] = {
             replica: (standing, None) for replica, standing in self.standings().items()
         }
@@ -373,7 +381,8 @@ def _weighed(said: ReplicaAnnouncement) -> tuple[object, ...]:
 
 
 def wire_id(stable_routing_id: str) -> int | None:
-    """`stable_worker_id`, or None for an id that our own wire types cannot carry (the worker is then reachable by instance only)."""
+    """`stable_worker_id`, or None for an id that our own wire types cannot carry (the worker is then reachable by
+    instance only)."""
     try:
         return stable_worker_id(check_stable_routing_id(stable_routing_id))
     except ContractError:

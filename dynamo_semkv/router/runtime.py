@@ -1,7 +1,8 @@
 """The edge to Dynamo: with runtime_egress.py the only module of `dynamo_semkv` that imports `dynamo`.
 
-It registers the public model in front of workers that registered with no public endpoint, as `dynamo.thunderagent_router` does, and
-hands each request to a handler that knows nothing of Dynamo. Contracts: runtime_types.py.
+It registers the public model in front of workers that registered with no public endpoint, as
+`dynamo.thunderagent_router` does, and hands each request to a handler that knows nothing of Dynamo. Contracts:
+runtime_types.py.
 
 What it does not know: why a replica was chosen, what a hint says, what was reused.
 """
@@ -54,25 +55,26 @@ from dynamo_semkv.router.runtime_types import (
 logger = logging.getLogger(__name__)
 
 RESPONSE_BUFFER = 16
-"""Chunks Dynamo may hold between its router and us. Not 0: an unbuffered stream of 1.6.1 drops the worker's stream at the first
-terminal chunk, which cuts the other choices of an n > 1 request, books every request as cancelled, makes workers log an ERROR
-when their end of stream comes after it, and turns typed failures into text. The price: a worker learns of a cancellation with its
-next chunk, so during a long prefill only at its end. 1, 16 and 100 measured alike."""
+"""Chunks Dynamo may hold between its router and us. Not 0: an unbuffered stream of 1.6.1 drops the worker's stream at
+the first terminal chunk, which cuts the other choices of an n > 1 request, books every request as cancelled, makes
+workers log an ERROR when their end of stream comes after it, and turns typed failures into text. The price: a worker
+learns of a cancellation with its next chunk, so during a long prefill only at its end. 1, 16 and 100 measured alike."""
 
 
 LATE_ARRIVALS_S = 1.0
 """How long after leaving discovery a frontend may still send us a request."""
 
 LIVE_ROUTE = "semkv/live"
-"""`/engine/semkv/live` of the status server answers as soon as the runtime is there, for startup and liveness probes. Dynamo's own
-`/live` says the same as `/health`, so it fails for as long as the workers load their model."""
+"""`/engine/semkv/live` of the status server answers as soon as the runtime is there, for startup and liveness probes.
+Dynamo's own `/live` says the same as `/health`, so it fails for as long as the workers load their model."""
 
 
 @dataclass(frozen=True)
 class EdgeSettings:
     """Where the workers are, what is offered to clients, and how Dynamo's router behaves.
 
-    `model_name`, `model_path`, the parsers and the context length default to what the workers' card says, so that they are told once.
+    `model_name`, `model_path`, the parsers and the context length default to what the workers' card says, so that they
+    are told once.
     """
 
     worker_endpoint: str = "dynamo.backend.generate"
@@ -82,8 +84,9 @@ class EdgeSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     kv_router: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of Dynamo's KvRouterConfig (router_temperature, overlap_score_credit, ...). `router_replica_sync` is on unless
-    said otherwise: with several router processes behind one name, each would know only its own share of the load."""
+    """Keyword arguments of Dynamo's KvRouterConfig (router_temperature, overlap_score_credit, ...).
+    `router_replica_sync` is on unless said otherwise: with several router processes behind one name, each would know
+    only its own share of the load."""
     load_thresholds: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of Dynamo's LoadThresholdConfig; empty = no admission limit."""
     session_affinity_ttl_s: int | None = None
@@ -107,7 +110,8 @@ class EdgeError(RuntimeError):
 
 
 def runtime_from_env(loop: asyncio.AbstractEventLoop) -> DistributedRuntime:
-    """A DistributedRuntime as Dynamo's own components make it: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, DYN_EVENT_PLANE."""
+    """A DistributedRuntime as Dynamo's own components make it: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE,
+    DYN_EVENT_PLANE."""
     return DistributedRuntime(
         loop, os.environ.get("DYN_DISCOVERY_BACKEND", "etcd"), os.environ.get("DYN_REQUEST_PLANE", "tcp")
     )
@@ -147,13 +151,15 @@ class DynamoEdge:
         self._client = await self._workers.client()
         self._subscriber = FpmEventSubscriber(self._workers)
         self._subscriber.start_tracking()
-        # KvRouter reads the cards once, when it is built, to learn how the engine hashes blocks; so a card must be there first.
+        # KvRouter reads the cards once, when it is built, to learn how the engine hashes blocks; so a card must be
+        # there first.
         waited = False
         while not (live := self._read_cards()) or none_to_place(live.values()):
             if live and not waited:
                 waited = True
                 logger.warning(
-                    "workers of %s compute no prompts so far; waiting for some that do (dynamo.worker_component says where)",
+                    "workers of %s compute no prompts so far; waiting for some that do (dynamo.worker_component says "
+                    "where)",
                     settings.worker_endpoint,
                 )
             if time.monotonic() > deadline:
@@ -177,8 +183,8 @@ class DynamoEdge:
         )
 
     def _role(self) -> WorkerRole:
-        """In front of prefill workers the frontend may not find their own cards under the name that we offer: it would then dispatch to
-        them, and to us, as if we were equals."""
+        """In front of prefill workers the frontend may not find their own cards under the name that we offer: it would
+        then dispatch to them, and to us, as if we were equals."""
         try:
             role = role_before(self._live.values())
         except CardError as error:
@@ -188,7 +194,8 @@ class DynamoEdge:
         if role is WorkerRole.PREFILL and self._settings.offer_model and named in (None, self.card.model):
             raise EdgeError(
                 f"model.name: {named!r}, expected the name that the decode workers offer; the prefill workers of "
-                f"{self._settings.worker_endpoint} need another one (--served-model-name), theirs is {self.card.model!r}"
+                f"{self._settings.worker_endpoint} need another one (--served-model-name), theirs is "
+                f"{self.card.model!r}"
             )
         return role
 
@@ -204,7 +211,8 @@ class DynamoEdge:
     # --- what Dynamo knows -------------------------------------------------------------------------------------------
 
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
-        """Replicas that may be pinned: in discovery, with a usable card, not lost moments ago. At most `cards_s` old."""
+        """Replicas that may be pinned: in discovery, with a usable card, not lost moments ago. At most `cards_s`
+        old."""
         if time.monotonic() - self._cards_read > self._settings.cards_s:
             self._read_cards()
         if not self._suspects:
@@ -223,19 +231,21 @@ class DynamoEdge:
         return self._live
 
     def lost(self, worker_id: int) -> None:
-        """Leave a worker out of `live_replicas` for `suspect_s`: discovery tells of its death only when its lease ends."""
+        """Leave a worker out of `live_replicas` for `suspect_s`: discovery tells of its death only when its lease
+        ends."""
         self._suspects[worker_id] = time.monotonic() + self._settings.suspect_s
 
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
-        """Per replica, before any further prompt. Asked about a prompt, Dynamo adds the same numbers to every replica (its tokens less the
-        device overlap, its blocks), and hashes it once more for that; asked about none it says what is there."""
+        """Per replica, before any further prompt. Asked about a prompt, Dynamo adds the same numbers to every replica
+        (its tokens less the device overlap, its blocks), and hashes it once more for that; asked about none it says
+        what is there."""
         return _loads(await self._kv.get_potential_loads([]))
 
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
-        """Exact overlap per replica and tier, and loads, at once: Dynamo works on a question from the moment it is asked, so there is one
-        wait instead of two."""
+        """Exact overlap per replica and tier, and loads, at once: Dynamo works on a question from the moment it is
+        asked, so there is one wait instead of two."""
         scores = self._kv.get_overlap_scores(
             _ids(token_ids), lora_name=lora_name, include_shared=False, cache_namespace=cache_namespace
         )
@@ -277,9 +287,9 @@ class DynamoEdge:
     ) -> RequestDispatch:
         """Send the request through KvRouter, to `pin` or where Dynamo likes; iterate the result for the chunks.
 
-        `unpinned` is what is sent when the pin is given up (without the hint that was meant for the pinned replica); default: the request.
-        `annotate` is told to the client beside the replica that served, in `engine_data.semkv`. `tokens`: the request's token ids, where
-        the caller has them as an array, which Dynamo reads sooner than a list.
+        `unpinned` is what is sent when the pin is given up (without the hint that was meant for the pinned replica);
+        default: the request. `annotate` is told to the client beside the replica that served, in `engine_data.semkv`.
+        `tokens`: the request's token ids, where the caller has them as an array, which Dynamo reads sooner than a list.
         """
         return RequestDispatch(
             self._generate,
@@ -301,7 +311,8 @@ class DynamoEdge:
         self._public.metrics.register_prometheus_expfmt_callback(exposition)
 
     def expose_route(self, name: str, callback: RouteCallback) -> None:
-        """JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Dynamo asks nobody who they are: the callback must."""
+        """JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Dynamo asks nobody who they are: the
+        callback must."""
         self._runtime.register_engine_route(name, callback)
 
     async def serve(self, generate: Handler, others: Mapping[str, Handler] | None = None) -> None:
@@ -346,7 +357,8 @@ class DynamoEdge:
         prefill = self.role is WorkerRole.PREFILL
         await register_model(
             ModelInput.Tokens,
-            # A prefill tier offers clients nothing: the decode workers' card does, and the frontend sends each prompt here first.
+            # A prefill tier offers clients nothing: the decode workers' card does, and the frontend sends each prompt
+            # here first.
             ModelType.Prefill if prefill else ModelType.Chat | ModelType.Completions,
             self._public,
             settings.model_path or card.source_path,
@@ -370,7 +382,8 @@ class DynamoEdge:
     async def shutdown(self, grace_s: float = 5.0) -> None:
         """Leave discovery, let requests in flight end for `grace_s`, stop.
 
-        For the first part of the grace requests still arrive: the frontends learn of our leaving a little later than we leave.
+        For the first part of the grace requests still arrive: the frontends learn of our leaving a little later than we
+        leave.
         """
         self._runtime.set_health_status(False)
         for endpoint in self._served:
@@ -414,7 +427,8 @@ def _loads(rows: Iterable[Mapping[str, int]]) -> dict[ReplicaKey, RankLoad]:
 
 
 def token_ids_list(request: Request) -> list[int]:
-    """The prompt's token ids as a list, whichever form the request plane used. KvRouter's queries read packed bytes as tokens."""
+    """The prompt's token ids as a list, whichever form the request plane used. KvRouter's queries read packed bytes as
+    tokens."""
     return token_ids_to_list(request.get("token_ids") or [])
 
 

@@ -1,7 +1,8 @@
 """Model cards of the workers -> replicas.
 
-A card is JSON text keyed by worker id. A worker with a card we cannot use is left out and reported once per text: the router must
-not pin to a replica whose ranks or block size it does not know, and Dynamo's own choice still serves the request.
+A card is JSON text keyed by worker id. A worker with a card we cannot use is left out and reported once per text: the
+router must not pin to a replica whose ranks or block size it does not know, and Dynamo's own choice still serves the
+request.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def parse_card(text: str) -> ReplicaCard:
     size = _positive(runtime.get("data_parallel_size", 1))
     if not isinstance(start, int) or isinstance(start, bool) or start < 0 or size is None or start + size > MAX_RANKS:
         raise CardError(
-            f"data_parallel_start_rank {start!r:.100}, data_parallel_size {size!r:.100}: expected ranks in [0, {MAX_RANKS})"
+            f"data_parallel_start_rank {start!r:.100}, data_parallel_size {size!r:.100}: expected ranks in [0, "
+            f"{MAX_RANKS})"
         )
     data = runtime.get("runtime_data")
     taints = runtime.get("taints")
@@ -83,8 +85,9 @@ def _role(value: Any) -> WorkerRole:
 
 
 def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
-    """The role of a router in front of these workers: PREFILL or AGGREGATED, or UNKNOWN where no card says. Decode workers beside
-    aggregated ones are left to Dynamo. CardError where there is nothing that a router of ours could do, or no one thing."""
+    """The role of a router in front of these workers: PREFILL or AGGREGATED, or UNKNOWN where no card says. Decode
+    workers beside aggregated ones are left to Dynamo. CardError where there is nothing that a router of ours could do,
+    or no one thing."""
     roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
     ours = roles & PLACED
     if not roles:
@@ -99,19 +102,22 @@ def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
 
 
 def none_to_place(cards: Iterable[ReplicaCard]) -> bool:
-    """All of these workers say what they do, or some do, and none of it is what a router of ours places: those may be still to come."""
+    """All of these workers say what they do, or some do, and none of it is what a router of ours places: those may be
+    still to come."""
     roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
     return bool(roles) and not roles & PLACED
 
 
 def card_of(cards: Iterable[ReplicaCard], role: WorkerRole) -> ReplicaCard:
-    """The one that speaks for the workers of a role, the first: what is offered is theirs, and not a decode worker's beside them."""
+    """The one that speaks for the workers of a role, the first: what is offered is theirs, and not a decode worker's
+    beside them."""
     known = list(cards)
     return next((card for card in known if card.role is role), known[0])
 
 
 class CardTable:
-    """Cards -> replicas, with each text parsed once. Forgets the texts of workers that are gone, so it stays bounded."""
+    """Cards -> replicas, with each text parsed once. Forgets the texts of workers that are gone, so it stays
+    bounded."""
 
     def __init__(self) -> None:
         self._block_size: int | None = None

@@ -1,14 +1,16 @@
 """One request through Dynamo's KvRouter: pin or not, fall back, forward, tell who served.
 
-The first chunk and the last one of a choice get a closer look; all others are taken from Dynamo's own stream and counted.
+The first chunk and the last one of a choice get a closer look; all others are taken from Dynamo's own stream and
+counted.
 
 Invariants:
 * A pin is (worker, rank), both or none: a worker id alone names no replica when a worker has several ranks.
 * A pin is our advice. When it cannot be followed and no chunk was sent, the request goes to Dynamo's own choice, once.
-* After the first chunk a lost worker is reported as WORKER_LOST: the frontend alone knows what the client already has, so
-  it alone can continue the stream.
-* The frontend books its own attribution: it dispatched to this router, and a `worker_id` from us that differs from it is logged
-  as an ERROR for every request. So the ids are taken out of `routing_data`, and the replica that served is told in `engine_data`.
+* After the first chunk a lost worker is reported as WORKER_LOST: the frontend alone knows what the client already has,
+  so it alone can continue the stream.
+* The frontend books its own attribution: it dispatched to this router, and a `worker_id` from us that differs from it
+  is logged as an ERROR for every request. So the ids are taken out of `routing_data`, and the replica that served is
+  told in `engine_data`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
 
 SERVED_KEY = "semkv"
-"""Key in a chunk's `engine_data` that tells the client which replica served (with nvext.extra_fields ["engine_data"])."""
+"""Key in a chunk's `engine_data` that tells the client which replica served (with nvext.extra_fields
+["engine_data"])."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -54,8 +57,8 @@ def pinned_request(request: Request, pin: ReplicaKey) -> Request:
 
 
 def packed_request(request: Request, tokens: TokenArray) -> Request:
-    """The request with its token ids as one little-endian i32 buffer, which Dynamo reads in a third of the time that a list takes
-    (`dynamo.common.utils.token_ids` says what the form is). As it is where an id needs more than 31 bits."""
+    """The request with its token ids as one little-endian i32 buffer, which Dynamo reads in a third of the time that a
+    list takes (`dynamo.common.utils.token_ids` says what the form is). As it is where an id needs more than 31 bits."""
     if not len(tokens) or int(np.maximum.reduce(tokens)) > _INT32_MAX:
         return request
     return {**request, "token_ids": packed(tokens)}
@@ -169,8 +172,8 @@ class RequestDispatch:
                 try:
                     chunk = await _next(stream)
                 except Exception as error:
-                    # From here the worker has the request. Its verdict on the request itself stands (a retry would only run the
-                    # same request twice); a worker that is gone, or full, has none.
+                    # From here the worker has the request. Its verdict on the request itself stands (a retry would only
+                    # run the same request twice); a worker that is gone, or full, has none.
                     if classify(error) not in (FailureKind.WORKER_LOST, FailureKind.OVERLOADED, FailureKind.NO_WORKER):
                         raise self._failed(error) from error
                     self._give_up_pin(error)
@@ -222,7 +225,8 @@ class RequestDispatch:
         self._tell(chunk)
 
     def _tell(self, chunk: Chunk) -> None:
-        """Put who served into the chunk's engine_data (the unary response keeps the last chunk's, a stream shows the first's)."""
+        """Put who served into the chunk's engine_data (the unary response keeps the last chunk's, a stream shows the
+        first's)."""
         if self.replica is None:
             return
         engine_data = chunk.get("engine_data")

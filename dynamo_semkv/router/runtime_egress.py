@@ -1,4 +1,5 @@
-"""How an endpoint of ours answers: push egress, typed failures, cancellation. Imports `dynamo` for its exceptions only."""
+"""How an endpoint of ours answers: push egress, typed failures, cancellation. Imports `dynamo` for its exceptions
+only."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ class Inflight:
 def dynamo_error(failure: RequestFailed) -> Exception:
     """What to raise so that the frontend does the right thing.
 
-    `Disconnected` is the one that makes it continue the request elsewhere and leaves this router in rotation; `EngineShutdown` and
-    `StreamIncomplete` take the router out for five seconds, and an untyped ValueError is taken for the client's fault.
+    `Disconnected` is the one that makes it continue the request elsewhere and leaves this router in rotation;
+    `EngineShutdown` and `StreamIncomplete` take the router out for five seconds, and an untyped ValueError is taken for
+    the client's fault.
     """
     text = str(failure)
     if failure.kind in (FailureKind.WORKER_LOST, FailureKind.NO_WORKER):
@@ -49,8 +51,9 @@ def dynamo_error(failure: RequestFailed) -> Exception:
 
 
 def adapter(inflight: Inflight, handler: Handler) -> Callable[..., AsyncIterator[Chunk]]:
-    """A Dynamo handler. Its parameter `response_sender` is what makes Dynamo use push egress, which costs one crossing into
-    Python per request and not one per chunk; without a sender (in-process and health-check calls) Dynamo pulls instead.
+    """A Dynamo handler. Its parameter `response_sender` is what makes Dynamo use push egress, which costs one crossing
+    into Python per request and not one per chunk; without a sender (in-process and health-check calls) Dynamo pulls
+    instead.
     """
 
     def serve(request: Request, context: Any = None, response_sender: Any = None) -> AsyncIterator[Chunk]:
@@ -106,7 +109,8 @@ async def _push(
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-    # Only on success: an exception that leaves this generator ends the stream typed, close_with_error would flatten it to text.
+    # Only on success: an exception that leaves this generator ends the stream typed, close_with_error would flatten it
+    # to text.
     response_sender.close()
     return
     yield {}  # type: ignore[unreachable]  # makes this an async generator, which is what Dynamo drives; it never yields

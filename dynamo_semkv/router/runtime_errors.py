@@ -1,8 +1,8 @@
 """What can go wrong between us and a worker, as a closed set, and how Dynamo's exceptions are read.
 
-Dynamo's KvRouter raises most failures as plain `Exception` or `ValueError` whose text starts with the class of its semantic error
-("Unavailable: ...", "InvalidRequest: ..."); only a buffered stream raises typed ones. So the text is parsed here, in one place, and
-everything else in the router works with `FailureKind`.
+Dynamo's KvRouter raises most failures as plain `Exception` or `ValueError` whose text starts with the class of its
+semantic error ("Unavailable: ...", "InvalidRequest: ..."); only a buffered stream raises typed ones. So the text is
+parsed here, in one place, and everything else in the router works with `FailureKind`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def message(error: BaseException) -> str:
 
 
 class RequestFailed(Exception):
-    """A request that cannot go on here. `kind` decides what Dynamo's frontend is told; the cause is the original failure."""
+    """A request that cannot go on here. `kind` decides what Dynamo's frontend is told; the cause is the original
+    failure."""
 
     def __init__(self, kind: FailureKind, text: str) -> None:
         super().__init__(text)

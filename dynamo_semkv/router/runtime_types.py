@@ -24,8 +24,8 @@ Chunk = dict[str, Any]
 class RankOverlap(NamedTuple):
     """Exact prefix blocks of a prompt that Dynamo's index holds for one replica.
 
-    `host_pinned_extension` and `disk_extension` count blocks beyond the device prefix (then beyond the host prefix); they
-    are not Dynamo's cumulative `host_pinned_blocks` and `disk_blocks`.
+    `host_pinned_extension` and `disk_extension` count blocks beyond the device prefix (then beyond the host prefix);
+    they are not Dynamo's cumulative `host_pinned_blocks` and `disk_blocks`.
     """
 
     device: int
@@ -38,7 +38,8 @@ class RankOverlap(NamedTuple):
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """Exact overlap of one prompt with the replicas that Dynamo knows. Blocks are full blocks of `block_size` tokens."""
+    """Exact overlap of one prompt with the replicas that Dynamo knows. Blocks are full blocks of `block_size`
+    tokens."""
 
     block_size: int
     prompt_blocks: int
@@ -47,7 +48,8 @@ class Overlap(msgspec.Struct, frozen=True):
 
 
 class RankLoad(NamedTuple):
-    """What one replica carries (Dynamo's own bookings: of this router process, and of those it is synchronized with)."""
+    """What one replica carries (Dynamo's own bookings: of this router process, and of those it is synchronized
+    with)."""
 
     prefill_tokens: int
     """Of prompts that are not computed yet."""
@@ -57,7 +59,8 @@ class RankLoad(NamedTuple):
 
 
 class WorkerRole(str, Enum):
-    """Which part of a request a worker does, as its model card says (`worker_type`). Closed; a word that is not here is UNKNOWN."""
+    """Which part of a request a worker does, as its model card says (`worker_type`). Closed; a word that is not here is
+    UNKNOWN."""
 
     AGGREGATED = "aggregated"
     PREFILL = "prefill"
@@ -87,7 +90,8 @@ class ReplicaCard:
     runtime_data: Mapping[str, Any] = field(default_factory=dict)
     role: WorkerRole = WorkerRole.UNKNOWN
     taints: frozenset[str] = frozenset()
-    """What a request's `routing_constraints` ask for; Dynamo adds those of the topology (`dynamo.topology/...`) itself."""
+    """What a request's `routing_constraints` ask for; Dynamo adds those of the topology (`dynamo.topology/...`)
+    itself."""
 
 
 class Choice(NamedTuple):
@@ -100,8 +104,8 @@ class Choice(NamedTuple):
 class CallContext(msgspec.Struct, frozen=True):
     """One call of one of our endpoints.
 
-    `request_id` is the frontend's (`chatcmpl-<id>`); it is the same for every migration attempt, so it is no attempt id. Dynamo gives the
-    worker another id. `metadata` are the client's `x-dynamo-meta-*` headers.
+    `request_id` is the frontend's (`chatcmpl-<id>`); it is the same for every migration attempt, so it is no attempt
+    id. Dynamo gives the worker another id. `metadata` are the client's `x-dynamo-meta-*` headers.
     """
 
     request_id: str
@@ -109,8 +113,8 @@ class CallContext(msgspec.Struct, frozen=True):
     traceparent: str | None
     is_stopped: Callable[[], bool]
     send: Callable[[Chunk], None] | None = None
-    """Where the chunks go, for a handler that sends them itself and yields none: a generator between Dynamo's stream and its client costs
-    each chunk two turns more. RuntimeError: the client has gone."""
+    """Where the chunks go, for a handler that sends them itself and yields none: a generator between Dynamo's stream
+    and its client costs each chunk two turns more. RuntimeError: the client has gone."""
 
 
 class ChunkStream(Protocol):
@@ -130,7 +134,8 @@ class Dispatch(Protocol):
     pinned: bool
     """Whether the attempt that served was pinned by us."""
     fallback: str | None
-    """Why the pin was given up and Dynamo chose (the value of a `FailureKind`); None when the pin held or none was asked."""
+    """Why the pin was given up and Dynamo chose (the value of a `FailureKind`); None when the pin held or none was
+    asked."""
     chunks: int
     finish_reason: str | None
     engine_data: Mapping[str, Any] | None
@@ -152,7 +157,8 @@ class Dispatch(Protocol):
 
 
 class Handler(Protocol):
-    """One of our endpoints: a request in, chunks out. Raises `RequestFailed` kinds or lets the dispatch's own through."""
+    """One of our endpoints: a request in, chunks out. Raises `RequestFailed` kinds or lets the dispatch's own
+    through."""
 
     def __call__(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]: ...
 

@@ -1,4 +1,5 @@
-"""Which Dynamo this was written against and tested with, and what is said about another. Pure but for reading what is installed."""
+"""Which Dynamo this was written against and tested with, and what is said about another. Pure but for reading what is
+installed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from importlib import metadata
 
 DISTRIBUTION = "ai-dynamo-runtime"
 OLDEST, NEWEST = (1, 6, 1), (1, 6)
-"""The first release that has what the edge calls, and the minor release that is tested: later patches of it are expected to work."""
+"""The first release that has what the edge calls, and the minor release that is tested: later patches of it are
+expected to work."""
 
 
 def installed() -> str | None:
@@ -19,7 +21,8 @@ def installed() -> str | None:
 
 
 def verdict(version: str | None) -> tuple[bool, str | None]:
-    """(may it serve, what to tell the operator). An older runtime lacks calls that requests need; a newer one may have changed them."""
+    """(may it serve, what to tell the operator). An older runtime lacks calls that requests need; a newer one may have
+    changed them."""
     supported = f"tested with {'.'.join(map(str, OLDEST))} and meant for {'.'.join(map(str, NEWEST))}.x"
     if version is None:
         return True, f"{DISTRIBUTION} is there without a version; this release is {supported}"
@@ -30,7 +33,8 @@ def verdict(version: str | None) -> tuple[bool, str | None]:
     if parts < OLDEST:
         return (
             False,
-            f"{DISTRIBUTION} {version} is too old: this release is {supported}. Remedy: pip install {DISTRIBUTION}==1.6.1",
+            f"{DISTRIBUTION} {version} is too old: this release is {supported}. Remedy: pip install "
+            f"{DISTRIBUTION}==1.6.1",
         )
     if parts[:2] > NEWEST:
         return (

@@ -4,8 +4,8 @@
 
 Invariants:
 * The client's request never depends on us: what fails or is late here ends in Dynamo's own choice, counted by reason.
-* A route is opened at most once an attempt and, once opened, observed exactly once, whatever ends it, cancellation at any await
-  included (ai-dynamo/dynamo#12315).
+* A route is opened at most once an attempt and, once opened, observed exactly once, whatever ends it, cancellation at
+  any await included (ai-dynamo/dynamo#12315).
 * Nothing is done per chunk but forwarding.
 """
 
@@ -138,8 +138,8 @@ class RouterService:
         self._config, self._config_hash = config, config_hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
-        """The chunks of one attempt, yielded or sent (`CallContext.send`). Raises RequestFailed as the dispatch does, and ClientGone where
-        one cannot be sent; nothing of ours."""
+        """The chunks of one attempt, yielded or sent (`CallContext.send`). Raises RequestFailed as the dispatch does,
+        and ClientGone where one cannot be sent; nothing of ours."""
         arrived = self._monotonic()
         if not isinstance(request, Mapping):
             raise RequestFailed(
@@ -189,8 +189,8 @@ class RouterService:
             await dispatch.close()
 
     def _begun(self, route: _Route, dispatch: Dispatch, chunk: Chunk) -> None:
-        """The first chunk is there, and says who serves. dynamo.trtllm tells of a request that its engine refuses in a chunk with an error
-        and no tokens: that is no first token."""
+        """The first chunk is there, and says who serves. dynamo.trtllm tells of a request that its engine refuses in a
+        chunk with an error and no tokens: that is no first token."""
         if chunk.get("token_ids") or dispatch.finish_reason != "error":
             route.first_at = self._monotonic()
         route.served = self._stable(dispatch.replica)
@@ -200,7 +200,8 @@ class RouterService:
     def _depart(
         self, request: Request, call: CallContext, advice: Advice | None, arrived: float, config_hash: str
     ) -> tuple[Dispatch, _Route | None]:
-        """Hint, prepare the dispatch, record. The dispatch starts with its first chunk, so the record is written before it."""
+        """Hint, prepare the dispatch, record. The dispatch starts with its first chunk, so the record is written before
+        it."""
         route: _Route | None = None
         try:
             if advice is not None:
@@ -232,8 +233,8 @@ class RouterService:
         return Prepared(route_id, hinted, advice, pinned, hint)
 
     def hand_over(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared | None:
-        """`prepare` for somebody else who dispatches: the route ends here, its report alone says what became of it. None: a fault of ours,
-        counted; there is no advice then."""
+        """`prepare` for somebody else who dispatches: the route ends here, its report alone says what became of it.
+        None: a fault of ours, counted; there is no advice then."""
         try:
             prepared = self.prepare(request, call, advice, config_hash)
         except Exception as error:  # noqa: BLE001 - no advice is an answer too; counted and logged
@@ -250,9 +251,9 @@ class RouterService:
     def _hint(
         self, request: Request, call: CallContext, advice: Advice, route_id: RouteId, pinned: StableReplica | None
     ) -> tuple[Request, Advice, KvHintsEnvelope | None]:
-        """The request with the envelope in its `extra_args`; it also goes over the bus to the pinned replica's connector. Without an
-        envelope, or with `extra_args` that cannot carry it and a bus that did not take it, the advice says so: what was not hinted is not
-        counted as hinted."""
+        """The request with the envelope in its `extra_args`; it also goes over the bus to the pinned replica's
+        connector. Without an envelope, or with `extra_args` that cannot carry it and a bus that did not take it, the
+        advice says so: what was not hinted is not counted as hinted."""
         envelope = self._envelope(advice, route_id, call.traceparent) if pinned is not None else None
         if envelope is None or pinned is None:
             return request, _unhinted(advice), None
@@ -353,15 +354,16 @@ def _unhinted(advice: Advice) -> Advice:
 
 
 def is_spent(request: Request) -> bool:
-    """A worker or router died behind the last token and before the end of the stream: the frontend continues the request with nothing left
-    to generate, which engines refuse. The answer is complete; it only has to be ended."""
+    """A worker or router died behind the last token and before the end of the stream: the frontend continues the
+    request with nothing left to generate, which engines refuse. The answer is complete; it only has to be ended."""
     stop = request.get("stop_conditions")
     tokens = stop.get("max_tokens") if isinstance(stop, Mapping) else None
     return isinstance(tokens, int) and not isinstance(tokens, bool) and tokens == 0
 
 
 def _failed_end(kind: FailureKind, dispatch: Dispatch) -> str:
-    """How a stream that failed ended. Before its first chunk, and unless a worker was lost that may have run it, nobody had the request."""
+    """How a stream that failed ended. Before its first chunk, and unless a worker was lost that may have run it, nobody
+    had the request."""
     if kind is FailureKind.NO_WORKER and dispatch.chunks == 0 and dispatch.fallback != FailureKind.WORKER_LOST.value:
         return NO_WORKER
     return _ENDS.get(kind, "error")
@@ -375,13 +377,15 @@ def _end_of(dispatch: Dispatch, call: CallContext) -> str:
 
 
 def output_tokens(dispatch: Dispatch) -> int:
-    """As the engine counts; for a stream that was cut, the chunks that came (workers send one or more tokens in each)."""
+    """As the engine counts; for a stream that was cut, the chunks that came (workers send one or more tokens in
+    each)."""
     count = (dispatch.usage or {}).get("completion_tokens")
     return count if isinstance(count, int) else dispatch.chunks
 
 
 def engine_cached_tokens(dispatch: Dispatch) -> int | None:
-    """The engine's own count of prompt tokens it did not compute: dynamo.trtllm's `engine_data.kv_cache_hit`, else the usage."""
+    """The engine's own count of prompt tokens it did not compute: dynamo.trtllm's `engine_data.kv_cache_hit`, else the
+    usage."""
     hit = (dispatch.engine_data or {}).get("kv_cache_hit")
     count = hit.get("reused_tokens") if isinstance(hit, Mapping) else None
     if not isinstance(count, int):

@@ -1,7 +1,9 @@
-"""Which stable ids several live instances carry at once: for some seconds a restart, a misconfiguration if it stays. Pure.
+"""Which stable ids several live instances carry at once: for some seconds a restart, a misconfiguration if it stays.
+Pure.
 
-Two engines with one `DYN_STABLE_ROUTING_ID` announce themselves, register donors, report and get hints under one name, so nobody can tell
-whose KV is meant. The id of another rank is another name: ranks of one worker share its stable id by design.
+Two engines with one `DYN_STABLE_ROUTING_ID` announce themselves, register donors, report and get hints under one name,
+so nobody can tell whose KV is meant. The id of another rank is another name: ranks of one worker share its stable id by
+design.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 20.0
-"""How long a killed worker may stay listed beside the one that took its place: Dynamo's lease is 10 s, and its end was seen after 13 s."""
+"""How long a killed worker may stay listed beside the one that took its place: Dynamo's lease is 10 s, and its end was
+seen after 13 s."""
 
 
 class SharedIds:
@@ -40,14 +43,15 @@ class SharedIds:
             for stable, workers in shared.items()
         }
         before = self._lasting
-        # The second of them counts: a worker that dies again and again is always seen beside its last life, which is another each time.
+        # The second of them counts: a worker that dies again and again is always seen beside its last life, which is
+        # another each time.
         self._lasting = frozenset(
             stable for stable, seen in self._since.items() if now - sorted(seen.values())[1] >= RESTART_SECONDS
         )
         for stable in sorted(self._lasting - before):
             logger.warning(
-                "stable id %s, rank %d, is carried by the instances %s at once: no advice for them until each worker has a "
-                "DYN_STABLE_ROUTING_ID of its own",
+                "stable id %s, rank %d, is carried by the instances %s at once: no advice for them until each worker "
+                "has a DYN_STABLE_ROUTING_ID of its own",
                 *stable,
                 ", ".join(map(str, sorted(shared[stable]))),
             )

@@ -1,6 +1,6 @@
 """Spans around the stages of one request, so that no stage holds a span. Installed only when spans go somewhere.
 
-    TracedHandler(service.handle, tracing)   the route's span, child of the frontend's context; everything behind it sees its context
+    TracedHandler(service.handle, tracing)   the route's span, child of the frontend's context, seen by all behind it
     TracedEdge(edge, tracing)                exact overlap and load
     TracedLookup(runner, tracing)            donor lookup
     TracedAdvisor(advisor, tracing)          score: what is left of advising once evidence and load are known
@@ -8,7 +8,8 @@
     TracedJournal(journal, tracing)          dispatch: between the two records of a route
     TracedHistory(history, tracing, router)  the outcome, when it is known
 
-A stage that is over is recorded with the times it took; nothing is done per chunk. A fault of a span never reaches the stage in it.
+A stage that is over is recorded with the times it took; nothing is done per chunk. A fault of a span never reaches the
+stage in it.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class TracedHandler:
                 _guarded(lambda: self._tracing.end(trace.span, error=error))
 
     def _begin(self, request: Request, call: CallContext) -> tuple[_Trace | None, CallContext]:
-        """The call carries the route's own context from here on: the records and the hint take it along, so the connector's spans find
-        their parent."""
+        """The call carries the route's own context from here on: the records and the hint take it along, so the
+        connector's spans find their parent."""
         try:
             model = request.get("model")
             attributes = {

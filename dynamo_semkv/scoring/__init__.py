@@ -1,1 +1,2 @@
-"""Scoring: filters, scorers in [0, 1], and one sum in one unit, tokens of prefill saved. Pure; weights come from the configuration."""
+"""Scoring: filters, scorers in [0, 1], and one sum in one unit, tokens of prefill saved. Pure; weights come from the
+configuration."""

@@ -10,8 +10,8 @@ from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
-    """All token counts are tokens of this prompt, except the queue. Raises ContractError for a negative count. A Struct, because every
-    request makes one for every replica: a frozen dataclass takes five times as long."""
+    """All token counts are tokens of this prompt, except the queue. Raises ContractError for a negative count. A
+    Struct, because every request makes one for every replica: a frozen dataclass takes five times as long."""
 
     replica: ReplicaKey
     stable: StableReplica | None = None

@@ -6,7 +6,8 @@
           - decode_weight x tokens of KV that running requests hold above the replica with the fewest
           + what scorers of somebody else say (scoring/extra.py)
 
-`share` and `saving` are the Credit's: of such a claim on this replica, what the backend confirms, and what a confirmed token spares.
+`share` and `saving` are the Credit's: of such a claim on this replica, what the backend confirms, and what a confirmed
+token spares.
 
 The sheet proposes; whether it is worth acting on is the gate's business, and Dynamo routes.
 """
@@ -41,7 +42,8 @@ class SheetReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One term of the sum: the scorer's value in [0, 1], and the expected tokens that it stands for (negative for load)."""
+    """One term of the sum: the scorer's value in [0, 1], and the expected tokens that it stands for (negative for
+    load)."""
 
     name: str
     share: float
@@ -69,8 +71,8 @@ class ScoreRow(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """`device`, `host`, `disk`, `donor`, `load`, `decode` and what extra scorers are called; their values add up to `total`. Made
-        when somebody looks: a decision needs none of them."""
+        """`device`, `host`, `disk`, `donor`, `load`, `decode` and what extra scorers are called; their values add up to
+        `total`. Made when somebody looks: a decision needs none of them."""
         view, at = self.view, self.situation
         found = [
             Part(name, scorer(view, self.match, at), value)
@@ -103,8 +105,9 @@ def choose(
     *,
     block_size: int = 0,
 ) -> ScoreSheet:
-    """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`. `credit` None: the
-    prior of `config`. `block_size`: tokens in a KV block; 0: unknown, and what running requests hold costs nothing.
+    """Independent of the order of `views` and `matches`. Equal totals are spread over the replicas by `seed_material`.
+    `credit` None: the prior of `config`. `block_size`: tokens in a KV block; 0: unknown, and what running requests hold
+    costs nothing.
 
     Raises ContractError when two views name one replica: which of them is true is not for us to guess.
     """

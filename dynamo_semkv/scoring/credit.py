@@ -1,9 +1,10 @@
-"""Credit: what a claim on a replica is worth, as two shares. What was learned of them comes from outside; without, the configuration.
+"""Credit: what a claim on a replica is worth, as two shares. What was learned of them comes from outside; without, the
+configuration.
 
     value of a claim = tokens x share x saving
 
-`share` is P(materialize): of the tokens that such a match claims, how many the backend confirms. `saving`: what part of its prefill a
-confirmed token spares, after the cost of loading it from its tier.
+`share` is P(materialize): of the tokens that such a match claims, how many the backend confirms. `saving`: what part of
+its prefill a confirmed token spares, after the cost of loading it from its tier.
 """
 
 from __future__ import annotations
@@ -67,5 +68,6 @@ _MODES = {mode.value: mode for mode in Materialization}
 
 
 def mode_of(said: str | None) -> Materialization:
-    """As an announcement or a route event names it; what an older or newer peer says otherwise counts as exact, the mode of nearly all."""
+    """As an announcement or a route event names it; what an older or newer peer says otherwise counts as exact, the
+    mode of nearly all."""
     return _MODES.get(said, Materialization.EXACT) if said is not None else Materialization.EXACT

@@ -1,7 +1,7 @@
 """What one donor is worth on one replica, beyond what Dynamo knows to be there exactly.
 
-A count of tokens is an integer and a fact or a claim; a value is a float of *expected* tokens of prefill saved. They are different types,
-so that a tier-weighted score can never be used as a block count (llm-d/llm-d-router P #2091).
+A count of tokens is an integer and a fact or a claim; a value is a float of *expected* tokens of prefill saved. They
+are different types, so that a tier-weighted score can never be used as a block count (llm-d/llm-d-router P #2091).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class DonorValue(NamedTuple):
     beyond_exact: TokenValue
     """What it adds to the exact prefix that Dynamo reports on the replica."""
     explains: TokenValue
-    """`beyond_exact` and the host and disk tokens that it is evidence for as well: who names the reason when nothing is added."""
+    """`beyond_exact` and the host and disk tokens that it is evidence for as well: who names the reason when nothing is
+    added."""
     claimed_tokens: int
     """Tokens that it claims beyond the device prefix. A claim, not an expectation."""
     proven_tokens: int
@@ -58,8 +59,9 @@ def donor_value(
     credit: Credit,
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue:
-    """The proven prefix counts with the credit of exact matches, the rest of the claim with that of semantic ones: an exact engine can load
-    the first and will decline the second, whichever of the two gave the match its type. `exact_values`: those of the view."""
+    """The proven prefix counts with the credit of exact matches, the rest of the claim with that of semantic ones: an
+    exact engine can load the first and will decline the second, whichever of the two gave the match its type.
+    `exact_values`: those of the view."""
     reusable = min(match.reusable_token_count, input_tokens)
     prefix = min(match.exact_prefix_tokens, input_tokens)
     exact = view.exact_tokens

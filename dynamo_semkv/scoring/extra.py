@@ -1,8 +1,9 @@
 """Scorers of somebody else beside ours: one number a replica, in the sheet's own unit.
 
-An extra scorer may raise, or answer what is no number: it then says nothing of that replica, and `on_fault` is told. It is called in the
-event loop, once for each replica of each request that is weighed, so it computes and never waits. One that takes long says nothing of any
-replica, and is put aside for a while: every stream of the router stands still as long as it does.
+An extra scorer may raise, or answer what is no number: it then says nothing of that replica, and `on_fault` is told. It
+is called in the event loop, once for each replica of each request that is weighed, so it computes and never waits. One
+that takes long says nothing of any replica, and is put aside for a while: every stream of the router stands still as
+long as it does.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class ExtraScorer(Protocol):
         ...
 
     def tokens(self, view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> float:
-        """Tokens of prefill that it is worth to serve the request on this replica (negative: that it costs). `match`: the strongest
-        evidence there. At most the length of the prompt counts, either way."""
+        """Tokens of prefill that it is worth to serve the request on this replica (negative: that it costs). `match`:
+        the strongest evidence there. At most the length of the prompt counts, either way."""
         ...
 
 
@@ -42,7 +43,8 @@ class ScorerSlow(Exception):
 
 
 class GuardedScorer:
-    """What an extra scorer says, made safe: finite, bounded by the prompt, 0 for a fault, and nothing at all where it is slow."""
+    """What an extra scorer says, made safe: finite, bounded by the prompt, 0 for a fault, and nothing at all where it
+    is slow."""
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class GuardedScorer:
     def values(
         self, views: Sequence[ReplicaView], matches: Sequence[SemanticTrtMatch | None], at: Situation
     ) -> list[TokenValue]:
-        """One a view, `matches` beside them. All 0 while it is put aside, or where it ran out of its budget half way: replicas that it
-        had no time for would be compared with those that it had."""
+        """One a view, `matches` beside them. All 0 while it is put aside, or where it ran out of its budget half way:
+        replicas that it had no time for would be compared with those that it had."""
         nothing = [TokenValue(0.0)] * len(views)
         if not self._breaker.allow():
             return nothing

@@ -18,7 +18,8 @@ class FilteredBy(str, Enum):
 
 
 def filtered_by(view: ReplicaView) -> FilteredBy | None:
-    """The first objection. What never changes for a request comes first: the reason that is told is then the one that stays."""
+    """The first objection. What never changes for a request comes first: the reason that is told is then the one that
+    stays."""
     if view.wrong_role:
         return FilteredBy.WRONG_ROLE
     if view.not_allowed:

@@ -1,4 +1,5 @@
-"""Scorers: plain callables from a replica to [0, 1], without weights. They explain a row; the sum is made of token values."""
+"""Scorers: plain callables from a replica to [0, 1], without weights. They explain a row; the sum is made of token
+values."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def load(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> fl
 
 
 def decode(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> float:
-    """As `load`, of the KV that running requests hold: each of their steps reads it, and a new request waits for theirs."""
+    """As `load`, of the KV that running requests hold: each of their steps reads it, and a new request waits for
+    theirs."""
     return 1.0 / (1.0 + at.excess_active(view) / max(1, at.input_tokens))
 
 

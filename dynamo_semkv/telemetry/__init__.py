@@ -1,5 +1,6 @@
-"""What both sides say about themselves: names of spans and attributes, trace context, the OTLP exporter, log lines and their
-throttle, connector metrics.
+"""What both sides say about themselves: names of spans and attributes, trace context, the OTLP exporter, log lines and
+their throttle, connector metrics.
 
-It lies below the bus, so that router and connector share one names file and one catalogue. Nothing here knows a request's content.
+It lies below the bus, so that router and connector share one names file and one catalogue. Nothing here knows a
+request's content.
 """

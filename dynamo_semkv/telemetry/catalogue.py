@@ -1,12 +1,13 @@
-"""The metrics of both sides that the router's state does not hold: spans, and everything that a connector says about itself.
+"""The metrics of both sides that the router's state does not hold: spans, and what a connector says about itself.
 
-Label values come from the closed sets of `label_sets.py`. Every series of a connector has `dp_rank`. Through a Dynamo worker's status
-server Dynamo adds its own labels (dynamo_namespace, dynamo_component, dynamo_endpoint, worker_id in hex, model).
+Label values come from the closed sets of `label_sets.py`. Every series of a connector has `dp_rank`. Through a Dynamo
+worker's status server Dynamo adds its own labels (dynamo_namespace, dynamo_component, dynamo_endpoint, worker_id in
+hex, model).
 """
 
 from __future__ import annotations
 
-from dynamo_semkv.telemetry.metric_spec import MetricSpec
+from dynamo_semkv.telemetry.metric_spec import SPANS, MetricSpec
 
 _RANK = ("dp_rank",)
 _FAST = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -20,16 +21,6 @@ def _connector(name: str, kind: str, unit: str, labels: tuple[str, ...], meaning
 def _seconds(name: str, meaning: str, usage: str, buckets: tuple[float, ...]) -> MetricSpec:
     return MetricSpec(f"semkv_connector_{name}_seconds", "histogram", "seconds", _RANK, meaning, usage, buckets)
 
-
-SPANS = MetricSpec(
-    "semkv_spans_total",
-    "counter",
-    "spans",
-    ("state",),
-    "Spans made by this router, exported, or lost because the collector did not take them. No series when no spans are made.",
-    "`failed` rising: the collector is away, or the endpoint is wrong. `ended` far above the other two for long: the queue is full, raise "
-    "OTEL_BSP_MAX_QUEUE_SIZE or sample.",
-)
 
 INFO = _connector(
     "info",
@@ -46,8 +37,8 @@ TOKENS = _connector(
     "tokens",
     ("step",),
     "Tokens of reported attempts by how far they came; only `confirmed` is reuse.",
-    "`honoured` below `offered`: the engine took less than it was offered. `copied` below `honoured`: copies fail. `confirmed` below "
-    "`copied`: requests are cancelled between the copy and their forward pass.",
+    "`honoured` below `offered`: the engine took less than it was offered. `copied` below `honoured`: copies fail. "
+    "`confirmed` below `copied`: requests are cancelled between the copy and their forward pass.",
 )
 OUTCOMES = _connector(
     "outcome_total",
@@ -62,7 +53,8 @@ ATTEMPTS = _connector(
     "counter",
     "attempts",
     ("event",),
-    "Questions of the engine, those put again before a batch, those put again after their pages were taken away, and ends.",
+    "Questions of the engine, those put again before a batch, those put again after their pages were taken away, and "
+    "ends.",
     "`replayed` rising: the engine runs out of pages and takes them away from requests that run.",
 )
 OPEN_ATTEMPTS = _connector(
@@ -124,13 +116,15 @@ LEASES = _connector(
 ASK_SECONDS = _seconds(
     "ask",
     "How long the engine's scheduler waited for an offer.",
-    "The engine stands still for as long: above a few milliseconds, prompts are very long or the machine is short of cores.",
+    "The engine stands still for as long: above a few milliseconds, prompts are very long or the machine is short of "
+    "cores.",
     _FAST,
 )
 BUILD_SECONDS = _seconds(
     "build_metadata",
     "How long the engine's scheduler waited for the metadata of a batch: offers bound to pages, copies ordered.",
-    "Once an iteration, so it is a tax on every token: above a few milliseconds, batches are very wide or the machine is short of cores.",
+    "Once an iteration, so it is a tax on every token: above a few milliseconds, batches are very wide or the machine "
+    "is short of cores.",
     _FAST,
 )
 LOAD_SECONDS = _seconds(
@@ -151,14 +145,16 @@ COPIED_BLOCKS = _connector(
     "blocks",
     ("direction",),
     "Blocks copied from host memory to the engine's pages, and from there to host memory.",
-    "`saved` far above `loaded`: the workload seldom repeats what it left; semkv_connector_tokens_total says what reuse there is.",
+    "`saved` far above `loaded`: the workload seldom repeats what it left; semkv_connector_tokens_total says what "
+    "reuse there is.",
 )
 SLAB_BLOCKS = _connector(
     "slab_blocks",
     "gauge",
     "blocks",
     ("state",),
-    "Slots of the host slab: free, resident (may be offered), pending (being saved), retired (removed, and still being read).",
+    "Slots of the host slab: free, resident (may be offered), pending (being saved), retired (removed, and still being "
+    "read).",
     "`free` at zero is normal; see semkv_connector_evicted_blocks_total for whether it is too small.",
 )
 LEASED_BLOCKS = _connector(
@@ -166,7 +162,8 @@ LEASED_BLOCKS = _connector(
     "gauge",
     "blocks",
     (),
-    "Blocks of the slab that are promised or being read, and those before them in their prompts: none of them can be evicted.",
+    "Blocks of the slab that are promised or being read, and those before them in their prompts: none of them can be "
+    "evicted.",
     "Near the number of slots: offers hold the slab; lower connector.max_leases or raise connector.slab_bytes.",
 )
 EVICTED = _connector(
@@ -175,15 +172,18 @@ EVICTED = _connector(
     "blocks",
     (),
     "Blocks that left the slab for others.",
-    "As fast as semkv_connector_save_events_total{event=admitted}: the slab is smaller than the working set, raise connector.slab_bytes.",
+    "As fast as semkv_connector_save_events_total{event=admitted}: the slab is smaller than the working set, raise "
+    "connector.slab_bytes.",
 )
 EVICTED_TWINS = _connector(
     "evicted_device_copies_total",
     "counter",
     "blocks",
     (),
-    "Of the evicted blocks, those that went before older ones because the device held them too, by the engine's KV cache events.",
-    "Most of semkv_connector_evicted_blocks_total: the slab holds little that the device does not; raise connector.slab_bytes.",
+    "Of the evicted blocks, those that went before older ones because the device held them too, by the engine's KV "
+    "cache events.",
+    "Most of semkv_connector_evicted_blocks_total: the slab holds little that the device does not; raise "
+    "connector.slab_bytes.",
 )
 REFUSED_BLOCKS = _connector(
     "refused_blocks_total",
@@ -206,8 +206,8 @@ SAVES = _connector(
     "counter",
     "events",
     ("event",),
-    "Saving: blocks that were ordered, there already, without a slot, admitted, withdrawn, failed or reported too early; and requests of "
-    "which a page was missing, a window had passed, or the chain was evicted.",
+    "Saving: blocks that were ordered, there already, without a slot, admitted, withdrawn, failed or reported too "
+    "early; and requests of which a page was missing, a window had passed, or the chain was evicted.",
     "`failed`: read this worker's log. `no_slot`, `chain_evicted`: raise connector.slab_bytes.",
 )
 CHECKS = _connector(
@@ -240,8 +240,8 @@ DISK_CHANGES = _connector(
     "events",
     ("event",),
     "Blocks written behind and staged back into host memory, wishes for them, and what became of both.",
-    "`spill_dropped`: the disk does not keep up. `stage_failed`: see semkv_connector_disk_files_total. `no_slot`: the slab is too small "
-    "to stage into, raise connector.slab_bytes.",
+    "`spill_dropped`: the disk does not keep up. `stage_failed`: see semkv_connector_disk_files_total. `no_slot`: the "
+    "slab is too small to stage into, raise connector.slab_bytes.",
 )
 DISK_FILES = _connector(
     "disk_files_total",
@@ -256,12 +256,12 @@ DISK_HOLDS = _connector(
     "counter",
     "requests",
     ("result",),
-    "Requests whose prompt goes on on disk, behind what is in host memory: held at the worker's door until it was there (`arrived`), all "
-    "that could come was (`partly`), connector.disk_wait_ms were over (`late`) or the client left; or not held, and why. No series where "
-    "that door is off.",
-    "`late`: raise connector.disk_wait_ms. `slower`: reading would take longer than computing, so a faster disk or none. `crowded`: 64 "
-    "requests wait already. `too_little`: less than would be offered. `failed`: a bug. `hanging`: the disk answered nothing for a second. "
-    "`partly`: see semkv_connector_disk_files_total, and `no_slot` of "
+    "Requests whose prompt goes on on disk, behind what is in host memory: held at the worker's door until it was "
+    "there (`arrived`), all that could come was (`partly`), connector.disk_wait_ms were over (`late`) or the client "
+    "left; or not held, and why. No series where that door is off.",
+    "`late`: raise connector.disk_wait_ms. `slower`: reading would take longer than computing, so a faster disk or "
+    "none. `crowded`: 64 requests wait already. `too_little`: less than would be offered. `failed`: a bug. `hanging`: "
+    "the disk answered nothing for a second. `partly`: see semkv_connector_disk_files_total, and `no_slot` of "
     "semkv_connector_disk_events_total.",
 )
 DISK_HOLD_SECONDS = _seconds(
@@ -284,8 +284,8 @@ DEVICE_EVENTS = _connector(
     "events",
     ("event",),
     "KV cache events of the engine by what they did.",
-    "All zero under traffic: events are off in the engine, or are not handed over. `gap`, `quarantined`, `overflow`: events are lost, and "
-    "what the device holds is unknown until it is stored again.",
+    "All zero under traffic: events are off in the engine, or are not handed over. `gap`, `quarantined`, `overflow`: "
+    "events are lost, and what the device holds is unknown until it is stored again.",
 )
 DEVICE_STANDING = _connector(
     "kv_events_fresh",
@@ -317,27 +317,30 @@ HINTS = _connector(
     "hints",
     ("event",),
     "Hints received over the bus, taken by a request, expired unused; and what was in them.",
-    "`expired` as fast as `received`: requests come later than connector.hint_ttl_seconds, or to another engine. `misdirected`, "
-    "`undecodable`, `bad_*`, `unknown_*`: a router of another version, or a foreign publisher.",
+    "`expired` as fast as `received`: requests come later than connector.hint_ttl_seconds, or to another engine. "
+    "`misdirected`, `undecodable`, `bad_*`, `unknown_*`: a router of another version, or a foreign publisher.",
 )
 PULLS = _connector(
     "fetch_pulls_total",
     "counter",
     "pulls",
     ("result",),
-    "Pulls from other workers on Dynamo's kv.fetch hints, by how they ended. No series without connector.fetch.enabled, so with the "
-    "others named fetch.",
-    "`unauthorized`: the workers' secrets differ. `address_not_allowed`: connector.fetch.allowed_networks is too narrow, or somebody sends "
-    "hints. `foreign`: workers of other models, weights or layouts, or one that was told `reset_cache` and not `weights_changed`; "
-    "`own_reset`: this one was. `timeout`: raise connector.fetch.deadline_ms. `wrong_*`: distrust that host.",
+    "Pulls from other workers on Dynamo's kv.fetch hints, by how they ended. No series without "
+    "connector.fetch.enabled, so with the others named fetch.",
+    "`unauthorized`: the workers' secrets differ. `address_not_allowed`: connector.fetch.allowed_networks is too "
+    "narrow, or somebody sends hints. `foreign`: workers of other models, weights or layouts, or one that was told "
+    "`reset_cache` and not `weights_changed`; `own_reset`: this one was. `timeout`: raise connector.fetch.deadline_ms. "
+    "`wrong_*`: distrust that host.",
 )
 FETCH_BLOCKS = _connector(
     "fetch_blocks_total",
     "counter",
     "blocks",
     ("direction",),
-    "Blocks pulled from other workers into the slab, served to them, and not served because they did not hold what was sealed.",
-    "`pulled` without semkv_connector_fetched_tokens_total rising: requests do not wait long enough (connector.fetch.wait_ms).",
+    "Blocks pulled from other workers into the slab, served to them, and not served because they did not hold what was "
+    "sealed.",
+    "`pulled` without semkv_connector_fetched_tokens_total rising: requests do not wait long enough "
+    "(connector.fetch.wait_ms).",
 )
 FETCH_SERVING = _connector(
     "fetch_serving_total",
@@ -352,7 +355,8 @@ FETCHED_TOKENS = _connector(
     "counter",
     "tokens",
     (),
-    "Confirmed tokens that were served from blocks pulled from another worker; part of `confirmed` of semkv_connector_tokens_total.",
+    "Confirmed tokens that were served from blocks pulled from another worker; part of `confirmed` of "
+    "semkv_connector_tokens_total.",
     "What pulling is worth.",
 )
 FETCH_SECONDS = _seconds(
@@ -367,7 +371,8 @@ REPORTS = _connector(
     "reports",
     ("result",),
     "Reports handed to the bus, refused by it (away, or full), and dropped before because too many waited.",
-    "`refused` or `dropped`: their routes close as `unconfirmed`. See semkv_connector_bus_connected, and connector.report_buffer.",
+    "`refused` or `dropped`: their routes close as `unconfirmed`. See semkv_connector_bus_connected, and "
+    "connector.report_buffer.",
 )
 ANNOUNCEMENTS = _connector(
     "announcements_total",
@@ -383,8 +388,8 @@ ANOMALIES_TOTAL = _connector(
     "events",
     ("kind",),
     "What should be rare; `restated` is routine.",
-    "Anything else that rises: read this worker's log. `tokens_differ`, `misread_reports`: this version of the engine reports otherwise "
-    "than the connector expects.",
+    "Anything else that rises: read this worker's log. `tokens_differ`, `misread_reports`: this version of the engine "
+    "reports otherwise than the connector expects.",
 )
 FAULTS = _connector(
     "faults_total",
@@ -392,7 +397,8 @@ FAULTS = _connector(
     "faults",
     ("callback",),
     "Exceptions that were caught in a callback of the engine.",
-    "A bug, of this connector or of its fit with this engine; requests went on without reuse. The log has the traceback.",
+    "A bug, of this connector or of its fit with this engine; requests went on without reuse. The log has the "
+    "traceback.",
 )
 BUS_CONNECTED = _connector(
     "bus_connected",
@@ -416,7 +422,8 @@ BUS_DROPPED = _connector(
     "messages",
     (),
     "Messages that were dropped.",
-    "Above zero: donors were registered anew, reports are missing. The broker was away for longer than the buffer lasts.",
+    "Above zero: donors were registered anew, reports are missing. The broker was away for longer than the buffer "
+    "lasts.",
 )
 BUS_RECONNECTS = _connector(
     "bus_reconnects_total",

@@ -4,11 +4,12 @@
     exposition(sources) -> str                      text format 0.0.4
     MetricsServer(sources, host, port)              `/metrics` from the engine process itself
 
-A source is one rank's `SemkvConnectorScheduler.snapshot`; it is asked at each scrape, so nothing is counted twice and a rank that is gone
-has no series. A source that fails shows nothing and harms no other.
+A source is one rank's `SemkvConnectorScheduler.snapshot`; it is asked at each scrape, so nothing is counted twice and a
+rank that is gone has no series. A source that fails shows nothing and harms no other.
 
-Why not over the bus: what a router would export for a worker would outlive it, and Prometheus tells by a scrape that fails that a process
-is gone. TensorRT-LLM runs its connector in the executor's process, which Dynamo's status server does not reach, hence the server here.
+Why not over the bus: what a router would export for a worker would outlive it, and Prometheus tells by a scrape that
+fails that a process is gone. TensorRT-LLM runs its connector in the executor's process, which Dynamo's status server
+does not reach, hence the server here.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def _fetched_tokens(shot: Snapshot) -> Values:
 
 
 def _reports(shot: Snapshot) -> Values:
-    counts = shot["outlet"]
+    counts = shot["event_publisher"]
     refused = counts.get("reports_refused", 0)
     return {
         ("sent",): counts.get("reports", 0) - refused,
@@ -232,7 +233,7 @@ def _anomalies(shot: Snapshot) -> Values:
         "sealing_failed": rank["sealing_failed"],
         **{kind: shot["ranks"].get(kind, 0) for kind in ("ranks_lost", "late_results")},
         "disk_failed": rank.get("disk_failed", 0),
-        **{kind: shot["outlet"].get(kind, 0) for kind in ("residency_errors", "donors_not_restored")},
+        **{kind: shot["event_publisher"].get(kind, 0) for kind in ("residency_errors", "donors_not_restored")},
     }
     return _closed(found, label_sets.ANOMALIES)
 
@@ -277,7 +278,7 @@ _PLAIN: tuple[tuple[MetricSpec, Callable[[Snapshot], Values]], ...] = (
     (c.FETCH_SERVING, _fetch("serving", label_sets.SERVING_EVENTS, ("sent_blocks", "sent_bytes"))),
     (c.FETCHED_TOKENS, _fetched_tokens),
     (c.REPORTS, _reports),
-    (c.ANNOUNCEMENTS, lambda shot: {(): shot["outlet"].get("announcements", 0)}),
+    (c.ANNOUNCEMENTS, lambda shot: {(): shot["event_publisher"].get("announcements", 0)}),
     (c.ANOMALIES_TOTAL, _anomalies),
     (c.FAULTS, lambda shot: _closed(shot["faults"], label_sets.CALLBACKS)),
     (c.BUS_CONNECTED, _of("bus", "connected")),

@@ -1,5 +1,5 @@
-"""Closed sets of label values of the connector's metrics: the names under which its parts count. A test keeps them equal to the sources;
-what is in none of them is shown as `other`.
+"""Closed sets of label values of the connector's metrics: the names under which its parts count. A test keeps them
+equal to the sources; what is in none of them is shown as `other`.
 """
 
 from __future__ import annotations

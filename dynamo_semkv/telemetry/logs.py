@@ -1,11 +1,13 @@
-"""Log lines: readable, or one JSON object a line, as Dynamo's own processes write them, with the route in each line about a route.
+"""Log lines: readable, or one JSON object a line, as Dynamo's own processes write them, with the route in each line
+about a route.
 
     configure(env, level=None)      the root logger of this process, to stderr
     bind(request_id=..., ...)       for what this task logs from now on
     with about(route_id=...): ...   for what is logged inside
 
-`DYN_LOGGING_CONSOLE_FORMAT=readable|jsonl` chooses the form, else `DYN_LOGGING_JSONL`; `DYN_LOG` gives levels, by target too. Fields of
-a JSON line have Dynamo's names (time, level, target, message, trace_id, span_id) and ours (request_id, route_id).
+`DYN_LOGGING_CONSOLE_FORMAT=readable|jsonl` chooses the form, else `DYN_LOGGING_JSONL`; `DYN_LOG` gives levels, by
+target too. Fields of a JSON line have Dynamo's names (time, level, target, message, trace_id, span_id) and ours
+(request_id, route_id).
 """
 
 from __future__ import annotations
@@ -103,11 +105,15 @@ class Readable(logging.Formatter):
 
 class _Lines(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A line that cannot be formatted is told as one, in the form of all others, and not as a traceback between them."""
+        """A line that cannot be formatted is told as one, in the form of all others, and not as a traceback between
+        them."""
         kind, error, _ = sys.exc_info()
         if isinstance(error, OSError) or self.stream.closed:
             return  # nobody reads any more; that may not become the fault of whoever logged
-        said = f"a line of {record.pathname}:{record.lineno} could not be written: {kind.__name__ if kind else ''}: {error}"
+        said = (
+            f"a line of {record.pathname}:{record.lineno} could not be written: {kind.__name__ if kind else ''}: "
+            f"{error}"
+        )
         self.stream.write(
             self.format(logging.makeLogRecord({"name": record.name, "msg": said, "levelname": "ERROR"})) + "\n"
         )

@@ -1,4 +1,5 @@
-"""MetricSpec: one entry of a metric catalogue. docs/metrics.md is made of them, and exporters take names and labels from nowhere else."""
+"""MetricSpec: one entry of a metric catalogue. docs/metrics.md is made of them, and exporters take names and labels
+from nowhere else."""
 
 from __future__ import annotations
 
@@ -14,3 +15,15 @@ class MetricSpec(NamedTuple):
     meaning: str
     usage: str
     buckets: tuple[float, ...] = ()
+
+
+SPANS = MetricSpec(
+    "semkv_spans_total",
+    "counter",
+    "spans",
+    ("state",),
+    "Spans made by this router, exported, or lost because the collector did not take them. No series when no spans are "
+    "made.",
+    "`failed` rising: the collector is away, or the endpoint is wrong. `ended` far above the other two for long: the "
+    "queue is full, raise OTEL_BSP_MAX_QUEUE_SIZE or sample.",
+)

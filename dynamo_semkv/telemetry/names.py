@@ -1,16 +1,17 @@
 """Every span and attribute name, once.
 
-Ours are under `semkv.`. Of the GenAI conventions (open-telemetry/semantic-conventions-genai, v0.1.0, status Development) only those are
-used that a router of token ids knows: `gen_ai.operation.name` is not among them, since a preprocessed request no longer says whether it was
-a chat, and `gen_ai.provider.name` belongs to client spans, of which we make none. Never in an attribute: prompt, token ids, cache
-salt, or a hash of them.
+Ours are under `semkv.`. Of the GenAI conventions (open-telemetry/semantic-conventions-genai, v0.1.0, status
+Development) only those are used that a router of token ids knows: `gen_ai.operation.name` is not among them, since a
+preprocessed request no longer says whether it was a chat, and `gen_ai.provider.name` belongs to client spans, of which
+we make none. Never in an attribute: prompt, token ids, cache salt, or a hash of them.
 """
 
 from __future__ import annotations
 
 # Spans of the router.
 ROUTE = "semkv.route"
-"""One attempt of one request, from its arrival at the router to the end of its stream. Child of the frontend's context."""
+"""One attempt of one request, from its arrival at the router to the end of its stream. Child of the frontend's
+context."""
 EXACT = "semkv.exact"
 """Dynamo asked for exact overlap and load."""
 LOOKUP = "semkv.lookup"

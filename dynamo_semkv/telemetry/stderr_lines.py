@@ -3,10 +3,10 @@
     with stderr_lines(json=json_lines(os.environ)):
         ...
 
-Dynamo prints the traceback of every exception that leaves a handler, also of the one that makes a request a client's 400, and takes it
-nowhere else. Such a traceback is throttled, and of Dynamo's own typed exceptions, which are raised on purpose, only the last line is
-kept. Other text is passed on where lines are readable, and is a line of its own where they are JSON. What native code writes to the
-file descriptor goes past it.
+Dynamo prints the traceback of every exception that leaves a handler, also of the one that makes a request a client's
+400, and takes it nowhere else. Such a traceback is throttled, and of Dynamo's own typed exceptions, which are raised on
+purpose, only the last line is kept. Other text is passed on where lines are readable, and is a line of its own where
+they are JSON. What native code writes to the file descriptor goes past it.
 """
 
 from __future__ import annotations

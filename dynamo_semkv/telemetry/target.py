@@ -3,8 +3,9 @@
     otlp_target(endpoint, env) -> Target
     shown(url) -> str                       for logs and messages
 
-The variables are OpenTelemetry's, and the switch is Dynamo's: `OTEL_EXPORT_ENABLED`. We speak OTLP over HTTP with protobuf; Dynamo's own
-processes speak gRPC unless told otherwise, so an endpoint that is plainly gRPC's is refused with a reason instead of failing for ever.
+The variables are OpenTelemetry's, and the switch is Dynamo's: `OTEL_EXPORT_ENABLED`. We speak OTLP over HTTP with
+protobuf; Dynamo's own processes speak gRPC unless told otherwise, so an endpoint that is plainly gRPC's is refused with
+a reason instead of failing for ever.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ class Target(NamedTuple):
     warning: str | None = None
     """What was asked for and cannot be followed."""
     sample_ratio: float | None = None
-    """Share of the traces that begin here; None: what OpenTelemetry's own variables say. The sender's decision is always followed."""
+    """Share of the traces that begin here; None: what OpenTelemetry's own variables say. The sender's decision is
+    always followed."""
 
 
 def otlp_target(endpoint: str | None, env: Mapping[str, str]) -> Target:
-    """`endpoint`: `observe.otlp_endpoint`, which needs no variable beside it. Without it `OTEL_EXPORT_ENABLED=true`, or one of
-    OpenTelemetry's endpoint variables, turns spans on. `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER=none` and `OTEL_EXPORT_ENABLED=false`
-    turn them off."""
+    """`endpoint`: `observe.otlp_endpoint`, which needs no variable beside it. Without it `OTEL_EXPORT_ENABLED=true`, or
+    one of OpenTelemetry's endpoint variables, turns spans on. `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER=none` and
+    `OTEL_EXPORT_ENABLED=false` turn them off."""
     if _says(env, "OTEL_SDK_DISABLED", _TRUE):
         return Target(None)
     ratio = _ratio(env.get("OTEL_TRACES_SAMPLE_RATIO"))

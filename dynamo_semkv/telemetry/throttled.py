@@ -1,11 +1,14 @@
-"""A logger for what may happen again with every request, event or beat: written the 1st, 2nd, 4th, 8th, ... time, with how often it was.
+"""A logger for what may happen again with every request, event or beat: written the 1st, 2nd, 4th, 8th, ... time, with
+how often it was.
 
     _throttled = Throttled(_log)
-    _throttled.warning("worker %s refused a hint: %s", worker, why)      key="...": counted apart from others of the same message
+    _throttled.warning("worker %s refused a hint: %s", worker, why)
+        key="...": counted apart from others of the same message
     except Exception:
         _throttled.exception("a listener failed")
 
-A message is counted by its text before the arguments go in, over the whole process: two connectors in one process share its log.
+A message is counted by its text before the arguments go in, over the whole process: two connectors in one process share
+its log.
 """
 
 from __future__ import annotations

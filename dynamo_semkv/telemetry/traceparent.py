@@ -1,4 +1,5 @@
-"""W3C trace context, version 00: `00-<32 hex trace id>-<16 hex span id>-<2 hex flags>`. Pure; OpenTelemetry is not needed to read one.
+"""W3C trace context, version 00: `00-<32 hex trace id>-<16 hex span id>-<2 hex flags>`. Pure; OpenTelemetry is not
+needed to read one.
 
 It comes from clients, so anything that is not exactly this is no context.
 """
@@ -41,8 +42,8 @@ def form(context: TraceContext) -> str:
 
 
 def of_call(header: str | None, metadata: Mapping[str, str]) -> str | None:
-    """The context of a call: Dynamo's own, else the client's `x-dynamo-meta-traceparent`. Dynamo 1.6 hands its context on only with
-    DYN_LOGGING_JSONL or OTEL_EXPORT_ENABLED set on frontend and router."""
+    """The context of a call: Dynamo's own, else the client's `x-dynamo-meta-traceparent`. Dynamo 1.6 hands its context
+    on only with DYN_LOGGING_JSONL or OTEL_EXPORT_ENABLED set on frontend and router."""
     for candidate in (header, metadata.get(HEADER)):
         if parse(candidate) is not None:
             return candidate

@@ -1,12 +1,13 @@
 """Tracing: spans to a collector, off the request's path.
 
-    tracing = start_tracing(target, "semkv-router", "semkv-1a2b")     None when off, or when OpenTelemetry is not installed
+    tracing = start_tracing(target, "semkv-router", "semkv-1a2b")
+        None when off, or when OpenTelemetry is not installed
     span = tracing.start(names.ROUTE, parent=traceparent)             ended by its owner
     tracing.record(names.LOOKUP, span, start_ns, end_ns, {...})       a stage that is over
     tracing.close(2.0)
 
-Ended spans wait in a bounded queue (`OTEL_BSP_*`); one thread sends them. A collector that is away costs the spans, counted, and nothing
-else. OpenTelemetry's process-wide provider is left alone: the engine process may have its own.
+Ended spans wait in a bounded queue (`OTEL_BSP_*`); one thread sends them. A collector that is away costs the spans,
+counted, and nothing else. OpenTelemetry's process-wide provider is left alone: the engine process may have its own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Tracing:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         self.counts: Counter[str] = Counter()
-        """Spans: `ended`, `exported`, `failed`. What is in none of the last two waits, or was dropped because the queue was full."""
+        """Spans: `ended`, `exported`, `failed`. What is in none of the last two waits, or was dropped because the queue
+        was full."""
         resource = Resource.create({names.SERVICE_VERSION: __version__, names.SERVICE_INSTANCE: instance})
         if str(resource.attributes.get(names.SERVICE_NAME, "")).startswith("unknown_service"):
             # The operator said nothing in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES.
@@ -68,7 +70,8 @@ class Tracing:
         attributes: Attributes | None = None,
         links: Iterable[str | None] = (),
     ) -> Span:
-        """`parent`: a traceparent or a span of ours; None, or what is no traceparent, begins a trace. `start_ns`: Unix nanoseconds."""
+        """`parent`: a traceparent or a span of ours; None, or what is no traceparent, begins a trace. `start_ns`: Unix
+        nanoseconds."""
         from opentelemetry.trace import Link
 
         remote = [_span_context(parse(text)) for text in links if parse(text) is not None]
@@ -108,7 +111,8 @@ class Tracing:
         span.end(end_ns)
 
     def close(self, timeout: float = 2.0) -> None:
-        """Sends what waits, for as long as the time allows: a collector that is away does not hold up the end of the process."""
+        """Sends what waits, for as long as the time allows: a collector that is away does not hold up the end of the
+        process."""
         ending = threading.Thread(target=self._provider.shutdown, name="semkv-tracing-close", daemon=True)
         ending.start()
         ending.join(timeout)

@@ -1,4 +1,5 @@
-"""Fakes for tests against this package, its own and yours: a manual clock, a tape of donor events, a scripted evidence provider."""
+"""Fakes for tests against this package, its own and yours: a manual clock, a tape of donor events, a scripted evidence
+provider."""
 
 from dynamo_semkv.testing.clock import ManualClock
 from dynamo_semkv.testing.provider import ScriptedProvider

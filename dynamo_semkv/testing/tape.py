@@ -1,4 +1,5 @@
-"""A tape of donor events as one emitter would send them: numbered, in one generation at a time, ready to be cut, doubled or shuffled."""
+"""A tape of donor events as one emitter would send them: numbered, in one generation at a time, ready to be cut,
+doubled or shuffled."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from dynamo_semkv.contracts.sketch import DonorSketch
 
 
 class EventTape:
-    """Every method records one event and returns it; iterate for the whole tape. Starts empty: call `reset()` first for an emitter that
-    announces its generation, as ours does."""
+    """Every method records one event and returns it; iterate for the whole tape. Starts empty: call `reset()` first for
+    an emitter that announces its generation, as ours does."""
 
     def __init__(self, worker_id: int = 1, dp_rank: int = 0, generation: int | str = "g1") -> None:
         self.worker_id = worker_id
@@ -62,7 +63,8 @@ class EventTape:
         sketch: bytes | None = None,
         ttl: float | None = None,
     ) -> DonorEvent:
-        """`cuts`: token positions at which the donor is split into segments 0, 1, ...; the first one carries the sketch."""
+        """`cuts`: token positions at which the donor is split into segments 0, 1, ...; the first one carries the
+        sketch."""
         digest = namespace.digest()
         block = namespace.tokens_per_block or 1
         if sketch is None:

@@ -1,4 +1,5 @@
-"""`python -m graphs.bench --json FILE`: the report's scenarios through real graphs; progress on stderr, figures in FILE."""
+"""`python -m graphs.bench --json FILE`: the report's scenarios through real graphs; progress on stderr, figures in
+FILE."""
 
 from __future__ import annotations
 

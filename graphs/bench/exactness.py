@@ -1,8 +1,10 @@
-"""Quality to the last bit: log-probabilities of SmolLM2's answers when the prompt's KV is computed, found on the device, or loaded from
-host memory by the connector. In this process, on the reference engine, without Dynamo.
+"""Quality to the last bit: log-probabilities of SmolLM2's answers when the prompt's KV is computed, found on the
+device, or loaded from host memory by the connector. In this process, on the reference engine, without Dynamo.
 
-    aligned     the prompt ends shortly behind a chunk, so the cold run computes its last chunk as the others do: equal bit by bit
-    unaligned   the cold run's last chunk begins elsewhere: floating point adds in another order there, whatever loaded the KV
+    aligned     the prompt ends shortly behind a chunk, so the cold run computes its last chunk as the others do: equal
+                bit by bit
+    unaligned   the cold run's last chunk begins elsewhere: floating point adds in another order there, whatever
+                loaded the KV
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def _wait_saved(engine: Engine, blocks: int) -> None:
 
 
 def _compared(runs: dict[str, Any]) -> dict[str, Any]:
-    """Largest absolute difference of any log-probability of any token of the vocabulary, and perplexity of the answer."""
+    """Largest absolute difference of any log-probability of any token of the vocabulary, and perplexity of the
+    answer."""
     logs = {name: torch.stack(run.stats.generation_logits).double().log_softmax(-1) for name, run in runs.items()}
     ids = runs["cold"].token_ids
     return {

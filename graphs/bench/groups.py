@@ -1,4 +1,5 @@
-"""Which scenarios run on which kind of engine. The contenders of a group are up at the same time and take turns, scenario by scenario."""
+"""Which scenarios run on which kind of engine. The contenders of a group are up at the same time and take turns,
+scenario by scenario."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Group:
     slab_bytes: int = 128 * MIB
     disk_bytes: int = 0
     default_repeats: int | None = None
-    """At most so many where the group was not asked for by name: what takes minutes each time. None: as often as all others."""
+    """At most so many where the group was not asked for by name: what takes minutes each time. None: as often as all
+    others."""
     only: tuple[str, ...] = ()
     """Scenarios to run; empty: all. Prompts are the same either way."""
 
@@ -105,7 +107,8 @@ def _lengths(lengths: Sequence[int], name: str) -> Callable[[Library, Sizes, int
 
 
 def _long(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
-    """A prompt of 8k tokens takes more than twice what the warm-up's 4k took, so these come when the engines are about to be idle."""
+    """A prompt of 8k tokens takes more than twice what the warm-up's 4k took, so these come when the engines are about
+    to be idle."""
     eight = replace(sizes, characters=8_192)
     negative = replace(workload.unhurried(library, eight), name="long_negative", title="negative controls of 8k tokens")
     return [*_lengths([8_192, 16_384], "long")(library, sizes, seed, intervals), Planned(negative, ("semkv", "kv"))]

@@ -1,6 +1,7 @@
 """One group: all contenders up, scenarios one after the other, contenders in turn within each, as often as is asked.
 
-What is recorded of a request is plain data (`Record`); what the router knows of it is read at the end, when every route has closed.
+What is recorded of a request is plain data (`Record`); what the router knows of it is read at the end, when every route
+has closed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from worker_connector.reference_engine.models.model_directory import write_model
 from worker_connector.reference_engine.models.presets import ModelSource, load_model
 
 GAP = 1.0
-"""Arrivals are on average so many cold prefills apart: two engines are busy for half of the time at most, and bursts queue."""
+"""Arrivals are on average so many cold prefills apart: two engines are busy for half of the time at most, and bursts
+queue."""
 SHORTEST_GAP = 0.05
 WARM_UPS = 2
 """Prompts of every graph before anything counts; the last one's time is taken for the gap."""
@@ -86,7 +88,8 @@ class _Sent:
 def measure(
     group: Group, *, repeats: int, seed: int, intervals: Sequence[float], folder: Path, say: Say
 ) -> dict[str, Any]:
-    """-> {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...]}. GraphError where a graph does not come up."""
+    """-> {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...]}. GraphError where a graph
+    does not come up."""
     model_dir = write_model_directory(ModelSource(_served(group)), folder / "models")
     warm_up = len(group.contenders) * WARM_UPS * _warm_up_characters(group)
     library = Library(group.characters * repeats + warm_up, installed())
@@ -134,7 +137,8 @@ def _served(group: Group) -> str:
 
 
 def _engine(group: Group) -> dict[str, float]:
-    """What the physical limits of a prefill are made of. Attention: for a prompt of n tokens, so many times n**2 on top."""
+    """What the physical limits of a prefill are made of. Attention: for a prompt of n tokens, so many times n**2 on
+    top."""
     config = load_model(ModelSource(_served(group))).config
     width, kv = config.num_heads * config.head_dim, config.kv_elements_per_token
     weights = config.hidden_size * (2 * width + 2 * kv + 3 * config.intermediate_size) * config.num_layers
@@ -226,8 +230,9 @@ async def _send(client: ChatClient, one: Pass) -> tuple[float, list[Answer]]:
 
 
 def rest(used: Callable[[], float]) -> None:
-    """Waits, within REST_SECONDS, until a graph has come to rest: what one contender still does in the background (SemBlend embeds
-    donors for seconds, a connector seals blocks) must not be the next one's load. `used`: its processor seconds so far."""
+    """Waits, within REST_SECONDS, until a graph has come to rest: what one contender still does in the background
+    (SemBlend embeds donors for seconds, a connector seals blocks) must not be the next one's load. `used`: its
+    processor seconds so far."""
     deadline, before = time.monotonic() + REST_SECONDS, used()
     while time.monotonic() < deadline:
         time.sleep(REST_WINDOW)
@@ -249,8 +254,8 @@ def processor_seconds(graph: LocalGraph) -> float:
 
 
 def empty_devices(graph: LocalGraph) -> None:
-    """Engines forget every device block that no request holds; host memory keeps what it has. Waits, within bounds, until open saves
-    have ended before and all is gone after, and a moment for the events that tell Dynamo."""
+    """Engines forget every device block that no request holds; host memory keeps what it has. Waits, within bounds,
+    until open saves have ended before and all is gone after, and a moment for the events that tell Dynamo."""
     wait_until(
         lambda: all(not (rank["connector"] or {}).get("open_saves") for rank in _ranks(graph)), SETTLE_SECONDS, 0.05
     )
@@ -318,7 +323,8 @@ def route_facts(route: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finished(sent: Sequence[_Sent], routes: dict[str, dict[str, Any]], tokenizer: Tokenizer) -> list[Record]:
-    """With the route of each, and its answer against the cold one: of the contender `cold`, else the first that computed everything."""
+    """With the route of each, and its answer against the cold one: of the contender `cold`, else the first that
+    computed everything."""
     cold: dict[str, list[int]] = {}
     for contender in (COLD, KV):
         for one in sent:

@@ -1,1 +1,2 @@
-"""The whole graph on one machine: nats-server, workers with the CPU reference engine, our routers, Dynamo's frontend."""
+"""The whole graph on one machine: nats-server, workers with the CPU reference engine, our routers, Dynamo's
+frontend."""

@@ -1,5 +1,5 @@
-"""`python -m graphs.local [up|demo]`. Ctrl-C ends it without a traceback from its first line on: what it imports takes seconds, and
-nothing has been started by then."""
+"""`python -m graphs.local [up|demo]`. Ctrl-C ends it without a traceback from its first line on: what it imports takes
+seconds, and nothing has been started by then."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""The demo: the local graph, a real workload through Dynamo's frontend, and one table of placement against materialization."""
+"""The demo: the local graph, a real workload through Dynamo's frontend, and one table of placement against
+materialization."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir:
 
 
 def bring_up(graph: LocalGraph, console: Console) -> None:
-    """`graph.up()`, and what it starts is told: on a terminal in one line that changes, else in a line each. GraphError as `up`."""
+    """`graph.up()`, and what it starts is told: on a terminal in one line that changes, else in a line each. GraphError
+    as `up`."""
     settings = graph.settings
     console.print(
         f"Starting {settings.workers} workers x {settings.data_parallel_size} ranks, model {settings.served_model} ..."
@@ -83,7 +85,8 @@ def print_where(graph: LocalGraph, console: Console) -> None:
 
 def wait_for_interrupt(graph: LocalGraph, console: Console) -> None:
     console.print(
-        f"\nThe graph stays up. Page: [link]{graph.page_url()}[/link]   Frontend: {graph.frontend_url}   Ctrl-C ends it."
+        f"\nThe graph stays up. Page: [link]{graph.page_url()}[/link]   Frontend: {graph.frontend_url}   Ctrl-C ends "
+        "it."
     )
     print_where(graph, console)
     print_beside(graph, console)

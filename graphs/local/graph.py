@@ -1,7 +1,7 @@
 """LocalGraph: one command up and down, every process ended with it.
 
-Everything listens on 127.0.0.1, on ports that the OS chose; each part keeps its ports over a restart, so that clients and the page find it
-again. Each process logs to a file of its own in the run directory.
+Everything listens on 127.0.0.1, on ports that the OS chose; each part keeps its ports over a restart, so that clients
+and the page find it again. Each process logs to a file of its own in the run directory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from worker_connector.reference_engine.models.presets import ModelSource
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PORTS = range(10_000, 32_768)
-"""Below those that the system gives to outgoing connections, one of which could take a part's port before the part starts, or while it is
-away. Dynamo reads DYN_SYSTEM_PORT as an i16 besides."""
+"""Below those that the system gives to outgoing connections, one of which could take a part's port before the part
+starts, or while it is away. Dynamo reads DYN_SYSTEM_PORT as an i16 besides."""
 _TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|Traceback|panicked")
 
 
@@ -64,8 +64,8 @@ def _tools() -> observability.Tools:
 class LocalGraph:
     """`with LocalGraph(settings) as graph: ...`; or `up()` and `down()`. Not thread-safe.
 
-    Parts are named `nats`, `worker-0`, ..., `decode-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9, `restart(name)`
-    brings a part back with the same ports, environment and stable id.
+    Parts are named `nats`, `worker-0`, ..., `decode-0`, ..., `router-0`, ..., `frontend`: `kill(name)` is kill -9,
+    `restart(name)` brings a part back with the same ports, environment and stable id.
     """
 
     def __init__(self, settings: GraphSettings, run_dir: Path | None = None, model_dir: Path | None = None) -> None:
@@ -113,7 +113,8 @@ class LocalGraph:
     # --- up and down -------------------------------------------------------------------------------------------------
 
     def up(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Returns when a chat request would be served. GraphError, and nothing left running, if a part does not come up."""
+        """Returns when a chat request would be served. GraphError, and nothing left running, if a part does not come
+        up."""
         try:
             progress("nats-server")
             self.nats.start()
@@ -164,7 +165,8 @@ class LocalGraph:
         return [observability.HOW_GRAFANA] if self._tools is not None and self._tools.grafana is None else []
 
     def down(self, *, keep_logs: bool = False) -> None:
-        """Ends every process, the last started first. The run directory goes too if it was ours and `keep_logs` is not set."""
+        """Ends every process, the last started first. The run directory goes too if it was ours and `keep_logs` is not
+        set."""
         for name in reversed(list(self.processes)):
             self.processes[name].terminate()
         self.nats.stop()

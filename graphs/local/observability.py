@@ -3,7 +3,8 @@
     tools = Tools.find()                                  the programs, or what to do to have them
     written = write(folder, tools, targets, ports)        configuration of both -> {part: (command, environment)}
 
-Everything that is written is a copy of deploy/observability; nothing there is changed, and neither program asks another host for anything.
+Everything that is written is a copy of deploy/observability; nothing there is changed, and neither program asks another
+host for anything.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from dynamo_semkv.bus.server import LOOPBACK
 SOURCE = Path(__file__).parents[2] / "deploy" / "observability"
 SCRAPE_INTERVAL = "2s"
 _GRAFANA_HOMES = ("/usr/share/grafana", "/opt/grafana", "/usr/local/share/grafana", "/opt/homebrew/share/grafana")
-HOW_PROMETHEUS = "Prometheus is not on PATH: on Debian `apt install prometheus`, elsewhere the binary of a release of prometheus/prometheus"
+HOW_PROMETHEUS = (
+    "Prometheus is not on PATH: on Debian `apt install prometheus`, elsewhere the binary of a release of "
+    "prometheus/prometheus"
+)
 HOW_GRAFANA = (
-    "Grafana is not on PATH, so its dashboard is not up. Debian does not have it: install it from Grafana Labs' own packages, and "
-    "it is provisioned here by itself. The same numbers are on the page and in Prometheus."
+    "Grafana is not on PATH, so its dashboard is not up. Debian does not have it: install it from Grafana Labs' own "
+    "packages, and it is provisioned here by itself. The same numbers are on the page and in Prometheus."
 )
 
 
@@ -41,7 +45,8 @@ class Tools:
 
     @classmethod
     def find(cls, path: str | None = None) -> Tools:
-        """On `path` (default: PATH). Raises MissingProgram without Prometheus, or without the files of a source checkout."""
+        """On `path` (default: PATH). Raises MissingProgram without Prometheus, or without the files of a source
+        checkout."""
         prometheus = shutil.which("prometheus", path=path)
         if prometheus is None:
             raise MissingProgram(f"--observability: {HOW_PROMETHEUS}")

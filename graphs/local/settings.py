@@ -31,10 +31,11 @@ class GraphSettings:
     """torch threads of each worker. The demo sends one request at a time, so one worker at a time is busy."""
     migration_limit: int = 3
     direct: bool = False
-    """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only (`advise`)."""
+    """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only
+    (`advise`)."""
     router_mode: str | None = None
-    """`kv` or `round-robin`: Dynamo's frontend routes to the workers itself and there is no router of ours, as who has not installed us
-    runs it."""
+    """`kv` or `round-robin`: Dynamo's frontend routes to the workers itself and there is no router of ours, as who has
+    not installed us runs it."""
     otlp_endpoint: str | None = None
     """Where routers and connectors send spans. With it Dynamo hands its trace context on, and logs are JSON lines."""
     observability: bool = False
@@ -66,8 +67,8 @@ class GraphSettings:
 
     @property
     def frontend_mode(self) -> str:
-        """Dynamo's own `--router-mode`. Of a disaggregated graph: how decode workers are chosen; the routers' card says round-robin for
-        itself."""
+        """Dynamo's own `--router-mode`. Of a disaggregated graph: how decode workers are chosen; the routers' card says
+        round-robin for itself."""
         if self.direct:
             return "direct"
         return self.router_mode or ("kv" if self.decode_workers else "round-robin")

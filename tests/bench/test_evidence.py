@@ -1,4 +1,5 @@
-"""The labelled workload is labelled right, and the provider is right about it: no times, which depend on the machine."""
+"""The labelled workload is labelled right, and the provider is right about it: no times, which depend on the
+machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The replay: traces are read or refused, the cost model adds up, and placement converges to the oracle or to Dynamo's own choices."""
+"""The replay: traces are read or refused, the cost model adds up, and placement converges to the oracle or to Dynamo's
+own choices."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_placement_without_learning_is_worse_where_the_engine_differs_from_the_p
 
 
 def test_an_engine_that_lies_about_its_loads_is_found_out_by_its_first_tokens() -> None:
-    """What a load took is the worker's own word, as long as the first token that the router saw bears it out (docs/placement.md)."""
+    """What a load took is the worker's own word, as long as the first token that the router saw bears it out
+    (docs/placement.md)."""
     lies = lying("lies", FLEET.replicas)
     policy = Semkv(FLEET.replicas, CONFIG, DynamoKv(index_sees_host=False), index_sees_host=False)
     placed = _Where(policy)

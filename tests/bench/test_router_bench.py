@@ -1,4 +1,5 @@
-"""The router's bench runs, and what it runs is the real path: requests are placed, hinted, recorded, and nothing falls back. No timing."""
+"""The router's bench runs, and what it runs is the real path: requests are placed, hinted, recorded, and nothing falls
+back. No timing."""
 
 from __future__ import annotations
 

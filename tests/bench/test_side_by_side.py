@@ -1,4 +1,5 @@
-"""The comparison with other methods: what is counted, and the small methods that need nothing but packages of the lock."""
+"""The comparison with other methods: what is counted, and the small methods that need nothing but packages of the
+lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Acks: of messages that were sent together each is told its own fate, and nothing is taken for an acknowledgement that is none."""
+"""Acks: of messages that were sent together each is told its own fate, and nothing is taken for an acknowledgement that
+is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Packs on a real broker: few messages, every record once and in its order, over kills of the broker; and what readers make of them."""
+"""Packs on a real broker: few messages, every record once and in its order, over kills of the broker; and what readers
+make of them."""
 
 from __future__ import annotations
 

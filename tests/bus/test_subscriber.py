@@ -321,7 +321,8 @@ async def test_a_replay_leaves_the_loop_to_others(nats_server: EmbeddedNats, sub
 async def test_a_flood_of_costly_messages_leaves_the_loop_between_a_few_of_them(
     nats_server: EmbeddedNats, subscriber: Make
 ) -> None:
-    """A donor event costs up to half a millisecond; a request waits at most for two or three of them at each of its turns."""
+    """A donor event costs up to half a millisecond; a request waits at most for two or three of them at each of its
+    turns."""
     await publish(nats_server, *((A, str(n).encode()) for n in range(100)))
     bus, handled, most = subscriber(), 0, 0
 

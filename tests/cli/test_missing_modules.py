@@ -18,7 +18,10 @@ from dynamo_semkv.cli.exit_status import REFUSED
 )
 def test_a_module_that_is_missing_is_named_with_its_remedy(arguments: list[str], module: str, remedy: str) -> None:
     """In a process of its own: modules that are imported twice are two."""
-    program = f"import sys; sys.modules[{module!r}] = None; from dynamo_semkv.cli.command import main; sys.exit(main({arguments!r}))"
+    program = (
+        f"import sys; sys.modules[{module!r}] = None; from dynamo_semkv.cli.command import main; "
+        f"sys.exit(main({arguments!r}))"
+    )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == REFUSED, ran.stderr
     assert f"{arguments[0]}: '{module}' is not installed here" in ran.stderr

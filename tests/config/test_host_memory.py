@@ -1,4 +1,5 @@
-"""What a process may still take, by the files of real layouts: no container, control groups of version 1 and of version 2."""
+"""What a process may still take, by the files of real layouts: no container, control groups of version 1 and of version
+2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever a file or a variable holds, it is accepted or refused with its place; nothing waits, recurses or builds without end."""
+"""Whatever a file or a variable holds, it is accepted or refused with its place; nothing waits, recurses or builds
+without end."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@
 
 `packs`: a release that can write several records in one message does.
 
-Nothing but PLACE's own code and what both releases have in common (names and signatures) is used here. The plain values below name
-every field of the newest release; an older one leaves out what it does not know.
+Nothing but PLACE's own code and what both releases have in common (names and signatures) is used here. The plain values
+below name every field of the newest release; an older one leaves out what it does not know.
 """
 
 from __future__ import annotations

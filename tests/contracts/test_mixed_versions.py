@@ -1,6 +1,8 @@
-"""Releases side by side: kept ones (releases/*.zip, by scripts/keep_release.py) in processes of their own, and this checkout.
+"""Releases side by side: kept ones (releases/*.zip, by scripts/keep_release.py) in processes of their own, and this
+checkout.
 
-Read by values first, both ways; then workers and routers of both on one real broker, where both routers must come to the same outcomes.
+Read by values first, both ways; then workers and routers of both on one real broker, where both routers must come to
+the same outcomes.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ def test_every_message_is_read_to_the_same_values(kept: Path, direction: str) ->
 
 
 def newer(name: str, version: str) -> dict[str, Any]:
-    """A message of a release to come: another version, and fields that nobody here knows, at every level but the namespace."""
+    """A message of a release to come: another version, and fields that nobody here knows, at every level but the
+    namespace."""
     raw = {kind: encode(peer.made(kind)) for kind, (_, encode, _) in peer.codecs().items() if kind in peer.PLAIN}[name]
     plain: dict[str, Any] = msgspec.msgpack.decode(raw)
     return {**plain, "version": version, "added": {"deep": [1, None]}}
@@ -152,8 +155,9 @@ def strangers(url: str) -> None:
 @pytest.mark.graph
 @each_release
 def test_workers_and_routers_of_both_on_one_broker_come_to_the_same_outcomes(kept: Path, tmp_path: Path) -> None:
-    """Routes 1 to 3: opened by an older router, served by a newer worker. 11 to 13: the other way round. Beside them, messages of a major
-    that neither knows: counted, and nothing else. The newer ones write no packs, as docs/releasing.md says for such a time."""
+    """Routes 1 to 3: opened by an older router, served by a newer worker. 11 to 13: the other way round. Beside them,
+    messages of a major that neither knows: counted, and nothing else. The newer ones write no packs, as
+    docs/releasing.md says for such a time."""
     server = EmbeddedNats(tmp_path / "nats")
     server.start()
     try:
@@ -182,7 +186,8 @@ def test_workers_and_routers_of_both_on_one_broker_come_to_the_same_outcomes(kep
 def test_packs_beside_a_router_that_knows_none_cost_it_what_is_in_them_and_nothing_else(
     kept: Path, tmp_path: Path
 ) -> None:
-    """Whoever leaves `bus.pack_records` on while older routers still read. Routes 1 to 40 are the newer ones', 51 to 53 the older ones'."""
+    """Whoever leaves `bus.pack_records` on while older routers still read. Routes 1 to 40 are the newer ones', 51 to 53
+    the older ones'."""
     server = EmbeddedNats(tmp_path / "nats")
     server.start()
     try:

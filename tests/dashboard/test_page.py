@@ -1,4 +1,5 @@
-"""The page in headless Chromium: right numbers, live, inert, usable by keyboard and on a phone, talking to nobody else."""
+"""The page in headless Chromium: right numbers, live, inert, usable by keyboard and on a phone, talking to nobody
+else."""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ async def test_hostile_names_are_text(chromium: Browser) -> None:
                 assert await overflows(page) == []
                 await page.keyboard.press("Escape")
             found = await page.evaluate(
-                """() => [globalThis.owned, ({}).polluted, document.querySelectorAll("img:not([src='/icon.svg'])").length,
+                """() => [globalThis.owned, ({}).polluted,
+                document.querySelectorAll("img:not([src='/icon.svg'])").length,
                 document.querySelectorAll("script:not([src])").length]"""
             )
             assert found == [None, None, 0, 0]
@@ -259,7 +261,8 @@ async def test_widths_and_themes(chromium: Browser, viewport: dict[str, int], sc
 
 LOW_CONTRAST = """() => {
   const parse = (c) => (c.match(/[\\d.]+/g) ?? []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const behind = (e) => {
     for (; e; e = e.parentElement) {
@@ -342,8 +345,9 @@ async def test_says_what_it_shows_to_those_who_cannot_see(chromium: Browser) -> 
         assert await page.locator("h1").count() == 1
         unnamed = await page.evaluate(
             """() => [...document.querySelectorAll("button, a, table, [role=img], [role=region], section")]
-            .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.hasAttribute("aria-labelledby")) || (e.matches("section, [role]") &&
-              !e.getAttribute("aria-label") && !document.getElementById((e.getAttribute("aria-labelledby") ?? "").split(" ")[0])))
+            .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.hasAttribute("aria-labelledby")) ||
+              (e.matches("section, [role]") && !e.getAttribute("aria-label") &&
+               !document.getElementById((e.getAttribute("aria-labelledby") ?? "").split(" ")[0])))
             .map((e) => e.outerHTML.slice(0, 80))"""
         )
         assert unnamed == []

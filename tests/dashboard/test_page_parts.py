@@ -1,4 +1,5 @@
-"""The page in headless Chromium, part by part: Dynamo's counters, would-have, heat, calibration, donor streams, search."""
+"""The page in headless Chromium, part by part: Dynamo's counters, would-have, heat, calibration, donor streams,
+search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The little of kustomize that our folders use: resources, configMapGenerator from files. Anything else is an error here."""
+"""The little of kustomize that our folders use: resources, configMapGenerator from files. Anything else is an error
+here."""
 
 from __future__ import annotations
 

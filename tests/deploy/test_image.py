@@ -1,4 +1,5 @@
-"""deploy/image: the recipe installs into each layout of Dynamo's runtime image, from what .dockerignore lets through."""
+"""deploy/image: the recipe installs into each layout of Dynamo's runtime image, from what .dockerignore lets
+through."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def checkout() -> Iterator[str]:
 
 
 def let_through() -> list[Path]:
-    """Files of the build's context, by the patterns that .dockerignore has: whole names, `**/` and `!`. The last that fits decides."""
+    """Files of the build's context, by the patterns that .dockerignore has: whole names, `**/` and `!`. The last that
+    fits decides."""
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     more = [
         ".git/config",

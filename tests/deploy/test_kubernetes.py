@@ -1,4 +1,5 @@
-"""graphs/kubernetes: every document fits its schema, every reference has its object, and every process accepts what it is given."""
+"""graphs/kubernetes: every document fits its schema, every reference has its object, and every process accepts what it
+is given."""
 
 from __future__ import annotations
 
@@ -223,7 +224,8 @@ def test_every_container_has_a_memory_limit(folder: str) -> None:
 
 
 def test_deepseek_s_attention_has_the_block_of_its_kernels() -> None:
-    """kv_lora_rank 512 and qk_rope_head_dim 64: FlashMLA on Hopper makes pages of 64 tokens whatever the settings say."""
+    """kv_lora_rank 512 and qk_rope_head_dim 64: FlashMLA on Hopper makes pages of 64 tokens whatever the settings
+    say."""
     documents = build(FOLDER / "attention-dp")
     assert parsed_arguments(container(one(documents, schema.KIND), "TRTLLMWorker"))["model"].endswith("V2-Lite")
     cache = yaml.safe_load(one(documents, "ConfigMap", "semkv")["data"]["engine.yaml"])["kv_cache_config"]
@@ -257,7 +259,8 @@ def test_the_connector_of_every_rank_is_scraped(folder: str) -> None:
 
 
 def test_routers_are_alerted_about_under_the_job_that_podmonitors_give() -> None:
-    """The operator of Prometheus takes `jobLabel` of the pod, and else NAMESPACE/NAME of the PodMonitor, as for Dynamo's own."""
+    """The operator of Prometheus takes `jobLabel` of the pod, and else NAMESPACE/NAME of the PodMonitor, as for
+    Dynamo's own."""
     monitor = one(build(FOLDER / "podmonitors"), "PodMonitor", "semkv-routers")
     labels = pod_template(build(FOLDER / "aggregated"), "SemkvRouter")["metadata"]["labels"]
     jobs = {labels[monitor["spec"]["jobLabel"]], "prod/dynamo-router"}

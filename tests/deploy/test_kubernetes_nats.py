@@ -1,4 +1,5 @@
-"""The broker of the shipped graphs on a real server: each pod has the URL of its role, and the server refuses it the rest."""
+"""The broker of the shipped graphs on a real server: each pod has the URL of its role, and the server refuses it the
+rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The scripts of graphs/launch bring up a graph that answers, with the CPU engine in GPU workers' place, and take it down with them."""
+"""The scripts of graphs/launch bring up a graph that answers, with the CPU engine in GPU workers' place, and take it
+down with them."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "graphs" / "launch"
 SCRIPTS = ["agg_semkv.sh", "disagg_semkv.sh"]
 ENGINE = (
-    "python3 -m worker_connector.reference_engine --model tiny --model-dir {} --blocks-per-rank 64 --data-parallel-size 1"
-    " --threads 1 --max-num-tokens 512"
+    "python3 -m worker_connector.reference_engine --model tiny --model-dir {} --blocks-per-rank 64 "
+    "--data-parallel-size 1 --threads 1 --max-num-tokens 512"
 )
 
 

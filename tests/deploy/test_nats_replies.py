@@ -1,7 +1,8 @@
-"""What a worker names as the subject of the broker's answer leads nowhere that is not its own, on the oldest and the newest server.
+"""What a worker names as the subject of the broker's answer leads nowhere that is not its own, on the oldest and the
+newest server.
 
-Permissions of NATS cover the subject that is published to, not the one that is to be answered on. A publish into a stream is answered
-with an acknowledgement, so whoever may publish could have the broker itself publish anywhere.
+Permissions of NATS cover the subject that is published to, not the one that is to be answered on. A publish into a
+stream is answered with an acknowledgement, so whoever may publish could have the broker itself publish anywhere.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ async def test_no_reply_of_a_worker_reaches_a_stream_an_api_or_another_worker(br
 
 
 async def test_a_trace_that_a_worker_asks_for_reaches_no_one_else(broker: Broker) -> None:
-    """`Nats-Trace-Dest` names one more subject on which the broker speaks; older servers hold it against no permission."""
+    """`Nats-Trace-Dest` names one more subject on which the broker speaks; older servers hold it against no
+    permission."""
     heard: list[tuple[str, bytes]] = []
 
     async def hear(message: Any) -> None:
@@ -158,7 +160,8 @@ async def test_a_router_s_reply_removes_nothing(broker: Broker) -> None:
 
 @pytest.mark.parametrize("server", sorted(nats_example.SERVERS))
 async def test_streams_outlive_a_forged_purge_where_nothing_else_stops_it(server: str, tmp_path: Path) -> None:
-    """One account for all and a lenient server, as a fleet's own broker may be: what the streams themselves refuse is left."""
+    """One account for all and a lenient server, as a fleet's own broker may be: what the streams themselves refuse is
+    left."""
     (tmp_path / "nats.conf").write_text("jetstream { store_dir: $SEMKV_NATS_STORE, strict: false }")
     with nats_example.running(tmp_path / "nats.conf", tmp_path, server=server) as broker:
         settings = BusConfig(url=f"nats://127.0.0.1:{broker.port}", stream_max_bytes=16 * 2**20)

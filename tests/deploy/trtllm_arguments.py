@@ -1,4 +1,5 @@
-"""Parses a worker's arguments with Dynamo's own parser for TensorRT-LLM workers, and prints what it made of them as JSON.
+"""Parses a worker's arguments with Dynamo's own parser for TensorRT-LLM workers, and prints what it made of them as
+JSON.
 
 Run as a program: the parser takes four defaults from a type of tensorrt_llm, for which an empty stand-in is put here.
 """

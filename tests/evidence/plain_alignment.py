@@ -1,4 +1,5 @@
-"""Alignment by its definition: one candidate at a time, one sample at a time. What `dynamo_semkv.evidence.alignment` has to say, slowly."""
+"""Alignment by its definition: one candidate at a time, one sample at a time. What `dynamo_semkv.evidence.alignment`
+has to say, slowly."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def plain(prompt: Samples, prompt_tokens: int, sketch: DonorSketch) -> Plain:
 
 
 def _gap(positions: list[int], before: int, after: int, tokens: int) -> int:
-    """Tokens between two neighbouring window starts; in front of the first one and behind the last, to the end of the document."""
+    """Tokens between two neighbouring window starts; in front of the first one and behind the last, to the end of the
+    document."""
     begin = positions[before] if before >= 0 else -1
     end = positions[after] if after < len(positions) else tokens - NGRAM + 1
     return end - begin - 1

@@ -1,11 +1,11 @@
 """A process that is SemBlend's emitter and nothing else: `python semblend_process.py` with a script as JSON on stdin.
 
-The script: `url`, `flavour` (`dynamo` or `trtllm`), `worker_id`, `generation`, and `steps`, a list of `[name, arguments]`. Every event is
-built by SemBlend's own code and published by it, as JSON over core NATS on its own subject. Only the embedder is ours, a list of floats
-given with each donor: SemBlend's would download a model.
+The script: `url`, `flavour` (`dynamo` or `trtllm`), `worker_id`, `generation`, and `steps`, a list of `[name,
+arguments]`. Every event is built by SemBlend's own code and published by it, as JSON over core NATS on its own subject.
+Only the embedder is ours, a list of floats given with each donor: SemBlend's would download a model.
 
-`semblend/__init__.py` imports the whole product, and torch if it is there; the emitter needs numpy alone. So the packages on the way to it
-are put in place without running their `__init__`.
+`semblend/__init__.py` imports the whole product, and torch if it is there; the emitter needs numpy alone. So the
+packages on the way to it are put in place without running their `__init__`.
 """
 
 from __future__ import annotations

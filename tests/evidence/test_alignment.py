@@ -116,7 +116,8 @@ def test_a_passage_the_prompt_repeats_follows_its_context() -> None:
 
 
 def test_a_passage_repeated_under_a_shared_slot_follows_its_context_too() -> None:
-    """Partners are looked up by the upper half of the fingerprint. Here the repeated one shares it with another, which comes first."""
+    """Partners are looked up by the upper half of the fingerprint. Here the repeated one shares it with another, which
+    comes first."""
     first, repeated = 0x0001_0001, 0x0001_0002
     fingerprints = np.array([first, 0x2222_0000, repeated, 0x3333_0000, repeated, 0x4444_0000], np.uint32)
     positions = np.arange(0, 192, 32, dtype=np.uint32)
@@ -197,7 +198,8 @@ def test_all_at_once_is_what_the_definition_says_of_each(
     kept_bits: int,
     holes: bool,
 ) -> None:
-    """Any number of candidates, with and without repeated passages, evicted parts, and fingerprints that share a slot of the table."""
+    """Any number of candidates, with and without repeated passages, evicted parts, and fingerprints that share a slot
+    of the table."""
     sources = [document(1_000 * seed + n, 300, vocabulary) for n in range(6)]
     prompt = joined(*(sources[n][:length] for n, length in ours))
     sketches = [DonorSketch.of(joined(*(sources[n][:length] for n, length in it)), DIGEST, []) for it in theirs]
@@ -264,7 +266,8 @@ class Counted(np.ndarray[Any, Any]):
 
 @pytest.mark.parametrize("alternate", [2, 2_000])
 def test_a_prompt_made_of_fingerprints_that_share_a_slot_costs_no_more_operations_than_others(alternate: int) -> None:
-    """Each of thousands of places cost a pass over all samples of all donors: half a second of the provider's thread."""
+    """Each of thousands of places cost a pass over all samples of all donors: half a second of the provider's
+    thread."""
     m = 16_000
     links, at = np.ones(m, np.uint16), np.arange(m, dtype=np.uint32) * 8
     spread = np.arange(m, dtype=np.uint32) * np.uint32(2**18)

@@ -181,7 +181,8 @@ def test_snapshot_is_plain_and_bounded() -> None:
 
 
 def test_the_garbage_collector_does_not_walk_donors() -> None:
-    """A full collection over a hundred thousand donors of four objects each would stop the event loop for a quarter of a second."""
+    """A full collection over a hundred thousand donors of four objects each would stop the event loop for a quarter of
+    a second."""
     provider = FingerprintProvider()
     target = DonorCatalog([provider], clock=ManualClock())
     tape = EventTape()

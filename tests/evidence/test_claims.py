@@ -1,4 +1,5 @@
-"""What a provider says is possible for the prompt, and of the types that the contract says, before anybody else sees it."""
+"""What a provider says is possible for the prompt, and of the types that the contract says, before anybody else sees
+it."""
 
 from __future__ import annotations
 

@@ -213,8 +213,8 @@ class Counting:
 
 
 def test_a_window_is_read_once_for_each_tenant(make: Callable[..., EmbeddingProvider], models: Path) -> None:
-    """A donor's windows were those of its prompt, the next turn begins with the same ones: only what is new costs anything. Another
-    tenant's lookup costs what it would without the first one: its time tells nothing."""
+    """A donor's windows were those of its prompt, the next turn begins with the same ones: only what is new costs
+    anything. Another tenant's lookup costs what it would without the first one: its time tells nothing."""
     encoder = Counting(OnnxEncoder(models))
     provider = make(encoder=encoder, query_windows=64)
     learn(provider, "d", words(1, 512))
@@ -229,7 +229,8 @@ def test_a_window_is_read_once_for_each_tenant(make: Callable[..., EmbeddingProv
 
 
 def test_what_is_no_more_alike_than_everybody_is_no_match(make: Callable[..., EmbeddingProvider]) -> None:
-    """Twelve donors that speak of the same sixty words, a stranger that does too: alike, and not more so to one than to the others."""
+    """Twelve donors that speak of the same sixty words, a stranger that does too: alike, and not more so to one than to
+    the others."""
     provider = make(min_lead=0.1, min_similarity_alone=0.6)
     own = np.random.default_rng(1).choice(np.arange(1, WORDS), 60, replace=False)
     said = [np.random.default_rng(100 + n).choice(own, 512).astype(np.uint32) for n in range(13)]
@@ -244,7 +245,8 @@ def test_what_is_no_more_alike_than_everybody_is_no_match(make: Callable[..., Em
 
 
 def test_of_two_texts_that_are_equally_alike_neither_is_meant(make: Callable[..., EmbeddingProvider]) -> None:
-    """Each donor has half of what the prompt says. Where only one of them has it, it is meant, and so is its copy on another replica."""
+    """Each donor has half of what the prompt says. Where only one of them has it, it is meant, and so is its copy on
+    another replica."""
     both = np.concatenate((words(1, 256), words(2, 256)))
     halves = {
         "one": np.concatenate((words(1, 256), words(8, 256))),

@@ -1,4 +1,5 @@
-"""Any order in which live and replayed events can arrive ends in the state that the tape in order gives (Mooncake P#4159)."""
+"""Any order in which live and replayed events can arrive ends in the state that the tape in order gives (Mooncake
+P#4159)."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_mooncake_4159_any_permutation_with_duplicates_converges(tape: EventTape
 def test_mooncake_4159_a_replay_mixed_with_live_events_brings_nothing_back(
     tape: EventTape, data: st.DataObject
 ) -> None:
-    """The consumer followed the stream, lost its connection, and gets a replay from some point while live events go on."""
+    """The consumer followed the stream, lost its connection, and gets a replay from some point while live events go
+    on."""
     seen = data.draw(st.integers(0, len(tape.events)))
     replayed_from = data.draw(st.integers(0, seen))
     live, replay = tape.events[seen:], tape.events[replayed_from:]
@@ -65,7 +67,8 @@ def test_mooncake_4159_a_replay_mixed_with_live_events_brings_nothing_back(
 
 @given(tapes(generations=2), st.data())
 def test_a_stream_with_holes_never_credits_what_the_whole_tape_does_not(tape: EventTape, data: st.DataObject) -> None:
-    """Losing events costs credit. It may never leave a donor credited that the whole tape removed, once a later event shows the gap."""
+    """Losing events costs credit. It may never leave a donor credited that the whole tape removed, once a later event
+    shows the gap."""
     lost = data.draw(st.sets(st.integers(0, len(tape.events) - 1)))
     arrived = [event for n, event in enumerate(tape.events) if n not in lost or n == len(tape.events) - 1]
     assert state(arrived).items() <= state(tape.events).items()

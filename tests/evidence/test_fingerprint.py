@@ -82,7 +82,8 @@ def test_the_same_document_behind_another_instruction_is_semantic() -> None:
 
 
 def test_a_small_proven_prefix_does_not_make_a_match_exact() -> None:
-    """One system block in common and six thousand tokens elsewhere: what an exact engine could load is not what is claimed."""
+    """One system block in common and six thousand tokens elsewhere: what an exact engine could load is not what is
+    claimed."""
     system, body = document(6, 64), document(7, 4_000)
     provider = provider_with(*BACKGROUND, joined(system, document(8, 100), body))
     match = provider.lookup(query_of(joined(system, document(9, 33), body), NS))[0]
@@ -164,7 +165,8 @@ def test_a_template_does_not_hide_the_right_document() -> None:
 
 
 def test_a_template_of_many_is_a_match_where_it_is_a_proven_prefix_worth_the_name() -> None:
-    """A third of the donors begin with it: a proven prefix needs no rarity. One of 300 tokens is not worth naming in a long prompt."""
+    """A third of the donors begin with it: a proven prefix needs no rarity. One of 300 tokens is not worth naming in a
+    long prompt."""
     template = document(20, 1_400)
     templated = [joined(template, document(100 + n, 3_000)) for n in range(12)]
     provider = provider_with(*BACKGROUND, *templated)

@@ -34,7 +34,8 @@ async def test_who_proved_ranks_above_who_only_finds_alike() -> None:
 
 
 async def test_nobody_waits_for_a_provider_that_could_add_nothing() -> None:
-    """The first one located most of the prompt. The second, which hangs, is neither waited for nor held to have failed."""
+    """The first one located most of the prompt. The second, which hangs, is neither waited for nor held to have
+    failed."""
     slow = ScriptedProvider(name="embedding")
     slow._steps = [slow.hang]
     quick = ScriptedProvider(

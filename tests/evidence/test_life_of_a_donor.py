@@ -1,5 +1,5 @@
-"""From the bus to the score sheet: an event that cannot be read costs its own stream its credit until a reset, and a donor is
-worth less on a slower tier, and nothing once it is evicted."""
+"""From the bus to the score sheet: an event that cannot be read costs its own stream its credit until a reset, and a
+donor is worth less on a slower tier, and nothing once it is evicted."""
 
 from __future__ import annotations
 

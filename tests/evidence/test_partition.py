@@ -110,7 +110,8 @@ def test_a_long_donor_is_thinned_by_content() -> None:
 
 
 def test_of_a_short_donor_those_are_posted_that_a_long_prompt_would_ask_for() -> None:
-    """Its other samples are for alignment only: a prompt is looked up at the widest spacing, whatever is there to be found."""
+    """Its other samples are for alignment only: a prompt is looked up at the widest spacing, whatever is there to be
+    found."""
     tokens = document(2, 2_000)
     short = sketch_of(tokens, NS)
     wide = SampledText(tokens, sketch_key(NS.digest())).samples(32)
@@ -139,7 +140,8 @@ def test_a_large_table_is_there_before_it_is_used_and_goes_in_steps(monkeypatch:
 
 @pytest.mark.parametrize("large", [1 << 20, 4_096])
 def test_growth_happens_in_small_steps_and_loses_nobody(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While tables are exchanged every donor stays findable and no call moves more than a few rows. Large tables are waited for."""
+    """While tables are exchanged every donor stays findable and no call moves more than a few rows. Large tables are
+    waited for."""
     monkeypatch.setattr(postings, "_LARGE", large)
     monkeypatch.setattr(partitions, "BYTES_PER_STEP", 512)
     partition = Partition(ways=16)
@@ -253,7 +255,8 @@ def test_what_everybody_carries_weighs_nothing_and_what_one_carries_weighs_one()
 
 
 def test_a_template_of_thinned_donors_is_not_rare_because_few_say_so() -> None:
-    """Most donors are long and post half of their fingerprints; the other half of the template is known from the short ones only."""
+    """Most donors are long and post half of their fingerprints; the other half of the template is known from the short
+    ones only."""
     template = document(3, 1_000)
     partition = Partition(16)
     for n in range(30):

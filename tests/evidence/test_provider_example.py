@@ -1,4 +1,5 @@
-"""The provider that docs/writing-a-provider.md shows is run as it stands there: fed by a catalog, asked under the deadline."""
+"""The provider that docs/writing-a-provider.md shows is run as it stands there: fed by a catalog, asked under the
+deadline."""
 
 from __future__ import annotations
 

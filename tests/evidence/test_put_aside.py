@@ -1,5 +1,5 @@
-"""The optional providers themselves, real index and real pipeline, whose model raises, is late or never answers: each lookup comes back,
-the provider is put aside, and it comes back when its model does."""
+"""The optional providers themselves, real index and real pipeline, whose model raises, is late or never answers: each
+lookup comes back, the provider is put aside, and it comes back when its model does."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ A = namespace("a")
 
 
 class Faulty:
-    """An encoder, or SemBlend's pipeline, that does what `how` says: `well`, `raises`, or `waits` until it is let go. SemBlend's embedder
-    is no place for faults: its pipeline catches them and compares words instead."""
+    """An encoder, or SemBlend's pipeline, that does what `how` says: `well`, `raises`, or `waits` until it is let go.
+    SemBlend's embedder is no place for faults: its pipeline catches them and compares words instead."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

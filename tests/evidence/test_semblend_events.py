@@ -1,6 +1,8 @@
-"""SemBlend 0.3.25's own emitter against our bus and catalog: separate processes, a real broker, nothing faked but the embedder.
+"""SemBlend 0.3.25's own emitter against our bus and catalog: separate processes, a real broker, nothing faked but the
+embedder.
 
-Its donors are taken, kept apart by tenant, and credited to nobody here: they carry no sketch, and no request's digest is theirs.
+Its donors are taken, kept apart by tenant, and credited to nobody here: they carry no sketch, and no request's digest
+is theirs.
 """
 
 from __future__ import annotations
@@ -176,7 +178,8 @@ async def test_embeddings_of_any_kind_are_opaque(side: Side) -> None:
 
 
 async def test_a_restarted_process_starts_over(side: Side) -> None:
-    """Event ids from 0 again, a later generation, the same worker 0; then the first process, which was only slow, speaks once more."""
+    """Event ids from 0 again, a later generation, the same worker 0; then the first process, which was only slow,
+    speaks once more."""
     await side.run(RESET, register("first"), register("both"))
     await side.run(RESET, register("both"), register("second"), generation=BOOT + 1)
     assert creditable(side.catalog, 0) == {"both", "second"}
@@ -186,7 +189,8 @@ async def test_a_restarted_process_starts_over(side: Side) -> None:
 
 
 async def test_a_restart_that_keeps_its_generation_adds_nothing(side: Side) -> None:
-    """Generation 0 is the emitter's default. Its events of the second life have ids that were seen: duplicates, never donors."""
+    """Generation 0 is the emitter's default. Its events of the second life have ids that were seen: duplicates, never
+    donors."""
     await side.run(RESET, register("first"), generation=0)
     await side.run(RESET, register("second"), generation=0)
     assert side.verdicts[-2:] == [Verdict.DUPLICATE] * 2
@@ -200,7 +204,8 @@ async def test_a_head_without_reset_is_understood(side: Side) -> None:
 
 
 async def test_our_donors_stay_ours(side: Side) -> None:
-    """A SemBlend process may not take, move, evict or purge what our connectors registered, nor place donors on their workers."""
+    """A SemBlend process may not take, move, evict or purge what our connectors registered, nor place donors on their
+    workers."""
     ours = namespace("")
     tape = EventTape(worker_id=7)
     tape.reset()

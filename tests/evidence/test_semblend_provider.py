@@ -99,7 +99,8 @@ def test_it_finds_the_donor_and_claims_what_is_equal(make: Callable[..., SemBlen
 
 
 def test_one_tenants_text_is_never_found_by_another(make: Callable[..., SemBlendProvider]) -> None:
-    """Its store strips blanks from salts and shows keyed donors to unkeyed lookups: neither can happen with a digest as the key."""
+    """Its store strips blanks from salts and shows keyed donors to unkeyed lookups: neither can happen with a digest as
+    the key."""
     provider, blank = make(), namespace(" a ")
     learn(provider, "a", words(1))
     for where in (B, blank, namespace("")):

@@ -1,4 +1,5 @@
-"""Gaps, restarts, generations and absent workers: each public report about event order has its test here, named after it."""
+"""Gaps, restarts, generations and absent workers: each public report about event order has its test here, named after
+it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def test_a_worker_that_went_and_comes_back_with_other_ranks_may_have_them() -> N
 
 
 def test_gaps_of_invented_ranks_take_no_room_from_a_gap_of_others() -> None:
-    """Events that came too early are held until the missing ones come; without room a stream is lost until its next generation."""
+    """Events that came too early are held until the missing ones come; without room a stream is lost until its next
+    generation."""
     target, _, _ = catalog(max_held=40, max_held_per_stream=20)
     for rank in range(40):
         tape = tape_of("a", "b", worker_id=HOSTILE, dp_rank=rank)

@@ -110,7 +110,8 @@ def test_no_history_shows_one_tenant_another(kind: str, parts: tuple[OnnxEncoder
 def test_nor_do_all_providers_together_with_a_store_that_is_always_full(
     parts: tuple[OnnxEncoder, TokenizerFile], steps: Any
 ) -> None:
-    """Every registration evicts somebody, of this tenant or of another; rows and slots go from one tenant to the next."""
+    """Every registration evicts somebody, of this tenant or of another; rows and slots go from one tenant to the
+    next."""
     together = [made(kind, parts) for kind in ("fingerprint", "semblend", "embedding")]
     catalog = DonorCatalog(together, clock=ManualClock(), max_donors=3, max_donors_per_namespace=2)
     runner = DeadlineRunner(together, AMPLE, 64)

@@ -1,8 +1,9 @@
-"""A sentence encoder of a few kilobytes and a tokenizer, written to a directory as the real ones are: ONNX and `tokenizer.json`.
+"""A sentence encoder of a few kilobytes and a tokenizer, written to a directory as the real ones are: ONNX and
+`tokenizer.json`.
 
-The encoder looks its tokens up in a table of random vectors, so that a text's mean vector is that of its bag of words: the same
-words in another order are a paraphrase. The ONNX file is encoded by hand (protobuf: a key of field number and wire type, then
-the value), which needs no package.
+The encoder looks its tokens up in a table of random vectors, so that a text's mean vector is that of its bag of words:
+the same words in another order are a paraphrase. The ONNX file is encoded by hand (protobuf: a key of field number and
+wire type, then the value), which needs no package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What comes over the bus: whatever it is, it is taken, or dropped and counted; nothing is raised into a subscription."""
+"""What comes over the bus: whatever it is, it is taken, or dropped and counted; nothing is raised into a
+subscription."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_any_messages_into_the_intake(found: list[tuple[str, bytes, str, str | N
     catalog = DonorCatalog([provider], clock=ManualClock())
     listener = Listener()
     intake = Intake(
-        Nobody(), listener.book, apply_donor_event=catalog.apply, announce=directory.announce, wall=lambda: 5.0, monotonic=lambda: 5.0
+        Nobody(), listener.book, apply_donor_event=catalog.apply, announce=directory.announce,
+        wall=lambda: 5.0, monotonic=lambda: 5.0,
     )  # fmt: skip
     if live:
         intake.caught_up(subjects.ROUTE_STREAM)
@@ -138,7 +140,8 @@ def stored_message(payload: bytes, subject: str, sequence: int) -> Any:
 @settings(max_examples=60)
 @given(st.lists(stored_packs(), max_size=4))
 def test_any_pack_into_a_subscription_and_the_intake(found: list[bytes]) -> None:
-    """Every record is taken or counted as refused, and a pack that is none counts as one; none of it ends the subscription."""
+    """Every record is taken or counted as refused, and a pack that is none counts as one; none of it ends the
+    subscription."""
     listener = Listener()
     bus = BusSubscriber(BusConfig(), "test")
     intake = Intake(bus, listener.book, apply_donor_event=print, announce=print)
@@ -172,7 +175,8 @@ def test_any_pack_into_a_subscription_and_the_intake(found: list[bytes]) -> None
 def test_any_sound_donor_events_in_any_order_into_catalog_and_index(
     events: list[DonorEvent], metadata: bytes, at: int
 ) -> None:
-    """Sound by the codec, and otherwise whatever an emitter may think of: sketches that are none, ids in any order, other workers."""
+    """Sound by the codec, and otherwise whatever an emitter may think of: sketches that are none, ids in any order,
+    other workers."""
     provider = FingerprintProvider()
     catalog = DonorCatalog([provider], clock=ManualClock(), max_donors=4, max_held=4, max_streams=4)
     for event in events:
@@ -213,7 +217,8 @@ def test_any_hint_on_a_request(said: Any, native: bool) -> None:
     reader = HintReader()
     reader.of_request(Native(kv_hints=Native(**fields) if native else said))
     assert set(reader.counts) <= {
-        "donor", "fetch_not_supported", "unknown_action", "unknown_version", "bad_payload", "bad_envelope", "unsupported_envelope",
+        "donor", "fetch_not_supported", "unknown_action", "unknown_version", "bad_payload", "bad_envelope",
+        "unsupported_envelope",
     }  # fmt: skip
 
 

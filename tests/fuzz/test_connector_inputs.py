@@ -1,4 +1,5 @@
-"""What reaches an engine process from beside it: local sockets, the engine's cache events, files of a disk tier, the model's directory."""
+"""What reaches an engine process from beside it: local sockets, the engine's cache events, files of a disk tier, the
+model's directory."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.fuzz import odd
 from worker_connector.disk.block_file import BlockFormat, BlockRecord
 from worker_connector.disk.namespace_codec import namespace_of, words_of
 from worker_connector.disk.store_epoch import read_epoch
-from worker_connector.donors.kv_event_socket import MAX_FRAME, EventEar
+from worker_connector.donors.kv_event_socket import MAX_FRAME, KvEventListener
 from worker_connector.donors.kv_events import KvFreshness
 from worker_connector.engine_api.request_view import pack_tokens, unpack_tokens
 from worker_connector.fetch import peers as fetch_peers
@@ -163,7 +164,8 @@ def test_any_address_of_a_hint(text: str) -> None:
 EVENT = {
     "event_id": 0, "window_size": 64, "attention_dp_rank": 0, "layer_group_id": 0,
     "data": {"type": "stored", "parent_hash": None, "blocks": [
-        {"block_hash": 5, "tokens": [{"token_id": n, "token_extra_id": 0} for n in range(2)], "cache_level": 0, "priority": 1},
+        {"block_hash": 5, "tokens": [{"token_id": n, "token_extra_id": 0} for n in range(2)],
+         "cache_level": 0, "priority": 1},
     ]},
 }  # fmt: skip
 
@@ -181,7 +183,7 @@ def test_any_cache_events(events: list[Any]) -> None:
 @example(raw=struct.pack(">I", MAX_FRAME + 1))
 def test_any_bytes_of_an_event_pipe(tmp_path: Path, raw: bytes) -> None:
     heard: list[Any] = []
-    ear = EventEar(tmp_path / "s", heard.append)
+    ear = KvEventListener(tmp_path / "s", heard.append)
     over_a_socket(raw, ear._read)
     assert all(isinstance(events, list) for events in heard)
 

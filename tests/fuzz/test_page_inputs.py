@@ -1,4 +1,5 @@
-"""Raw bytes to the page: each gets an answer of HTTP or the end of its connection, none shows a fault of ours, and the page goes on.
+"""Raw bytes to the page: each gets an answer of HTTP or the end of its connection, none shows a fault of ours, and the
+page goes on.
 
 Drawn by a seed rather than by Hypothesis: what is shortened would be minutes of sockets.
 """

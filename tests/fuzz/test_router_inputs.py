@@ -1,4 +1,5 @@
-"""What reaches a router from clients, gateways, workers' cards, Dynamo's status server, the broker's API, and pages that it asks."""
+"""What reaches a router from clients, gateways, workers' cards, Dynamo's status server, the broker's API, and pages
+that it asks."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from tests.router.fakes import Rig, a_request
 from tests.router.test_desk import desk_of
 
 NAMES = (
-    "model", "token_ids", "routing", "extra_args", "nvext", "annotations", "agent_context", "multi_modal_data", "prefill_result",
+    "model", "token_ids", "routing", "extra_args", "nvext", "annotations", "agent_context", "multi_modal_data",
+    "prefill_result",
     "cache_salt", "lora_name", "kv_hints", "semkv", "backend_instance_id", "mm_hashes", "dp_rank",
     "decode_worker_id", "allowed_worker_ids", "routing_constraints", "required_taints", "preferred_taints",
 )  # fmt: skip
@@ -92,7 +94,8 @@ def test_any_request_is_served(request: Any, role: WorkerRole) -> None:
 CARD = {
     "display_name": "m", "source_path": "/m", "kv_cache_block_size": 32, "context_length": 4096,
     "runtime_config": {
-        "data_parallel_size": 2, "data_parallel_start_rank": 0, "stable_routing_id": "w", "total_kv_blocks": 9, "runtime_data": {},
+        "data_parallel_size": 2, "data_parallel_start_rank": 0, "stable_routing_id": "w", "total_kv_blocks": 9,
+        "runtime_data": {},
         "taints": ["a", "b"],
     },
     "worker_type": "prefill",

@@ -1,4 +1,5 @@
-"""What the scripts share: the device, pools of KV pages on it with their slab, and clocks. On the CPU the same code runs, for tests."""
+"""What the scripts share: the device, pools of KV pages on it with their slab, and clocks. On the CPU the same code
+runs, for tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The real connector under the reference engine, with weights and pages on the GPU: what a cold run, the engine's own cache and the
-slab give must be the same logits, bit by bit.
+"""The real connector under the reference engine, with weights and pages on the GPU: what a cold run, the engine's own
+cache and the slab give must be the same logits, bit by bit.
 
-Prompts end inside the chunk in which they end cold, so that all three compute the same last chunk by the same kernels. Pages are full
-of NaN until something writes them; copies and passes begin late. A random schedule follows: evictions from pool and slab, chunks,
-cancellations; its logits may differ in rounding, since chunks fall where the batch leaves room, and never by more.
+Prompts end inside the chunk in which they end cold, so that all three compute the same last chunk by the same kernels.
+Pages are full of NaN until something writes them; copies and passes begin late. A random schedule follows: evictions
+from pool and slab, chunks, cancellations; its logits may differ in rounding, since chunks fall where the batch leaves
+room, and never by more.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def schedule(
     lateness: Lateness = Lateness(),
     **options: Any,
 ) -> dict[str, Any]:
-    """Requests that share heads, on a pool and a slab that hold a part of them, some cancelled: how many gave other logits than a cold
-    engine."""
+    """Requests that share heads, on a pool and a slab that hold a part of them, some cancelled: how many gave other
+    logits than a cold engine."""
     chosen = random.Random(3)
     heads = [prompt(chosen.randint(3, 9) * 32, seed) for seed in range(4)]
     tokens = [heads[n % 4] + prompt(10 + 13 * n, 100 + n) for n in range(prompts)]

@@ -1,7 +1,8 @@
 """What loads are said to have taken: every report has a time, and it is the time of the copies alone.
 
-The copies are timed by CUDA events on their stream. Neither what the engine had enqueued before them may count (it is kept busy for much
-longer than a copy takes), nor may the host wait for them: it must be back while they are still to come.
+The copies are timed by CUDA events on their stream. Neither what the engine had enqueued before them may count (it is
+kept busy for much longer than a copy takes), nor may the host wait for them: it must be back while they are still to
+come.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ LATE_MS = 100.0
 
 
 def measure(device: torch.device, *, blocks: int, block_bytes: int, late_ms: float = LATE_MS) -> dict[str, float]:
-    """Seconds: `plain`, of a load with an idle device, by the host's clock; `marked`, of one behind a busy engine, by its marks; `behind`,
-    how long the host was at handing it over."""
+    """Seconds: `plain`, of a load with an idle device, by the host's clock; `marked`, of one behind a busy engine, by
+    its marks; `behind`, how long the host was at handing it over."""
     bench = Bench.make(device, pages=blocks, slots=blocks, block_bytes=block_bytes, regions=one_region(block_bytes))
     moves = scattered(blocks)
 

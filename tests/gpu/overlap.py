@@ -1,9 +1,10 @@
-"""How much of a copy hides behind compute: 1 when the longer of the two takes as long as both together, 0 when they take turns.
+"""How much of a copy hides behind compute: 1 when the longer of the two takes as long as both together, 0 when they
+take turns.
 
-Copies go to pages that the compute does not touch, without the waits between streams that the connector adds where they could. What is
-measured is the side stream and the pinned slab, not a whole iteration. Blocks of 4 MiB go by the copy engine, of 64 KiB by kernels,
-which share the multiprocessors with the compute. `engine_waits_ms`: how long the engine's next pass waits after a save, and how long
-the save takes.
+Copies go to pages that the compute does not touch, without the waits between streams that the connector adds where they
+could. What is measured is the side stream and the pinned slab, not a whole iteration. Blocks of 4 MiB go by the copy
+engine, of 64 KiB by kernels, which share the multiprocessors with the compute. `engine_waits_ms`: how long the engine's
+next pass waits after a save, and how long the save takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Every byte arrives where it should and nowhere else, and in the order of the streams, with no wait of the host in between.
+"""Every byte arrives where it should and nowhere else, and in the order of the streams, with no wait of the host in
+between.
 
-Pages that nobody may read are full of 0xFF (not a number in every floating-point format). The engine's stream and the copies are kept
-late, so that a wait that is missing is caught; `main` proves that by leaving each of them out once.
+Pages that nobody may read are full of 0xFF (not a number in every floating-point format). The engine's stream and the
+copies are kept late, so that a wait that is missing is caught; `main` proves that by leaving each of them out once.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ POISON = 0xFF
 
 
 class Late:
-    """A copy stream whose copies begin so many milliseconds late as `delay` says each time, and which leaves out what `without` names:
-    `after`, `before` or both."""
+    """A copy stream whose copies begin so many milliseconds late as `delay` says each time, and which leaves out what
+    `without` names: `after`, `before` or both."""
 
     def __init__(
         self, device: torch.device, inner: CopyStream, delay: Callable[[], float], without: Sequence[str] = ()
@@ -138,8 +139,8 @@ def _check(bench: Bench, blocks: int, block_bytes: int, rounds: int, engine_late
         bench.slab.rows[slots, :block_bytes] = (
             content.cpu()
         )  # so that what follows is told apart from a save that went wrong
-        # A load into pages that an earlier pass still writes, and a forward pass that reads them right behind it. Every fourth block has
-        # no page.
+        # A load into pages that an earlier pass still writes, and a forward pass that reads them right behind it. Every
+        # fourth block has no page.
         loads = [
             Move(slot, (NO_PAGE if index % 4 == 3 else page,))
             for index, (slot, page) in enumerate(zip(slots, loaded_to, strict=True))

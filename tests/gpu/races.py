@@ -1,9 +1,10 @@
-"""A long random schedule in which the engine, its loads and its saves overlap, checked byte by byte afterwards, with no wait of the
-host that the connector itself would not make.
+"""A long random schedule in which the engine, its loads and its saves overlap, checked byte by byte afterwards, with no
+wait of the host that the connector itself would not make.
 
-Each page holds one value in all its bytes; which one is known by order of what was enqueued. Copies and passes begin at random times.
-The host overwrites a row once the load that reads it has landed, and looks at a row once the save into it has landed: both by ticket.
-`main` also leaves out each wait in turn; a schedule that then shows nothing wrong would prove nothing.
+Each page holds one value in all its bytes; which one is known by order of what was enqueued. Copies and passes begin at
+random times. The host overwrites a row once the load that reads it has landed, and looks at a row once the save into it
+has landed: both by ticket. `main` also leaves out each wait in turn; a schedule that then shows nothing wrong would
+prove nothing.
 """
 
 from __future__ import annotations

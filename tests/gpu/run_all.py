@@ -1,9 +1,9 @@
 """Everything in this folder, one after the other: `python -m tests.gpu.run_all [--out DIR] [--only NAME ...]`
 
-Each script is a process of its own, so that a fault of the device in one does not spoil the next, and has a time limit. Prints one JSON
-object and a short table; with `--out` the object goes to `DIR/results.json` and what the scripts had to say to `DIR/messages.log`,
-after each of them. Exit status: 0 when all that ran passed, 1 when one failed, 2 when there is no CUDA here. What could not be run is
-named with its reason, and is no failure.
+Each script is a process of its own, so that a fault of the device in one does not spoil the next, and has a time limit.
+Prints one JSON object and a short table; with `--out` the object goes to `DIR/results.json` and what the scripts had to
+say to `DIR/messages.log`, after each of them. Exit status: 0 when all that ran passed, 1 when one failed, 2 when there
+is no CUDA here. What could not be run is named with its reason, and is no failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rate at which the host seals blocks, alone and while saves come in; and what the saves lose by it.
 
-Sealing is the host's part of a save: a block may be offered once its checksum is known, so a seal rate below the copy's delays offers,
-and nothing else.
+Sealing is the host's part of a save: a block may be offered once its checksum is known, so a seal rate below the copy's
+delays offers, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Bandwidth of the connector's copies between slab and pages, as a ratio to one plain copy of as many pinned bytes.
 
-`python -m tests.gpu.slab_copy [--goal 0.8]`. Shapes of blocks that real models have: 4 MiB in one region (32 tokens of an 8B model in
-16 bits), the same in a region per layer, and small ones. Blocks of 16 KiB are shown and have no goal: counting them
-takes the host as long as moving them takes the bus. `ways`: what either way, copy engine or kernels, gives by size of a block,
-from which `KERNEL_BELOW` of worker_connector/memory/cuda_stream.py was chosen.
+`python -m tests.gpu.slab_copy [--goal 0.8]`. Shapes of blocks that real models have: 4 MiB in one region (32 tokens of
+an 8B model in 16 bits), the same in a region per layer, and small ones. Blocks of 16 KiB are shown and have no goal:
+counting them takes the host as long as moving them takes the bus. `ways`: what either way, copy engine or kernels,
+gives by size of a block, from which `KERNEL_BELOW` of worker_connector/memory/cuda_stream.py was chosen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def measure(
     rounds: int = 5,
     copies: CopyStream | None = None,
 ) -> dict[str, Any]:
-    """GB/s of plain copies, and by pattern and direction the ratio to them and the host's milliseconds per MiB to hand copies over."""
+    """GB/s of plain copies, and by pattern and direction the ratio to them and the host's milliseconds per MiB to hand
+    copies over."""
     blocks = total // block_bytes
     bench = Bench.make(
         device,

@@ -1,11 +1,12 @@
 """The connector under TensorRT-LLM: `python -m tests.gpu.trtllm_smoke --model DIR`
 
-Greedy outputs must be equal: without a connector, with one that does nothing (over more tokens than a block has, so that blocks are
-completed while decoding), and with ours cold, warm from the engine's own cache, and restored from the slab after that cache was
-overrun. Warm and restored start their forward pass at the same token, so their logits must be equal bit by bit.
+Greedy outputs must be equal: without a connector, with one that does nothing (over more tokens than a block has, so
+that blocks are completed while decoding), and with ours cold, warm from the engine's own cache, and restored from the
+slab after that cache was overrun. Warm and restored start their forward pass at the same token, so their logits must be
+equal bit by bit.
 
-Exit status 3, with a message, where tensorrt_llm is not installed or no model was named. The logic runs on anything that is a
-`Subject`; a test has the reference engine for one.
+Exit status 3, with a message, where tensorrt_llm is not installed or no model was named. The logic runs on anything
+that is a `Subject`; a test has the reference engine for one.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from graphs.local.settings import LOW_GATE, GraphSettings
 from tests.graphs.traffic import PATIENT
 
 ROUTE_SECONDS = 25.0
-"""How long a route waits for its report here: longer than an outage of the broker takes on a busy machine. Clients of a broker that was
-away come back each in its own time, within some seconds; routes that wait less than that may close without a report on one router and
-with it on another."""
+"""How long a route waits for its report here: longer than an outage of the broker takes on a busy machine. Clients of a
+broker that was away come back each in its own time, within some seconds; routes that wait less than that may close
+without a report on one router and with it on another."""
 
 
 @pytest.fixture(scope="session")

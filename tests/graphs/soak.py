@@ -1,9 +1,10 @@
 """A graph under traffic and random kills, for as long as one likes: `make soak MINUTES=30`.
 
-Every round kills one part (or none), starts it again, lets traffic go on, among it a client that hangs up on every stream, stops it,
-and checks: no request was lost or answered differently, every route is closed once and alike on every router, no route is open, no
-lease, attempt or save is left on any rank, and what the processes hold in memory does not grow from round to round. Parts come in an order
-of chance, each once before any comes again. It prints the seed; the same seed kills the same parts in the same order.
+Every round kills one part (or none), starts it again, lets traffic go on, among it a client that hangs up on every
+stream, stops it, and checks: no request was lost or answered differently, every route is closed once and alike on every
+router, no route is open, no lease, attempt or save is left on any rank, and what the processes hold in memory does not
+grow from round to round. Parts come in an order of chance, each once before any comes again. It prints the seed; the
+same seed kills the same parts in the same order.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def resident_bytes(pid: int) -> int:
 def closed_alike(
     graph: LocalGraph, request_ids: Sequence[str | None], may_lack: Collection[str | None] = ()
 ) -> str | None:
-    """None when every router knows each request by the same closed attempts; else what differs. `may_lack`: requests of a time in which a
-    router was killed. What it had not handed to the bus yet died with it, so that nobody may know of such a request."""
+    """None when every router knows each request by the same closed attempts; else what differs. `may_lack`: requests of
+    a time in which a router was killed. What it had not handed to the bus yet died with it, so that nobody may know of
+    such a request."""
     for request_id in request_ids:
         seen = {
             router: sorted((r["route_id"], r["outcome"], r["reason"]) for r in routes(graph, router, request_id))
@@ -137,7 +139,8 @@ class Soak:
         wait_until("no route is open", lambda: not open_routes(graph), seconds, lambda: str(open_routes(graph)))
 
     def _next_part(self) -> str:
-        """Each once, in an order of chance, before any comes again: a short run meets as many of them as it has rounds."""
+        """Each once, in an order of chance, before any comes again: a short run meets as many of them as it has
+        rounds."""
         if not self._deck:
             self._deck = list(PARTS)
             self._rng.shuffle(self._deck)

@@ -1,7 +1,8 @@
-"""The funnel summed three ways under load and kills: from the metrics, from the history behind the page, and from what is on the bus.
+"""The funnel summed three ways under load and kills: from the metrics, from the history behind the page, and from what
+is on the bus.
 
-The sums over the bus are made here, from the raw route events and reports, by a join of their own: what they share with the router is the
-wire format alone.
+The sums over the bus are made here, from the raw route events and reports, by a join of their own: what they share with
+the router is the wire format alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tests.graphs.traffic import PATIENT, Traffic, get, read, snapshot, wait_unt
 pytestmark = [pytest.mark.graph, pytest.mark.slow]
 
 REPORT_SECONDS = 15.0
-"""Longer than a process stands still on a busy machine: a report that comes in time at one router only is a difference."""
+"""Longer than a process stands still on a busy machine: a report that comes in time at one router only is a
+difference."""
 STEPS = ("input", "evidence", "placed", "hinted", "materialized", "beyond_dynamo")
 
 
@@ -39,7 +41,8 @@ class OnBus(NamedTuple):
 
     @property
     def ended(self) -> list[RouteOpened]:
-        """Routes whose end somebody published; a router that is killed takes the ends of its running streams with it."""
+        """Routes whose end somebody published; a router that is killed takes the ends of its running streams with
+        it."""
         return [route for route_id, route in self.opened.items() if route_id in self.observed]
 
 
@@ -83,8 +86,9 @@ async def read_bus(url: str) -> OnBus:
 
 
 def joined(bus: OnBus) -> dict[str, int]:
-    """Route id -> confirmed tokens, by prompt, replica and time alone: a client here asks for a prompt again only seconds after it had its
-    answer, so a report belongs to the last route with its prompt that had begun on its replica. The ids in reports are not looked at."""
+    """Route id -> confirmed tokens, by prompt, replica and time alone: a client here asks for a prompt again only
+    seconds after it had its answer, so a report belongs to the last route with its prompt that had begun on its
+    replica. The ids in reports are not looked at."""
     found: dict[str, int] = {}
     for at, report in sorted(bus.reports, key=lambda item: item[0]):
         begun = [
@@ -199,7 +203,8 @@ def test_metrics_history_and_bus_agree_under_load_and_kills(graph: LocalGraph) -
     traffic.stop()  # whether each of them was served is the matter of test_kills
 
     def complete() -> OnBus | None:
-        """What is on the bus, once every route that has ended is closed on both routers, with its report or when its time was over."""
+        """What is on the bus, once every route that has ended is closed on both routers, with its report or when its
+        time was over."""
         bus = asyncio.run(read_bus(graph.nats.url))
         said = [snapshot(graph, router) for router in graph.router_names]
         return (
@@ -210,7 +215,8 @@ def test_metrics_history_and_bus_agree_under_load_and_kills(graph: LocalGraph) -
 
     bus = wait_until("every route closed on both routers", complete, 12 * REPORT_SECONDS)
     reported = joined(bus)
-    # A router that was killed left routes without an end. Whose report it is that such a prompt has, nobody can tell for sure any more.
+    # A router that was killed left routes without an end. Whose report it is that such a prompt has, nobody can tell
+    # for sure any more.
     unsure = {route.prompt_key for route_id, route in bus.opened.items() if route_id not in bus.observed}
     # Or it took the whole record of one with it, which was still gathered, and what is there of it is a report.
     ended = Counter(route.prompt_key for route in bus.ended)
@@ -242,7 +248,8 @@ def test_metrics_history_and_bus_agree_under_load_and_kills(graph: LocalGraph) -
         certain = [route for route in bus.ended if route.prompt_key not in unsure]
         assert summed(certain, kept, bus.observed) == summed(certain, reported, bus.observed)
 
-    # What the killed router had counted when it was last read was right; what closed later is in the history, and in no counter.
+    # What the killed router had counted when it was last read was right; what closed later is in the history, and in no
+    # counter.
     assert all(0 <= before[step] <= its_own[step] for step in its_own), (before, its_own)
 
     steps = [everything[step] for step in STEPS]

@@ -1,4 +1,5 @@
-"""The report's groups as they are planned, without a graph: enough text for every repeat, each scenario once, nothing without its rival."""
+"""The report's groups as they are planned, without a graph: enough text for every repeat, each scenario once, nothing
+without its rival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prometheus and Grafana beside the local graph: provisioned with its ports, ended with it, and a clear word when they are not there."""
+"""Prometheus and Grafana beside the local graph: provisioned with its ports, ended with it, and a clear word when they
+are not there."""
 
 from __future__ import annotations
 
@@ -134,8 +135,8 @@ def without_data(url: str, queries: dict[str, str]) -> list[str]:
 def test_every_panel_has_data_of_a_running_graph(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh graph under a workload that does not fit on the devices: no series is made up, and none is missing. Grafana is a stand-in
-    that only answers for its health: what Debian does not have is no part of the test run."""
+    """A fresh graph under a workload that does not fit on the devices: no series is made up, and none is missing.
+    Grafana is a stand-in that only answers for its health: what Debian does not have is no part of the test run."""
     program(tmp_path / "bin", "grafana", FAKE_GRAFANA.format(python=sys.executable))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     settings = GraphSettings(

@@ -1,4 +1,5 @@
-"""Prefill and decode apart: our router in front of the prefill workers, Dynamo's frontend and the decode worker as they are."""
+"""Prefill and decode apart: our router in front of the prefill workers, Dynamo's frontend and the decode worker as they
+are."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ def test_a_decode_worker_that_dies_has_its_streams_prefilled_again_and_ended_els
         found = streams_under_a_kill(graph, expected)
         for attempts in found:
             assert len({route["route_id"] for route in attempts}) == len(attempts)
-            # One router never gives a number twice. Two may, where the second attempt comes before they heard of the first (attempts.py).
+            # One router never gives a number twice. Two may, where the second attempt comes before they heard of the
+            # first (requests/attempts.py).
             numbers = {(route["opened"]["router"], route["attempt"]) for route in attempts}
             assert len(numbers) == len(attempts)
             assert {0} <= {number for _, number in numbers} <= set(range(len(attempts)))

@@ -1,5 +1,5 @@
-"""A worker whose slab is smaller than what it is asked for: the very request that comes again is served from its disk, as it was held at
-the door. Nobody hinted (shadow mode), so nothing was on its way before."""
+"""A worker whose slab is smaller than what it is asked for: the very request that comes again is served from its disk,
+as it was held at the door. Nobody hinted (shadow mode), so nothing was on its way before."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_a_prompt_that_is_on_disk_only_is_served_to_the_request_that_asks(graph:
 
 
 def _empty_device(graph: LocalGraph) -> None:
-    """The slab evicts first what the device holds too, by the engine's events. So it has heard of all of it, and that it is gone: then the
-    oldest goes first."""
+    """The slab evicts first what the device holds too, by the engine's events. So it has heard of all of it, and that
+    it is gone: then the oldest goes first."""
     wait_until("the connector knows what the device holds", lambda: _heard(graph) == _cached(graph) > 0)
     forget_device(graph)
     wait_until("the device is empty", lambda: _heard(graph) == _cached(graph) == 0)

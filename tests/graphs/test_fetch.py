@@ -1,5 +1,5 @@
-"""Two workers behind Dynamo's own KvRouter, and behind ours: a prompt that one of them holds is served by the others from blocks that they
-pulled, because Dynamo's `kv.fetch` hint said where they are."""
+"""Two workers behind Dynamo's own KvRouter, and behind ours: a prompt that one of them holds is served by the others
+from blocks that they pulled, because Dynamo's `kv.fetch` hint said where they are."""
 
 from __future__ import annotations
 

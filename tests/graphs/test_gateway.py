@@ -1,4 +1,5 @@
-"""A gateway that dispatches by itself: it asks for advice, sends to Dynamo's frontend in direct mode, and the outcome is joined."""
+"""A gateway that dispatches by itself: it asks for advice, sends to Dynamo's frontend in direct mode, and the outcome
+is joined."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def dispatch(graph: LocalGraph, prefill: dict[str, Any]) -> dict[str, Any]:
 def test_the_prefill_worker_that_was_advised_confirms_what_it_loaded(graph: LocalGraph) -> None:
     cold = advise(graph, PROMPT)
     first = dispatch(graph, cold["dynamo"])
-    # The next route has the same prompt and names its replica: the report of this one would be given to it if it came so late.
+    # The next route has the same prompt and names its replica: the report of this one would be given to it if it came
+    # so late.
     assert route(graph, cold["route_id"])["outcome"] == "no_donor"
     forget_device(graph)
     warm = advise_on_donor(graph, PROMPT)

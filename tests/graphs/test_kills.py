@@ -74,7 +74,8 @@ def test_a_killed_router_loses_no_request_and_comes_back_complete(graph: LocalGr
     graph.wait_ready()
     traffic.wait_for(8)
     ids = [answer.request_id for _, answer in traffic.finish()]
-    # No request is lost, but a record may be: of a request that was answered in the moment between its record and the bus.
+    # No request is lost, but a record may be: of a request that was answered in the moment between its record and the
+    # bus.
     soak.wait_closed_alike(graph, ids, 6 * ROUTE_SECONDS, traffic.sent_before(killed_at))
     lacking = [request_id for request_id in ids if not routes(graph, "router-1", request_id)]
     assert len(lacking) <= clients

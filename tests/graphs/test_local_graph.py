@@ -169,7 +169,8 @@ def test_a_device_prefix_goes_on_in_the_host_tier(graph: LocalGraph) -> None:
 
 
 def test_a_load_is_timed_against_its_replicas_cold_rate(graph: LocalGraph) -> None:
-    """Cold routes show each router the rate, by its own clock or by the bus; the record of a load says what it saved."""
+    """Cold routes show each router the rate, by its own clock or by the bus; the record of a load says what it
+    saved."""
     for seed in range(30, 34):
         cold = route_of(graph, send(graph, ask(seed, max_tokens=2)).request_id)
         assert (cold["ttft_class"], cold["saving"]) == ("cold", None)
@@ -236,7 +237,8 @@ def test_no_restart_was_needed_and_ports_stay_over_one(graph: LocalGraph) -> Non
 
 
 def test_a_worker_told_to_stop_finishes_what_it_runs(graph: LocalGraph) -> None:
-    """SIGTERM under traffic: it leaves discovery, its requests end or move, it exits cleanly, and nobody sees any of it."""
+    """SIGTERM under traffic: it leaves discovery, its requests end or move, it exits cleanly, and nobody sees any of
+    it."""
     traffic = Traffic(graph, first_seed=5000)
     traffic.wait_for(8)
     assert graph.processes["worker-0"].terminate(patience_seconds=60.0) == 0

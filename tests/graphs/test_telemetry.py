@@ -1,4 +1,5 @@
-"""Traces, log lines and connector metrics of real processes: one trace a request, no content anywhere, and no request that depends on them.
+"""Traces, log lines and connector metrics of real processes: one trace a request, no content anywhere, and no request
+that depends on them.
 
 The tests share one graph and run in order; the later ones break it. Every process logs at DEBUG, as JSON lines.
 """
@@ -134,8 +135,9 @@ def test_a_hinted_request_is_one_trace_through_router_and_engine(graph: LocalGra
     trace = 0
 
     def loaded() -> dict[str, Any] | None:
-        """Again until Dynamo has heard that the device caches are empty (before that there is nothing to place), and the hint came before
-        its request ended (on a busy machine it may not; the route is then joined by its prompt)."""
+        """Again until Dynamo has heard that the device caches are empty (before that there is nothing to place), and
+        the hint came before its request ended (on a busy machine it may not; the route is then joined by its
+        prompt)."""
         nonlocal trace
         forget_device(graph)
         trace = next(traces)
@@ -195,8 +197,8 @@ def test_connector_metrics_are_on_the_workers_status_server_and_in_the_engine_pr
 
 
 def lines_of(graph: LocalGraph, part: str) -> list[tuple[str, dict[str, Any]]]:
-    """Every line but those of Dynamo's Rust side, which have a `file`; `{}` for what is no JSON, such as the tracebacks that Dynamo's
-    bindings print of an exception that a handler raised."""
+    """Every line but those of Dynamo's Rust side, which have a `file`; `{}` for what is no JSON, such as the tracebacks
+    that Dynamo's bindings print of an exception that a handler raised."""
     lines = []
     whole, _, _ = graph.log_text(part).rpartition("\n")  # the last one may just be being written
     for text in whole.splitlines():
@@ -234,7 +236,8 @@ def test_lines_about_a_route_name_it_and_its_trace(graph: LocalGraph) -> None:
 def test_requests_are_served_while_the_collector_is_broken_and_the_broker_and_a_worker_die(
     graph: LocalGraph, collector: Collector
 ) -> None:
-    """Fails everything that a request could stumble over; what is written down meanwhile is looked at by the next test."""
+    """Fails everything that a request could stumble over; what is written down meanwhile is looked at by the next
+    test."""
     collector.answer = 503
     assert send(graph, 4)["choices"]
     answers: list[dict[str, Any]] = []

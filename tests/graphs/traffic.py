@@ -19,7 +19,8 @@ from graphs.local.graph import LocalGraph
 WAIT_SECONDS = 120.0
 """How long a state may take to come, on a machine that has much else to do."""
 PATIENT = {"evidence": {"deadline_ms": 1_000.0, "exact_deadline_ms": 1_000.0}}
-"""Overrides: the budgets at their longest. A lookup that came late because the machine was busy is not what these tests are about."""
+"""Overrides: the budgets at their longest. A lookup that came late because the machine was busy is not what these tests
+are about."""
 
 
 def prompt(seed: int, words: int = 60) -> str:
@@ -81,7 +82,8 @@ class Traffic:
         return self.answers
 
     def finish(self) -> list[tuple[int, Answer]]:
-        """Every answer; fails if one was lost, cut or differs from another answer to the same prompt (all are greedy)."""
+        """Every answer; fails if one was lost, cut or differs from another answer to the same prompt (all are
+        greedy)."""
         self.stop()
         bad = [answer for _, answer in self.answers if not answer.ok or answer.finish_reason != "length"]
         assert not bad, f"{len(bad)} of {len(self.answers)} failed, the first: {bad[0]}"

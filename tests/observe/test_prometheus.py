@@ -1,4 +1,5 @@
-"""A real Prometheus, with our configuration, against a page that counts: every panel and every recorded series has data."""
+"""A real Prometheus, with our configuration, against a page that counts: every panel and every recorded series has
+data."""
 
 from __future__ import annotations
 

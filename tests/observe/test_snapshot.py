@@ -136,5 +136,6 @@ def test_rows_of_the_bus_are_counts_also_with_a_stranger_among_them() -> None:
     stranger = StreamStatus("reports", True, 10, 0, 7, 0, (3.0, "2.0"))
     (row,) = build_snapshot(fake_state(fake_history(1), streams=[stranger]))["streams"]
     assert row == {
-        "name": "reports", "caught_up": True, "messages": 10, "malformed": 0, "unsupported_version": 7, "foreign_subject": 0,
+        "name": "reports", "caught_up": True, "messages": 10, "malformed": 0, "unsupported_version": 7,
+        "foreign_subject": 0,
     }  # fmt: skip

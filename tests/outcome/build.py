@@ -30,7 +30,8 @@ def route_id(number: int) -> str:
 
 
 def opened(number: int = 1, **fields: Any) -> RouteOpened:
-    """Pinned to `w-a/0`, where Dynamo would have chosen `w-b/0`; 1,000 prompt tokens of which 800 were evidence, placed and hinted."""
+    """Pinned to `w-a/0`, where Dynamo would have chosen `w-b/0`; 1,000 prompt tokens of which 800 were evidence, placed
+    and hinted."""
     values: dict[str, Any] = {
         "route_id": route_id(number),
         "router": "router-1",
@@ -95,7 +96,8 @@ def comparable(totals: Totals) -> dict[str, Any]:
 
 
 class Listener:
-    """A book with everything that it tells, and the history that it fills. Pairs close at once unless `settle_seconds` says otherwise."""
+    """A book with everything that it tells, and the history that it fills. Pairs close at once unless `settle_seconds`
+    says otherwise."""
 
     def __init__(self, ttl_seconds: float = 30.0, **options: Any) -> None:
         options.setdefault("settle_seconds", 0.0)

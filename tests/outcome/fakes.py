@@ -43,7 +43,8 @@ class FakeBroker:
 
 @dataclass
 class FakeSubscriber:
-    """Delivers nothing until `replay`; then all that is kept, one stream after the other in the order asked for, then live."""
+    """Delivers nothing until `replay`; then all that is kept, one stream after the other in the order asked for, then
+    live."""
 
     broker: FakeBroker
     handlers: dict[str, Callable[[Message], None]] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Properties: any interleaving and duplication of the same events gives the same closed routes and totals; nothing counts twice."""
+"""Properties: any interleaving and duplication of the same events gives the same closed routes and totals; nothing
+counts twice."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def test_any_interleaving_and_duplication_gives_the_same(events: list[Timed], da
 @given(scenario(), st.data())
 @settings(max_examples=200, deadline=None)
 def test_nothing_counts_twice_whenever_time_passes(events: list[Timed], data: st.DataObject) -> None:
-    """Also with routes that run out of time in between: every route closes once, every confirmed token is on one side."""
+    """Also with routes that run out of time in between: every route closes once, every confirmed token is on one
+    side."""
     it = Listener(
         ttl_seconds=data.draw(st.sampled_from([5.0, 30.0])), settle_seconds=data.draw(st.sampled_from([0, 1]))
     )

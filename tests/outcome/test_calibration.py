@@ -30,7 +30,8 @@ CONFIG = ScoringConfig(
 
 
 def closed(number: int = 1, *, confirmed: int = 800, said: dict[str, Any] | None = None, **fields: Any) -> ClosedRoute:
-    """Pinned to and served by `w-a/0`; 800 of 1,000 tokens hinted, all of them of a proven prefix unless `fields` says otherwise."""
+    """Pinned to and served by `w-a/0`; 800 of 1,000 tokens hinted, all of them of a proven prefix unless `fields` says
+    otherwise."""
     base = {"match_type": EXACT, "overlap": Bucket.HIGH, "tier": Tier.HOST_PINNED}
     start = opened(number, **{**base, **fields})
     replica = (
@@ -100,7 +101,8 @@ def test_an_engine_that_declines_everything_is_found_out_once_and_not_once_a_cel
 
 @pytest.mark.parametrize(("confirmed", "ranks"), [(0, 1), (0, 4), (800, 1)])
 def test_one_worker_moves_where_the_others_begin_by_no_more_than_its_cap(confirmed: int, ranks: int) -> None:
-    """Ten thousand routes that it declines, or claims, on however many ranks; three honest ones confirm half of a thousand."""
+    """Ten thousand routes that it declines, or claims, on however many ranks; three honest ones confirm half of a
+    thousand."""
     cap, strength = OF_ONE_WORKER * CONFIG.prior.strength, CONFIG.prior.strength
     of, without, new = taught(), taught(), StableReplica("w-new", 0)
     for number in range(1, 10_001):

@@ -1,4 +1,5 @@
-"""Equal prompts on one replica, joined by prompt alone: the engine's own count in the stream tells their reports apart."""
+"""Equal prompts on one replica, joined by prompt alone: the engine's own count in the stream tells their reports
+apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nobody inflates what is not theirs: what a peer says of a route is bounded by the route's own prompt, and nonsense is refused."""
+"""Nobody inflates what is not theirs: what a peer says of a route is bounded by the route's own prompt, and nonsense is
+refused."""
 
 from __future__ import annotations
 

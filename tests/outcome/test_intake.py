@@ -280,7 +280,8 @@ async def test_donor_events_and_announcements_are_handed_on(broker: FakeBroker, 
 
 
 async def test_who_speaks_in_another_name_is_not_heard(broker: FakeBroker, routers: Any) -> None:
-    """A broker that knows its users lets a worker publish under its own name only; what is said there of another worker is dropped."""
+    """A broker that knows its users lets a worker publish under its own name only; what is said there of another worker
+    is dropped."""
     router = await routers(ROUTES, REPORTS, subjects.DONOR_STREAM, subjects.ANNOUNCEMENT_STREAM)
     it = router.intake
     other, rank = StableReplica("w-b", 0), StableReplica("w-a", 1)
@@ -425,7 +426,8 @@ async def test_a_pack_that_the_bus_could_not_take_apart_is_refused_as_any_messag
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "replayed"])
 async def test_what_was_stored_twice_counts_once(broker: FakeBroker, routers: Any, live: bool) -> None:
-    """An outage between storing and acknowledging that outlasts the broker's memory for ids: a whole pack comes again."""
+    """An outage between storing and acknowledging that outlasts the broker's memory for ids: a whole pack comes
+    again."""
     other = await routers(ROUTES, REPORTS) if live else None
     for _ in range(2):
         for number in range(1, 6):

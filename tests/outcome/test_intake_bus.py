@@ -1,4 +1,5 @@
-"""Intake and journal on a real broker that is killed in the middle: no outcome is lost, and a router that starts later agrees."""
+"""Intake and journal on a real broker that is killed in the middle: no outcome is lost, and a router that starts later
+agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A connector's word of its load is held against the first token that the router saw: who lies is found out, and noise condemns nobody."""
+"""A connector's word of its load is held against the first token that the router saw: who lies is found out, and noise
+condemns nobody."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def believed(of: Calibration) -> bool:
 
 
 def lie(number: int, *, rank: int = 0) -> ClosedRoute:
-    """It says that it loaded at a quarter of the cost, and computed: the first token comes as if nothing had been there."""
+    """It says that it loaded at a quarter of the cost, and computed: the first token comes as if nothing had been
+    there."""
     return loaded(number, load=0.1, ttft=0.5, rank=rank)
 
 
@@ -79,7 +81,8 @@ def test_ranks_and_workers_are_judged_apart() -> None:
     ],
 )
 def test_what_proves_nothing(route: ClosedRoute) -> None:
-    """The queue was not known, or longer than the load; one of the clocks said nothing; they differ by less than is told apart."""
+    """The queue was not known, or longer than the load; one of the clocks said nothing; they differ by less than is
+    told apart."""
     of = taught(*COLD)
     for _ in range(4 * int(NEEDED)):
         close(of, route)
@@ -94,8 +97,9 @@ def test_what_proves_nothing(route: ClosedRoute) -> None:
 def test_noise_condemns_no_honest_replica(
     seed: int, queue_is: str, queue: float, spread: float, overhead: float
 ) -> None:
-    """Queues of up to twice what a load spares, known exactly, to a factor of two, or not at all; each time off by a log-normal factor;
-    and a constant delay of as much as three quarters of what is spared. Whoever lies among the same noise is found out."""
+    """Queues of up to twice what a load spares, known exactly, to a factor of two, or not at all; each time off by a
+    log-normal factor; and a constant delay of as much as three quarters of what is spared. Whoever lies among the same
+    noise is found out."""
     for honest in (True, False):
         rng = random.Random(seed)
         of = Calibration(CONFIG)

@@ -1,4 +1,5 @@
-"""Saved seconds: a rate from cold routes, what a load was worth against it, and a credit that follows measured loads."""
+"""Saved seconds: a rate from cold routes, what a load was worth against it, and a credit that follows measured
+loads."""
 
 from __future__ import annotations
 

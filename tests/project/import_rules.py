@@ -34,8 +34,8 @@ TESTING = "testing"
 TESTING_BELOW = "router"
 TESTING_USERS = ("bench",)
 
-# The same for worker_connector. Modules in its root count as a layer by their name: the first ones are leaves that all may import, the last
-# ones are what an engine names, and the wiring.
+# The same for worker_connector. Modules in its root count as a layer by their name: the first ones are leaves that all
+# may import, the last ones are what an engine names, and the wiring.
 CONNECTOR_LAYERS = (
     "errors",
     "timings",
@@ -61,7 +61,8 @@ CONNECTOR_LAYERS = (
 # And for the reference engine within it.
 ENGINE_LAYERS = ("models", "engine", "dynamo_worker", "__main__")
 
-# What worker_connector may see of dynamo_semkv. Telemetry: names of spans, metrics and log fields are the same on both sides.
+# What worker_connector may see of dynamo_semkv. Telemetry: names of spans, metrics and log fields are the same on both
+# sides.
 SHARED_WITH_CONNECTOR = ("contracts", "bus", "config", "telemetry")
 
 # Foreign packages that only the named modules may import (of those under OURS, tests excepted).
@@ -150,7 +151,8 @@ def direction_fault(importer: str, imported: str) -> str | None:
 
 
 def room_fault(importer: str, imported: str) -> str | None:
-    """Why our module `importer` may not import our module `imported`, by the rooms of worker_connector; None if it may."""
+    """Why our module `importer` may not import our module `imported`, by the rooms of worker_connector; None if it
+    may."""
     source, target = importer.split("."), imported.split(".")
     if target[0] != "worker_connector" or len(target) == 1:
         return None

@@ -1,4 +1,5 @@
-"""docs/architecture.md against the tree: each package has its line, and each module is named there or in its package's docstring."""
+"""docs/architecture.md against the tree: each package has its line, and each module is named there or in its package's
+docstring."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 READS = {
-    "json.loads", "json.load", "msgspec.json.decode", "msgspec.msgpack.decode", "msgspec.msgpack.Decoder", "msgspec.json.Decoder",
+    "json.loads", "json.load", "msgspec.json.decode", "msgspec.msgpack.decode", "msgspec.msgpack.Decoder",
+    "msgspec.json.Decoder",
     "msgspec.convert", "yaml.load", "np.frombuffer", "datetime.datetime.fromisoformat", "urlsplit",
 }  # fmt: skip
 ENDINGS = (".unpack", ".unpack_from", ".iter_unpack")
@@ -45,7 +46,8 @@ TESTED = {
 }
 OURS = {
     "dynamo_semkv/bus/server.py": "a file that our own nats-server has written",
-    "dynamo_semkv/evidence/deadline.py": "text that it has just written itself, to copy what a provider of this process shows",
+    "dynamo_semkv/evidence/deadline.py": "text that it has just written itself, to copy what a provider of this "
+    "process shows",
     "dynamo_semkv/evidence/postings.py": "memory of this process",
     "worker_connector/ledger/block.py": "memory of this process",
     "worker_connector/link/local_server.py": "what the kernel says of a connection",

@@ -101,7 +101,10 @@ def test_the_command_of_the_wheel_runs_without_this_checkout(wheel: Path, tmp_pa
     subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True, text=True)
     scripts = [path.name for path in (target / "bin").iterdir()]
     assert sorted(scripts) == ["dynamo-semkv", "dynamo_semkv"]
-    program = f"import sys; sys.path.insert(0, {str(target)!r}); from dynamo_semkv.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = (
+        f"import sys; sys.path.insert(0, {str(target)!r}); from dynamo_semkv.cli import main; "
+        f"sys.exit(main(sys.argv[1:]))"
+    )
     for arguments, says in ((["--version"], "0.1.0"), (["check-config"], "ok, hash")):
         shown = subprocess.run(
             [sys.executable, "-I", "-c", program, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
@@ -110,8 +113,9 @@ def test_the_command_of_the_wheel_runs_without_this_checkout(wheel: Path, tmp_pa
 
 
 def test_every_extra_of_both_is_satisfied_by_the_lock(wheel: Path, tmp_path: Path) -> None:
-    """pip itself, without an index: whatever an extra asks for is installed here in a version that fits. `make packages` installs each
-    extra in an environment of its own, and resolves semblend and peers, which the lock leaves out."""
+    """pip itself, without an index: whatever an extra asks for is installed here in a version that fits. `make
+    packages` installs each extra in an environment of its own, and resolves semblend and peers, which the lock leaves
+    out."""
     locked = re.findall(r"--extra (\S+)", (ROOT / "scripts" / "lock.sh").read_text())
     extras = ",".join(sorted({*locked, "telemetry"}))
     build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]

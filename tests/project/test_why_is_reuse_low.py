@@ -1,4 +1,5 @@
-"""docs/why-is-reuse-low.md: five steps, and every card, table, panel, command and field that they send a newcomer to is there."""
+"""docs/why-is-reuse-low.md: five steps, and every card, table, panel, command and field that they send a newcomer to is
+there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The places at which code can be cancelled: every `await` and `async for` of a module, and where a running task is suspended right now."""
+"""The places at which code can be cancelled: every `await` and `async for` of a module, and where a running task is
+suspended right now."""
 
 from __future__ import annotations
 

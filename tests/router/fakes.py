@@ -1,4 +1,5 @@
-"""Hand-written fakes of what the service stands on: the edge, its dispatch, the lookup, journal and hints. No Dynamo, no bus."""
+"""Hand-written fakes of what the service stands on: the edge, its dispatch, the lookup, journal and hints. No Dynamo,
+no bus."""
 
 from __future__ import annotations
 

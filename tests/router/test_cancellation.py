@@ -1,4 +1,5 @@
-"""Cancelled at every await of the way of a request, one by one: the route closes once, Dynamo's stream is given back, no task stays.
+"""Cancelled at every await of the way of a request, one by one: the route closes once, Dynamo's stream is given back,
+no task stays.
 
 The points are read from the source, so a new `await` that no scenario reaches fails here until it is reached.
 """
@@ -86,7 +87,8 @@ class Context:
 
 
 class World:
-    """One request through everything of ours: egress, spans, service, advice, dispatch. Dynamo follows `script`: an entry a call."""
+    """One request through everything of ours: egress, spans, service, advice, dispatch. Dynamo follows `script`: an
+    entry a call."""
 
     def __init__(self, tracing: Tracing, script: list[Any]) -> None:
         self.script = script
@@ -199,7 +201,8 @@ async def cancelled_after(steps: int, tracing: Tracing, way: str, script: str, s
 
 
 def held(world: World) -> bool:
-    """Whether anybody holds a stream of Dynamo's. What only the garbage collector can free counts as freed: it would be, a little later."""
+    """Whether anybody holds a stream of Dynamo's. What only the garbage collector can free counts as freed: it would
+    be, a little later."""
     if any(stream() is not None for stream in world.streams):
         gc.collect()
     return any(stream() is not None for stream in world.streams)
@@ -230,7 +233,8 @@ NOT_A_CANCELLATION = {
 
 
 async def test_cancelled_at_every_await_nothing_stays() -> None:
-    """Every way and script, cancelled after each number of steps until it is over; then: was every await among the places."""
+    """Every way and script, cancelled after each number of steps until it is over; then: was every await among the
+    places."""
     seen: set[tuple[str, int]] = set()
     with kept() as spans:
         for way, script in WAYS:

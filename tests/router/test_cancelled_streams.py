@@ -1,4 +1,5 @@
-"""Thousands of clients that hang up, through a real frontend, router, worker and broker: nothing stays, and the next one is served."""
+"""Thousands of clients that hang up, through a real frontend, router, worker and broker: nothing stays, and the next
+one is served."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ENDLESS = 10_000
 
 
 async def leave(port: int, body: bytes, *, unread: bool) -> bool:
-    """One client: asks for a stream and hangs up, at once (`unread`) or after the first chunk. Was it served until then?"""
+    """One client: asks for a stream and hangs up, at once (`unread`) or after the first chunk. Was it served until
+    then?"""
     reader, writer = await asyncio.open_connection(LOOPBACK, port)
     try:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"

@@ -1,4 +1,5 @@
-"""Departures: who left is cancelled once and told apart from who was cancelled otherwise; nothing is looked at when nobody is watched."""
+"""Departures: who left is cancelled once and told apart from who was cancelled otherwise; nothing is looked at when
+nobody is watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What we take for the cost of Dynamo's own router, held against its choices while requests run: tokens that wait and KV blocks in use."""
+"""What we take for the cost of Dynamo's own router, held against its choices while requests run: tokens that wait and
+KV blocks in use."""
 
 from __future__ import annotations
 
@@ -110,8 +111,8 @@ def loaded(open_graph: OpenGraph, request: pytest.FixtureRequest) -> Iterator[Lo
 
 
 def test_a_replica_wins_from_the_block_on_that_outweighs_what_runs_there(loaded: Loaded) -> None:
-    """Rank 0 waits or decodes, rank 1 is idle and empty: one block less than the load of rank 0 and Dynamo takes rank 1, one more and it
-    takes rank 0. At each, our cost names the same rank, so it is right to the block."""
+    """Rank 0 waits or decodes, rank 1 is idle and empty: one block less than the load of rank 0 and Dynamo takes rank
+    1, one more and it takes rank 0. At each, our cost names the same rank, so it is right to the block."""
     queued, active, _ = loaded.load()
     even = queued // BLOCK + active
     assert active >= RUNNING_BLOCKS

@@ -195,7 +195,8 @@ async def test_an_aggregated_router_leaves_a_named_decode_worker_to_dynamo() -> 
 
 
 async def test_a_queue_is_measured_against_replicas_that_the_request_may_go_to() -> None:
-    """An idle decode worker beside aggregated ones, or one outside the constraints, is no alternative: nobody is overloaded by it."""
+    """An idle decode worker beside aggregated ones, or one outside the constraints, is no alternative: nobody is
+    overloaded by it."""
     behind = Rig().config.placement.max_load_gap_tokens + 1
     cards = {replica: replace(it, role=WorkerRole.AGGREGATED) for replica, it in CARDS.items()}
     idle = {

@@ -1,4 +1,5 @@
-"""A route is explained at Dynamo's status server too, for routers without a page; whoever asks shows the token, or is on this machine."""
+"""A route is explained at Dynamo's status server too, for routers without a page; whoever asks shows the token, or is
+on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""With JSON logging every line of a router and a worker is JSON: for a client's 400, noise at the page and a refused start too."""
+"""With JSON logging every line of a router and a worker is JSON: for a client's 400, noise at the page and a refused
+start too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""KV events of a worker, relayed by Dynamo's own publisher, as Dynamo's own router sees them: tiers, ranks and cache salts.
+"""KV events of a worker, relayed by Dynamo's own publisher, as Dynamo's own router sees them: tiers, ranks and cache
+salts.
 
 The rule under test for whoever publishes: a salted block carries its salt in every event, under Dynamo's name for it.
 """

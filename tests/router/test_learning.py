@@ -1,4 +1,5 @@
-"""Placement follows confirmations: a router on fakes, the real book and calibration behind it, and an engine that does as it is told.
+"""Placement follows confirmations: a router on fakes, the real book and calibration behind it, and an engine that does
+as it is told.
 
 No processes and no time: requests go one after the other, and each route closes before the next one comes.
 """

@@ -1,4 +1,5 @@
-"""Whatever goes wrong with a request, no line and no span holds its prompt, its token ids or its salt. Everything at DEBUG."""
+"""Whatever goes wrong with a request, no line and no span holds its prompt, its token ids or its salt. Everything at
+DEBUG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers of one model that announce different namespaces: the odd one out loses advice, and says so; the others keep it."""
+"""Workers of one model that announce different namespaces: the odd one out loses advice, and says so; the others keep
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The page of a real router process in headless Chromium: what it shows is what happened in the graph behind it, without a reload."""
+"""The page of a real router process in headless Chromium: what it shows is what happened in the graph behind it,
+without a reload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`dynamo.kv_router.router_predicted_ttl_seconds`: what Dynamo has just placed counts as cached there, before the engine says so."""
+"""`dynamo.kv_router.router_predicted_ttl_seconds`: what Dynamo has just placed counts as cached there, before the
+engine says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The probes of graphs/kubernetes, asked as the kubelet asks them, of real router processes with and without workers."""
+"""The probes of graphs/kubernetes, asked as the kubelet asks them, of real router processes with and without
+workers."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def bus_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def start_router(g: TestGraph, url: str, container: dict[str, Any]) -> tuple[Process, int]:
-    """With the environment of the manifest, but for secrets, and the port of the status server, which the system chooses."""
+    """With the environment of the manifest, but for secrets, and the port of the status server, which the system
+    chooses."""
     written = {name: value for name, value in environment(container).items() if isinstance(value, str)}
     env = {**written, "DYN_SYSTEM_PORT": "0"}
     config = write_config(g, url)

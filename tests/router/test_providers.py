@@ -73,7 +73,8 @@ def test_both_libraries_load_in_a_process_that_has_neither(tmp_path: Path) -> No
     write_encoder(tmp_path)
     file = tmp_path / "c.yaml"
     file.write_text(
-        f"model: {{path: {tmp_path}}}\nevidence: {{deadline_ms: 40, embedding: {{enabled: true, model_path: {tmp_path}}}}}\n"
+        f"model: {{path: {tmp_path}}}\nevidence: {{deadline_ms: 40, embedding: {{enabled: true, model_path: "
+        f"{tmp_path}}}}}\n"
     )
     found = subprocess.run(
         [sys.executable, "-m", "dynamo_semkv", "check-config", str(file)], capture_output=True, text=True, check=False

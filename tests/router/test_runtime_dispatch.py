@@ -1,4 +1,5 @@
-"""One request through a scripted KvRouter: pins, the way back from a pin, failures before and after the first chunk, who served."""
+"""One request through a scripted KvRouter: pins, the way back from a pin, failures before and after the first chunk,
+who served."""
 
 from __future__ import annotations
 

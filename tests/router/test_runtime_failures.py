@@ -100,8 +100,8 @@ def test_a_pin_to_a_full_worker_goes_elsewhere_and_a_full_pool_is_529(rig: Rig) 
     full = graph.worker_id("w0")
 
     def publish(*blocks: int) -> None:
-        """Load of both workers, rank by rank. Told before each try: Dynamo's router overwrites a rank's load with its own count when it
-        sends the rank a request, and a worker's publisher keeps only the latest value."""
+        """Load of both workers, rank by rank. Told before each try: Dynamo's router overwrites a rank's load with its
+        own count when it sends the rank a request, and a worker's publisher keeps only the latest value."""
         for rank in (0, 1):
             for worker, active in enumerate(blocks):
                 rig.tell(worker, "load", rank=rank, active_decode_blocks=active)
@@ -135,8 +135,8 @@ def test_a_worker_that_shuts_down_in_the_middle_is_continued_elsewhere(rig: Rig)
     first, second = graph.dispatches()[-2:]
     assert first["id"] == second["id"], "a migrated request keeps the frontend's id"
     assert (first["outcome"], first["chunks"], first["pinned"]) == ("worker_lost", 2, True)
-    # The pin is still on the request. Dynamo leaves the worker out for some seconds, so mostly it is given up; the worker
-    # lives, so it may hold.
+    # The pin is still on the request. Dynamo leaves the worker out for some seconds, so mostly it is given up; the
+    # worker lives, so it may hold.
     assert (second["outcome"], second["fallback"]) == ("done", None if second["pinned"] else "no_worker")
     live = graph.query(rig.router, [1])["live"]
     assert {key.split("/")[0] for key in live} == {graph.worker_id("w1")}, "a lost worker can still be pinned to"

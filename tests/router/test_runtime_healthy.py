@@ -1,4 +1,5 @@
-"""A graph in which nothing goes wrong: what reaches the worker, who served, what listens, and that no process logs an error."""
+"""A graph in which nothing goes wrong: what reaches the worker, who served, what listens, and that no process logs an
+error."""
 
 from __future__ import annotations
 
@@ -149,8 +150,8 @@ def test_what_the_edge_knows_of_the_workers(healthy: Healthy) -> None:
     replicas = {f"{graph.worker_id(name)}/{rank}": name for name in ("w0", "w1") for rank in (0, 1)}
 
     def whole() -> Any:
-        """On a busy machine a connection may have failed just now, and that worker is not pinned to for some seconds; and what was booked
-        for a request is given back a little after its end."""
+        """On a busy machine a connection may have failed just now, and that worker is not pinned to for some seconds;
+        and what was booked for a request is given back a little after its end."""
         status = graph.query(healthy.routers[0], list(range(100)))
         return status if set(status["live"]) == set(replicas) and not any(map(any, status["loads"].values())) else None
 

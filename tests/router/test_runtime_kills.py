@@ -1,4 +1,5 @@
-"""kill -9 in the middle of traffic: a worker, one of two routers, the NATS server. No request is lost, and all comes back."""
+"""kill -9 in the middle of traffic: a worker, one of two routers, the NATS server. No request is lost, and all comes
+back."""
 
 from __future__ import annotations
 
@@ -146,8 +147,9 @@ def test_a_killed_nats_server(rig: Rig) -> None:
     load.wait_for(4)
     load.finish()
     assert not cut_streams(rig), "an attempt was cut, though requests do not travel through NATS"
-    # What was published while NATS was away is recovered with the first event of that rank that gets through. Clients of NATS are back
-    # within some seconds, each in its own time, so one event may still be lost: an engine that is quiet needs a heartbeat such as this.
+    # What was published while NATS was away is recovered with the first event of that rank that gets through. Clients
+    # of NATS are back within some seconds, each in its own time, so one event may still be lost: an engine that is
+    # quiet needs a heartbeat such as this.
     heartbeat = [{**blocks(0, 5), "cache_salt": "heartbeat"}, {"type": "BlockRemoved", "block_hashes": [5, 6, 7, 8]}]
 
     def recovered() -> bool:

@@ -1,4 +1,5 @@
-"""In front of which workers a router may stand, over real processes: their cards decide, and what cannot work is said at start."""
+"""In front of which workers a router may stand, over real processes: their cards decide, and what cannot work is said
+at start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Rotating the salt key under traffic: routers and workers with the old and the new key beside each other, in any order.
+"""Rotating the salt key under traffic: routers and workers with the old and the new key beside each other, in any
+order.
 
-No tenant ever sees another's donors, whatever key either side has; at worst a tenant is cold until both sides have the new key; requests
-without a salt notice nothing; nothing fails.
+No tenant ever sees another's donors, whatever key either side has; at worst a tenant is cold until both sides have the
+new key; requests without a salt notice nothing; nothing fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`python -m dynamo_semkv serve` as a process: frontend -> two router processes -> two scripted workers of two ranks, over a real bus.
+"""`python -m dynamo_semkv serve` as a process: frontend -> two router processes -> two scripted workers of two ranks,
+over a real bus.
 
 The workers have no engine; announcements and donors come from the test, as a connector would send them.
 """
@@ -309,8 +310,8 @@ def test_a_stream_whose_worker_is_killed_goes_on_as_another_attempt(g: TestGraph
     opened = sorted((e for e in events if isinstance(e, RouteOpened)), key=lambda e: e.opened_at)
     ends = {e.route_id: e.end for e in events if isinstance(e, RouteObserved)}
     assert len({e.request_id for e in opened}) == 1
-    # Whichever routers it came to, the attempts count on. (It may be sent to the dead worker once more before discovery knows; two attempts
-    # within one message's time on the bus may carry one number.)
+    # Whichever routers it came to, the attempts count on. (It may be sent to the dead worker once more before discovery
+    # knows; two attempts within one message's time on the bus may carry one number.)
     assert opened[0].attempt == 0
     assert all(e.attempt >= 1 for e in opened[1:])
     assert len({e.route_id for e in opened}) == len(opened)

@@ -1,4 +1,5 @@
-"""A running `serve` process whose configuration file is edited: frontend -> router -> one scripted worker, no broker."""
+"""A running `serve` process whose configuration file is edited: frontend -> router -> one scripted worker, no
+broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One request through RouterService on fakes: what is advised, what is recorded, and that no fault of ours reaches the client."""
+"""One request through RouterService on fakes: what is advised, what is recorded, and that no fault of ours reaches the
+client."""
 
 from __future__ import annotations
 
@@ -301,7 +302,8 @@ async def test_llm_d_router_1892_two_routers_decide_alike_from_the_same_state() 
 
 
 async def test_what_a_client_chooses_is_cut_before_it_is_written_down() -> None:
-    """What is longer than others take would cost the route its record: it still joins, and is found by the id that the client knows."""
+    """What is longer than others take would cost the route its record: it still joins, and is found by the id that the
+    client knows."""
     chosen = "r" * 8_000
     rig = Rig(edge=FakeEdge(script=chunks(3, cached=960, prompt=1024)), lookup=donor_on_a1())
     for _ in range(2):

@@ -1,4 +1,5 @@
-"""What goes wrong on our side of a request: each fault is counted by its reason, and the client gets Dynamo's own answer."""
+"""What goes wrong on our side of a request: each fault is counted by its reason, and the client gets Dynamo's own
+answer."""
 
 from __future__ import annotations
 
@@ -247,7 +248,8 @@ async def test_production_stack_1016_with_only_a_stuck_provider_requests_go_on_w
 
 
 async def test_overload_sheds_advice_and_no_request() -> None:
-    """More at once than `evidence.max_inflight`: the first are weighed, the rest go to Dynamo at once; then all is as before."""
+    """More at once than `evidence.max_inflight`: the first are weighed, the rest go to Dynamo at once; then all is as
+    before."""
     gate = asyncio.Event()
 
     async def held(stage: str) -> None:
@@ -269,7 +271,8 @@ async def test_overload_sheds_advice_and_no_request() -> None:
 
 
 async def test_an_answer_whose_budget_is_spent_is_ended_and_dispatched_nowhere() -> None:
-    """What the frontend sends when a worker died behind the last token: the rest of the request, with nothing left to generate."""
+    """What the frontend sends when a worker died behind the last token: the rest of the request, with nothing left to
+    generate."""
     rig = Rig(lookup=donor_on_a1())
     assert await rig.run(a_request(stop_conditions={"max_tokens": 0})) == [{"token_ids": [], "finish_reason": "length"}]
     assert rig.edge.dispatched == []

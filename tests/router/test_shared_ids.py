@@ -1,4 +1,5 @@
-"""Two live instances with one DYN_STABLE_ROUTING_ID: a restart for some seconds, then a misconfiguration that is told everywhere."""
+"""Two live instances with one DYN_STABLE_ROUTING_ID: a restart for some seconds, then a misconfiguration that is told
+everywhere."""
 
 from __future__ import annotations
 

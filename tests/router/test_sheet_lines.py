@@ -71,7 +71,8 @@ def test_host_tokens_count_for_dynamo_with_the_weight_that_its_router_was_given(
 
 
 def test_blocks_of_running_requests_count_for_dynamo_and_for_us_alike() -> None:
-    """A replica whose blocks are nearly all held by running requests does not win for some tokens in its host memory."""
+    """A replica whose blocks are nearly all held by running requests does not win for some tokens in its host
+    memory."""
     busy = ReplicaView(ReplicaKey(1, 0), host_tokens=512, active_decode_blocks=9_000, total_blocks=10_000)
     idle = ReplicaView(ReplicaKey(2, 0), total_blocks=10_000)
     of = choose([busy, idle], [], 1_024, ScoringConfig(), b"seed", block_size=32)

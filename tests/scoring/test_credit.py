@@ -1,4 +1,5 @@
-"""What was learned enters the sheet as two shares, per replica and kind of claim; without it the configuration counts."""
+"""What was learned enters the sheet as two shares, per replica and kind of claim; without it the configuration
+counts."""
 
 from __future__ import annotations
 

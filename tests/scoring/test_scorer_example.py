@@ -1,4 +1,5 @@
-"""The scorer that docs/writing-a-scorer.md shows is run as it stands there: imported by its name, beside ours in the sheet."""
+"""The scorer that docs/writing-a-scorer.md shows is run as it stands there: imported by its name, beside ours in the
+sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The names file: no name twice, none that is another one's namespace, and nothing but ours and what the conventions define."""
+"""The names file: no name twice, none that is another one's namespace, and nothing but ours and what the conventions
+define."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from dynamo_semkv.telemetry.stderr_lines import stderr_lines
 
 @contextmanager
 def configured(monkeypatch: pytest.MonkeyPatch, *, json: bool) -> Iterator[io.StringIO]:
-    """What reaches the real stderr of a process with this logging. Not a fixture: a test's own capture begins after those."""
+    """What reaches the real stderr of a process with this logging. Not a fixture: a test's own capture begins after
+    those."""
     real = io.StringIO()
     monkeypatch.setattr(sys, "stderr", real)
     root = logging.getLogger()

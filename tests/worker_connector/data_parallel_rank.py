@@ -1,7 +1,9 @@
-"""One attention data-parallel rank of the reference engine as a process of its own, with its own leader and its own way to the bus.
+"""One attention data-parallel rank of the reference engine as a process of its own, with its own leader and its own way
+to the bus.
 
-Run as `python -m tests.worker_connector.data_parallel_rank RANK RANKS`, with SEMKV_CONFIG and DYN_STABLE_ROUTING_ID. Each line of its
-input is a prompt as JSON, or `forget` (its device cache is emptied); to each it answers with one line. It ends with its input.
+Run as `python -m tests.worker_connector.data_parallel_rank RANK RANKS`, with SEMKV_CONFIG and DYN_STABLE_ROUTING_ID.
+Each line of its input is a prompt as JSON, or `forget` (its device cache is emptied); to each it answers with one line.
+It ends with its input.
 """
 
 from __future__ import annotations

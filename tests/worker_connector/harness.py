@@ -169,7 +169,8 @@ class Bench:
         return found
 
     def check_balance(self, *, numbers_of_attempts: bool = True) -> None:
-        """What must hold whenever no request is running. `numbers_of_attempts`: no request was forgotten and came back."""
+        """What must hold whenever no request is running. `numbers_of_attempts`: no request was forgotten and came
+        back."""
         for scheduler, sink in zip(self.schedulers, self.sinks, strict=True):
             numbers = scheduler.snapshot()
             assert numbers["leases"] == 0, numbers

@@ -14,7 +14,7 @@ from dynamo_semkv.contracts.hints import FetchHint
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, ScriptedEngine
 from worker_connector.engine_api.settings import Settings
-from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.fetch.peer_fetch import PeerFetch
 from worker_connector.fetch.transport import Answer, Rows, Wanted
 
 SECRET = b"a secret of some length"
@@ -44,7 +44,7 @@ def workers(*makers: ScriptedEngine) -> Iterator[tuple[ScriptedEngine, ...]]:
             maker.parts.close()
 
 
-def desk(engine: ScriptedEngine) -> FetchDesk:
+def desk(engine: ScriptedEngine) -> PeerFetch:
     assert engine.parts.fetch is not None
     return engine.parts.fetch
 

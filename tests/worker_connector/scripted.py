@@ -1,7 +1,7 @@
 """A scripted engine: a test says what the engine does next, and every forward pass checks the bytes that it would read.
 
-Each KV value is a function of everything that decides it (scope and all tokens up to its position), so a page that was filled with
-another request's block, too early, or not at all, is found at once.
+Each KV value is a function of everything that decides it (scope and all tokens up to its position), so a page that was
+filled with another request's block, too early, or not at all, is found at once.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def llm_args(tokens_per_block: int, **changes: Any) -> SimpleNamespace:
 class ScriptedEngine:
     """`groups` layer groups with a pool each; group g > 0 has two regions. `windows[g]` None: full attention.
 
-    `by_dict`: block reports are a dict by layer group id, as in dialect B; `restarts_failed`: so are failed loads answered. `slots`: blocks
-    that the slab holds.
+    `by_dict`: block reports are a dict by layer group id, as in dialect B; `restarts_failed`: so are failed loads
+    answered. `slots`: blocks that the slab holds.
     """
 
     def __init__(
@@ -248,7 +248,8 @@ class ScriptedEngine:
         )
 
     def schedule(self, request: Request, scheduled: int) -> None:
-        """Adds to the coming iteration. What a window has passed by then goes to whoever comes next; no report says so."""
+        """Adds to the coming iteration. What a window has passed by then goes to whoever comes next; no report says
+        so."""
         self.reclaim(request)
         self.grow(request, request.context_current_position + scheduled)
         data = self.data(request, scheduled)
@@ -262,7 +263,8 @@ class ScriptedEngine:
         return self.metadata
 
     def iterate(self, *batch: tuple[Request, int], forward: bool = True, computes: int | None = None) -> Any:
-        """One iteration with these requests. `computes`: tokens really computed of each, where they are fewer than were scheduled."""
+        """One iteration with these requests. `computes`: tokens really computed of each, where they are fewer than were
+        scheduled."""
         for request, scheduled in batch:
             self.schedule(request, scheduled)
         metadata = self.build()

@@ -1,4 +1,5 @@
-"""A publisher of KV cache events as TensorRT-LLM's `ZmqEventPublisher` is one: three frames, msgpack maps, a replay endpoint."""
+"""A publisher of KV cache events as TensorRT-LLM's `ZmqEventPublisher` is one: three frames, msgpack maps, a replay
+endpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def payload(*events: dict[str, Any], rank: int = 0) -> bytes:
 
 
 class StreamPublisher:
-    """`publish` sends from the caller's thread; replays are answered by a thread. `endpoint` and `replay` are bound on free ports."""
+    """`publish` sends from the caller's thread; replays are answered by a thread. `endpoint` and `replay` are bound on
+    free ports."""
 
     def __init__(self, topic: str = "", endpoint: str = "tcp://127.0.0.1:*") -> None:
         self._topic = topic.encode()

@@ -1,6 +1,7 @@
 """A scripted tensor-parallel engine: the leader and rank 0 in this process, the other ranks in processes of their own.
 
-Every rank holds its own shard of the KV of each token, so bytes of another rank's shard are as wrong as those of another prompt.
+Every rank holds its own shard of the KV of each token, so bytes of another rank's shard are as wrong as those of
+another prompt.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ class TensorEngine(ScriptedEngine):
                 assert found == self.shard(request, at, rank), f"rank {rank}: wrong KV at position {at}"
 
     def settle_disks(self) -> None:
-        """The disk threads of all ranks do what they were told, and the leader hears of it; orders go out with an iteration. What other
-        ranks saved is awaited first: a block is written behind only when the leader has heard of it from all ranks."""
+        """The disk threads of all ranks do what they were told, and the leader hears of it; orders go out with an
+        iteration. What other ranks saved is awaited first: a block is written behind only when the leader has heard of
+        it from all ranks."""
         life = self.leader._life
         assert life is not None
         assert life.disk is not None

@@ -1,7 +1,8 @@
-"""One tensor-parallel rank as a process of its own: a pool, the worker class that an engine constructs, and commands over pipes.
+"""One tensor-parallel rank as a process of its own: a pool, the worker class that an engine constructs, and commands
+over pipes.
 
-Metadata comes pickled, as the engine's broadcast brings it. Run as `python -m tests.worker_connector.tensor_rank`; ended by whoever started
-it, or by the end of its input.
+Metadata comes pickled, as the engine's broadcast brings it. Run as `python -m tests.worker_connector.tensor_rank`;
+ended by whoever started it, or by the end of its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""worker_connector.bench: that each part measures what it says, on sizes that take no time. No figure is judged here."""
+"""worker_connector.bench: that each part measures what it says, on sizes that take no time. No figure is judged
+here."""
 
 from __future__ import annotations
 

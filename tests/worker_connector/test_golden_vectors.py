@@ -1,7 +1,7 @@
 """The connector's own paths to keys and digests arrive at the golden vectors of the contracts.
 
-Routers compute from a request, engines from `LlmRequest`, packed tokens and a tree of blocks: were one of them to differ, donors
-would never be found and reports never joined, without an error anywhere.
+Routers compute from a request, engines from `LlmRequest`, packed tokens and a tree of blocks: were one of them to
+differ, donors would never be found and reports never joined, without an error anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The scripts of tests/gpu: that they say so where there is no CUDA, and that what they check can fail. Their logic runs on the CPU."""
+"""The scripts of tests/gpu: that they say so where there is no CUDA, and that what they check can fail. Their logic
+runs on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The connector on the reference engine's less common paths, one at a time; random schedules of them are a test of their own."""
+"""The connector on the reference engine's less common paths, one at a time; random schedules of them are a test of
+their own."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import worker_connector.rank.rank as rank_module
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import Bench, settings
 from tests.worker_connector.reference_engine.running import Script, prompt, stepped
-from worker_connector.leader.active_requests import RunningRequests
+from worker_connector.leader.active_requests import ActiveRequests
 from worker_connector.reference_engine import SteppedEngine
 
 TOKENS = prompt(61, vocabulary=16)
@@ -41,8 +42,9 @@ def test_saves_of_a_batch_that_is_dropped_do_not_stay_open() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("drop", [0, 1, 4])
 def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int, overlap: bool) -> None:
-    """A request gets other pages than it was reported to have, and another one gets those. Dropped is a batch that completes no block
-    (its saves would be answered as failed): the first one, or the one whose decode needs a new page."""
+    """A request gets other pages than it was reported to have, and another one gets those. Dropped is a batch that
+    completes no block (its saves would be answered as failed): the first one, or the one whose decode needs a new
+    page."""
     it, script = bench(), Script(dropped_batch=[False] * drop + [True])
     engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True, overlap_scheduling=overlap)
     first = engine.submit(TOKENS[:5], max_new_tokens=20)
@@ -60,10 +62,11 @@ def test_nothing_is_saved_from_pages_that_were_taken_back_unsaid(drop: int, over
 def test_a_page_that_another_tenant_was_given_behind_a_dropped_batch_is_not_saved_as_ours(
     salt: str | None, noticed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tape on which it was: a prompt of whole blocks, the batch of its first decode dropped, under overlap scheduling. Ranks in other
-    processes tell of passes too late for the drop to be noticed; that somebody else was given the page is enough."""
+    """The tape on which it was: a prompt of whole blocks, the batch of its first decode dropped, under overlap
+    scheduling. Ranks in other processes tell of passes too late for the drop to be noticed; that somebody else was
+    given the page is enough."""
     if not noticed:
-        monkeypatch.setattr(RunningRequests, "batch_dropped", lambda *_: None)
+        monkeypatch.setattr(ActiveRequests, "batch_dropped", lambda *_: None)
     it, script = bench(), Script(dropped_batch=[False, True])
     engine = stepped(it.spec(), dice=script, dropped_batch_reverts=True, overlap_scheduling=True)
     first = engine.submit(TOKENS[:16], max_new_tokens=20)
@@ -91,7 +94,8 @@ def test_a_prefix_that_the_engine_shares_between_requests_is_saved_of_both() -> 
 
 @pytest.mark.parametrize(("overlap", "resident"), [(False, 96), (True, 56)])
 def test_a_pass_of_one_token_looks_like_a_dropped_batch_under_overlap_scheduling(overlap: bool, resident: int) -> None:
-    """The report behind it does not get on: what is decoded then is not saved. Bytes stay right, which is what counts."""
+    """The report behind it does not get on: what is decoded then is not saved. Bytes stay right, which is what
+    counts."""
     it = bench()
     engine = stepped(it.spec(), overlap_scheduling=overlap)
     engine.submit(TOKENS[:57])
@@ -120,7 +124,8 @@ def test_saves_of_a_pass_that_fails_do_not_stay_open(monkeypatch: pytest.MonkeyP
 
 
 def test_an_offer_is_loaded_although_the_first_report_comes_late() -> None:
-    """A request deferred by the token-budget trim is reported as starting behind what it is served; its pages are empty all the same."""
+    """A request deferred by the token-budget trim is reported as starting behind what it is served; its pages are empty
+    all the same."""
     it, script = bench(), Script()
     engine = stepped(it.spec(), dice=script, token_budget_trim="defer")
     engine.submit(TOKENS)

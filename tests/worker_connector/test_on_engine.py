@@ -1,4 +1,5 @@
-"""The connector on the reference engine: real attention over real pages, TensorRT-LLM's call order, both cache managers."""
+"""The connector on the reference engine: real attention over real pages, TensorRT-LLM's call order, both cache
+managers."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_chunked_prefill_with_a_tail_of_several_chunks(manager: str) -> None:
 
 
 def test_short_honour_by_the_engine_is_accounted_as_such() -> None:
-    """A runtime whose allocation does not grow serves a prefix of the offer; the rest is computed and stays in the slab."""
+    """A runtime whose allocation does not grow serves a prefix of the offer; the rest is computed and stays in the
+    slab."""
 
     class Short(SemkvConnectorScheduler):
         """Keeps back the end of every offer, as a runtime does that finds no pages for it."""
@@ -114,7 +116,8 @@ def test_short_honour_by_the_engine_is_accounted_as_such() -> None:
 
 @BOTH
 def test_many_requests_at_once_with_a_slab_under_pressure(manager: str) -> None:
-    """Shared heads, more working set than slab and device hold, cancellations in between: every output is the cold one."""
+    """Shared heads, more working set than slab and device hold, cancellations in between: every output is the cold
+    one."""
     heads = [prompt(160, seed) for seed in range(4)]
     prompts = [heads[n % 4] + prompt(40 + 17 * n, 100 + n) for n in range(12)]
     with engine(None, num_blocks=200) as running:
@@ -374,7 +377,8 @@ def test_fault_while_saving_costs_the_blocks_only() -> None:
 
 
 def test_fault_in_a_copy_fails_closed_and_tells_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A promise that cannot be kept must not become a forward pass over unwritten pages. The API knows no other way than to stop."""
+    """A promise that cannot be kept must not become a forward pass over unwritten pages. The API knows no other way
+    than to stop."""
     import worker_connector.rank.rank as module
 
     bench, tokens = Bench(settings()), prompt(200)

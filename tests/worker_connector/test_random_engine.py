@@ -1,5 +1,5 @@
-"""Random schedules of a scripted engine: whatever it does, every page that a forward pass reads holds what a cold prefill would have put
-there, no page of another request is written, and slots, leases and counts balance."""
+"""Random schedules of a scripted engine: whatever it does, every page that a forward pass reads holds what a cold
+prefill would have put there, no page of another request is written, and slots, leases and counts balance."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class EngineMachine(RuleBasedStateMachine):
             self._iterate(data)
 
     def _iterate(self, data: st.DataObject) -> None:
-        """Some of those that wait enter, all that run go on, each with a chunk of its own; some chunks are overstated."""
+        """Some of those that wait enter, all that run go on, each with a chunk of its own; some chunks are
+        overstated."""
         batch: list[tuple[Request, int]] = []
         for request, local, offered in self.asked:
             honoured = data.draw(st.integers(0, offered // SIZE)) * SIZE
@@ -146,7 +147,7 @@ class EngineMachine(RuleBasedStateMachine):
                 donors[event.data.donor_id] = event.data.token_count
             elif isinstance(event.data, DonorEvicted):
                 donors.pop(event.data.donor_id)
-        registry = self.engine.parts.outlet.donors
+        registry = self.engine.parts.event_publisher.donors
         assert registry is not None
         assert set(donors) == set(registry._donors)
         for donor in registry._donors.values():

@@ -1,4 +1,5 @@
-"""A scripted engine that reaches leader and rank only through the two classes that TensorRT-LLM calls: what they catch is caught."""
+"""A scripted engine that reaches leader and rank only through the two classes that TensorRT-LLM calls: what they catch
+is caught."""
 
 from __future__ import annotations
 

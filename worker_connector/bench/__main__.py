@@ -1,9 +1,10 @@
-"""`python -m worker_connector.bench [lookup] [copy] [throughput] [pull] [--json]`: what the connector costs on this machine.
+"""`python -m worker_connector.bench [lookup] [copy] [throughput] [pull] [--json]`: what the connector costs on this
+machine.
 
-lookup      get_num_new_matched_tokens, by length of the prompt and number of resident prompts (goal: p99 below 1 ms for 32k tokens)
-copy        slab <-> pages, as a ratio to a plain copy of as many bytes (goal: 0.8)
-throughput  prefill and decode of the reference engine with the connector saving, over without (goal: 0.97)
-pull        blocks of another worker over loopback, as a ratio to a bare socket (only where it is named)
+lookup      get_num_new_matched_tokens, by length of the prompt and number of resident prompts (goal: p99 below 1 ms for
+32k tokens) copy        slab <-> pages, as a ratio to a plain copy of as many bytes (goal: 0.8) throughput  prefill and
+decode of the reference engine with the connector saving, over without (goal: 0.97) pull        blocks of another worker
+over loopback, as a ratio to a bare socket (only where it is named)
 
 Exit status 0 whatever the figures are: a machine that does other things misses goals that the code meets.
 """

@@ -1,9 +1,11 @@
-"""Bandwidth of copies between slab and pages over that of one plain copy of as many bytes, on this machine's memory or its GPU.
+"""Bandwidth of copies between slab and pages over that of one plain copy of as many bytes, on this machine's memory or
+its GPU.
 
-Plain is `cudaMemcpyAsync` of pinned memory there and `memcpy` here: one thread, as ours is. (torch's own copy of host memory takes all
-threads that it has, which an engine needs for its passes.)
+Plain is `cudaMemcpyAsync` of pinned memory there and `memcpy` here: one thread, as ours is. (torch's own copy of host
+memory takes all threads that it has, which an engine needs for its passes.)
 
-Paired: plain, load and save take turns, and the ratio is the median of the rounds', so that what else the machine does hits all alike.
+Paired: plain, load and save take turns, and the ratio is the median of the rounds', so that what else the machine does
+hits all alike.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ MIB = 1024 * KIB
 SIZES = (16 * KIB, 64 * KIB, MIB, 4 * MIB)
 GOAL = 0.8
 WARM_UP = 3
-"""Rounds before the first that counts: pages of memory are touched, threads started and clocks up, for the plain copy too."""
+"""Rounds before the first that counts: pages of memory are touched, threads started and clocks up, for the plain copy
+too."""
 
 
 @dataclass(frozen=True)

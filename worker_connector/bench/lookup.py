@@ -1,7 +1,8 @@
-"""What `get_num_new_matched_tokens` takes on the scheduler's thread, by length of the prompt and number of resident prompts.
+"""What `get_num_new_matched_tokens` takes on the scheduler's thread, by length of the prompt and number of resident
+prompts.
 
-Every question is of a new request, half of them for a prompt that is resident whole and half for one that leaves it in the middle. The rows
-are real and sealed, so the check of checksums is in it.
+Every question is of a new request, half of them for a prompt that is resident whole and half for one that leaves it in
+the middle. The rows are real and sealed, so the check of checksums is in it.
 """
 
 from __future__ import annotations

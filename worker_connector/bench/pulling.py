@@ -1,7 +1,8 @@
-"""What a pull from another worker takes: over loopback, out of one slab and into another, with every check on both sides.
+"""What a pull from another worker takes: over loopback, out of one slab and into another, with every check on both
+sides.
 
-Beside it the same bytes through a bare socket, turn about, so that what the machine does meanwhile hits both. Both sides are threads of
-this process, and so share its interpreter; two workers do not.
+Beside it the same bytes through a bare socket, turn about, so that what the machine does meanwhile hits both. Both
+sides are threads of this process, and so share its interpreter; two workers do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Rig: the connector without an engine. Its callbacks in TensorRT-LLM's order, over a pool of pages that nothing computes."""
+"""Rig: the connector without an engine. Its callbacks in TensorRT-LLM's order, over a pool of pages that nothing
+computes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class DiscardingSink(Unsent):
 
 
 class Request:
-    """What the connector reads of an engine's request. `view`: tokens as an array, where the engine has that; else a list of them."""
+    """What the connector reads of an engine's request. `view`: tokens as an array, where the engine has that; else a
+    list of them."""
 
     def __init__(self, request_id: int, tokens: Tokens, *, view: bool) -> None:
         self.request_id = request_id

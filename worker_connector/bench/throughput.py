@@ -1,13 +1,14 @@
 """Prefill and decode throughput of the reference engine with the connector attached and saving, over those without it.
 
-Two engines, one with the connector, take turns at the same work: in a round each has two slices, A B B A or B A A B, so that what the
-machine does meanwhile falls on both; the ratio is the median of the rounds'. Both compute with the same weights in memory, and there are
-several such pairs, made anew. Every prompt is new, so nothing is reused and everything is saved. The connector's cost of a pass does not
-depend on the model, so two are measured: `tiny`, whose passes are shorter than any real one's, and one whose decode passes last about as
-long as those of an 8B model on a GPU.
+Two engines, one with the connector, take turns at the same work: in a round each has two slices, A B B A or B A A B, so
+that what the machine does meanwhile falls on both; the ratio is the median of the rounds'. Both compute with the same
+weights in memory, and there are several such pairs, made anew. Every prompt is new, so nothing is reused and everything
+is saved. The connector's cost of a pass does not depend on the model, so two are measured: `tiny`, whose passes are
+shorter than any real one's, and one whose decode passes last about as long as those of an 8B model on a GPU.
 
-Beside wall time, two ratios that a busy machine lengthens less: the processor time of the whole process, seals, scrub, reports and
-donors included, and that of the engine's thread alone, which is what a pass gets longer by where there are other cores for the rest.
+Beside wall time, two ratios that a busy machine lengthens less: the processor time of the whole process, seals, scrub,
+reports and donors included, and that of the engine's thread alone, which is what a pass gets longer by where there are
+other cores for the rest.
 
 Python's garbage collector is set as TensorRT-LLM sets it while its executor runs, for both.
 """
@@ -54,7 +55,8 @@ class Throughput:
 
 
 def saving_connector() -> tuple[ConnectorSpec, list[Rank]]:
-    """As TensorRT-LLM gets it, but for the bus: seals and scrub on the rank's thread, reports and donors on the background's."""
+    """As TensorRT-LLM gets it, but for the bus: seals and scrub on the rank's thread, reports and donors on the
+    background's."""
     settings = bench_settings(SLAB_BYTES)
     ranks: list[Rank] = []
 
@@ -100,7 +102,8 @@ PAIRS = 5
 def measure(
     model: str, *, rounds: int | None = None, prompt_tokens: int = 512, generated: int = 64, batch: int = 4
 ) -> list[Throughput]:
-    """`model`: of `MODELS`. `rounds`: of four slices each, over all pairs; None: as many as the model has in `ROUNDS`."""
+    """`model`: of `MODELS`. `rounds`: of four slices each, over all pairs; None: as many as the model has in
+    `ROUNDS`."""
     config = EngineConfig(
         model=ModelSource(config=MODELS[model]),
         num_blocks=512,

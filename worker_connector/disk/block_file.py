@@ -1,10 +1,11 @@
-"""One KV block as a file: what is in it, how it is written whole or not at all, and when it is believed. All calls do I/O.
+"""One KV block as a file: what is in it, how it is written whole or not at all, and when it is believed. All calls do
+I/O.
 
-    magic 8 | version u32 | tokens u32 | payload u64 | words u32 | ordinal u32 | geometry 16 | namespace 32 | key 16 | parent 16
-    | words ... | tokens ... | payload ... | checksum 32
+    magic 8 | version u32 | tokens u32 | payload u64 | words u32 | ordinal u32 | geometry 16 | namespace 32
+    | key 16 | parent 16 | words ... | tokens ... | payload ... | checksum 32
 
-No pickle: a fixed header, the namespace in words (so that a later process can say whose block it is), the tokens, the bytes. The
-checksum is over all that stands before it.
+No pickle: a fixed header, the namespace in words (so that a later process can say whose block it is), the tokens, the
+bytes. The checksum is over all that stands before it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class NotRegular(OSError):
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """A block without its bytes. `tokens`: little-endian u32. `words`: its namespace in an encoding of the caller's; not compared by
-    `read_block`, which trusts the digest."""
+    """A block without its bytes. `tokens`: little-endian u32. `words`: its namespace in an encoding of the caller's;
+    not compared by `read_block`, which trusts the digest."""
 
     namespace: bytes
     key: BlockKey
@@ -54,7 +55,8 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """What all files of one store have in common. `geometry`: 16 bytes for layout and shard; `payload`: bytes of a block."""
+    """What all files of one store have in common. `geometry`: 16 bytes for layout and shard; `payload`: bytes of a
+    block."""
 
     geometry: bytes
     payload: int
@@ -84,7 +86,8 @@ class BlockFormat:
             fsync_directory(path.parent)
 
     def read(self, path: Path, block: BlockRecord, target: memoryview) -> bool:
-        """Into `target`; False if the file is not that of this block, or not what was written. Raises OSError, NotRegular among them."""
+        """Into `target`; False if the file is not that of this block, or not what was written. Raises OSError,
+        NotRegular among them."""
         with open_regular(path) as file:
             return self._read(file, block, target)
 
@@ -110,9 +113,9 @@ class BlockFormat:
         return _read_all(file, _CHECKSUM_BYTES) == _checksum(head, target)
 
     def look(self, path: Path, size: int) -> BlockRecord | str:
-        """What block a file says to be, by its head alone; else why it is none of ours: `foreign` (another version, geometry or size of a
-        block), `damaged` (its length or its key is not that of what it says) or `stale` (its name is not: from before a reset). Raises
-        OSError, NotRegular among them."""
+        """What block a file says to be, by its head alone; else why it is none of ours: `foreign` (another version,
+        geometry or size of a block), `damaged` (its length or its key is not that of what it says) or `stale` (its name
+        is not: from before a reset). Raises OSError, NotRegular among them."""
         with open_regular(path) as file:
             raw = _read_all(file, _HEADER.size)
             if len(raw) != _HEADER.size:

@@ -1,7 +1,8 @@
 """DiskIndex: which blocks the ranks' disks hold, as the leader knows it without touching a disk.
 
-A block counts only where *every* rank has reported it: one shard of a block is worth nothing. Ranks keep whole chains (disk/store.py), so
-a block that counts can be reached from its prompt's start. Whether a file really holds what it should is known only by reading it.
+A block counts only where *every* rank has reported it: one shard of a block is worth nothing. Ranks keep whole chains
+(disk/store.py), so a block that counts can be reached from its prompt's start. Whether a file really holds what it
+should is known only by reading it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class DiskBlock:
 
 
 class DiskIndex:
-    """Changed under the leader's lock. `get` and `path` may be called from any thread without it: they see each block whole or not."""
+    """Changed under the leader's lock. `get` and `path` may be called from any thread without it: they see each block
+    whole or not."""
 
     def __init__(self, ranks: int = 1) -> None:
         self._all = (1 << ranks) - 1
@@ -60,7 +62,8 @@ class DiskIndex:
         return block if block is not None and block.usable else None
 
     def path(self, parent: BlockKey, tokens: bytes, step: int) -> list[DiskBlock]:
-        """The blocks on disk that continue `parent` with these tokens (packed, `step` bytes a block). Hashes every block."""
+        """The blocks on disk that continue `parent` with these tokens (packed, `step` bytes a block). Hashes every
+        block."""
         found: list[DiskBlock] = []
         for at in range(0, len(tokens) - len(tokens) % step, step):
             piece = tokens[at : at + step]
@@ -103,7 +106,8 @@ class DiskIndex:
         return block if was else None
 
     def ends(self) -> Iterator[DiskBlock]:
-        """Usable blocks that no usable block continues, used longest ago first (as rank 0's files, or whichever rank's came first, say)."""
+        """Usable blocks that no usable block continues, used longest ago first (as rank 0's files, or whichever rank's
+        came first, say)."""
         continued = {block.parent.key for block in self._blocks.values() if block.usable and block.parent is not None}
         ends = [block for block in self._blocks.values() if block.usable and block.key not in continued]
         return iter(sorted(ends, key=lambda block: block.used))

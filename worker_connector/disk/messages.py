@@ -1,17 +1,18 @@
-"""What a leader asks of its ranks' disk stores, and what they answer. Orders are plain picklable data, which the engine broadcasts where
-ranks are processes of their own; answers fit the wire that those come back by (link/wire.py). Each rank works on its orders as they
-came, but for `Stage`, which goes first: somebody may be about to ask for those blocks.
+"""What a leader asks of its ranks' disk stores, and what they answer. Orders are plain picklable data, which the engine
+broadcasts where ranks are processes of their own; answers fit the wire that those come back by (link/wire.py). Each
+rank works on its orders as they came, but for `Stage`, which goes first: somebody may be about to ask for those blocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
 from dynamo_semkv.contracts.keys import BlockKey
 from worker_connector.disk.block_file import BlockRecord
+from worker_connector.ledger.block import BlockEntry
 
 
 class Placed(NamedTuple):
@@ -23,8 +24,9 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Tell:
-    """Look through the directory and report every block: a leader begins to keep books. Its id names their life, which `Stage` and `Spill`
-    carry: what was ordered in an earlier one is not done any more, since slots belong to others by now."""
+    """Look through the directory and report every block: a leader begins to keep books. Its id names their life, which
+    `Stage` and `Spill` carry: what was ordered in an earlier one is not done any more, since slots belong to others by
+    now."""
 
     order_id: int
 
@@ -58,8 +60,8 @@ DiskOrder = Tell | Stage | Spill | Clear
 
 
 class DiskFound(msgspec.Struct, frozen=True, tag=True):
-    """In answer to `Tell`: blocks that this rank has, parents before children. `last`: these are all. `words` of a namespace are told
-    once."""
+    """In answer to `Tell`: blocks that this rank has, parents before children. `last`: these are all. `words` of a
+    namespace are told once."""
 
     rank: int
     order_id: int
@@ -97,3 +99,16 @@ class DiskCleared(msgspec.Struct, frozen=True, tag=True):
 
 DiskResult = DiskFound | DiskGone | StageDone | SpillDone | DiskCleared
 DISK_RESULTS = (DiskFound, DiskGone, StageDone, SpillDone, DiskCleared)
+
+
+@dataclass(eq=False)
+class OpenOrder:
+    """An order that not every rank has answered yet. The leader's own; it is never sent."""
+
+    entries: list[BlockEntry]
+    records: list[BlockRecord]
+    good: list[bool]
+    waiting: set[int] = field(default_factory=set)
+    void: bool = False
+    """Given before `clear`: what it wrote or read is worth nothing."""
+    sent: float = 0.0

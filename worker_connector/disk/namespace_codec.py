@@ -20,8 +20,8 @@ def words_of(namespace: CacheNamespace) -> bytes:
 
 
 def namespace_of(words: bytes, digest: bytes) -> CacheNamespace | None:
-    """None where the words are missing, or not those of this digest: then nobody is told of the block, and who asks with its namespace
-    still finds it."""
+    """None where the words are missing, or not those of this digest: then nobody is told of the block, and who asks
+    with its namespace still finds it."""
     try:
         namespace = msgspec.json.decode(words, type=CacheNamespace)
     except (msgspec.DecodeError, ContractError, UnicodeDecodeError):

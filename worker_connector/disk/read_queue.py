@@ -1,7 +1,8 @@
-"""Wishes: chains of blocks that are to come up from disk, in which order, and who waits for them.
+"""ReadQueue: chains of blocks that are to come up from disk, in which order, and who waits for them.
 
-A chain that a request is held for (leader/disk_prefetch_wait.py) goes before all that nobody waits for. When its holder gives up, it is one of the others:
-what it still brings serves the next request, and may not stand in the way of those that are held.
+A chain that a request is held for (leader/disk_prefetch_wait.py) goes before all that nobody waits for. When its holder
+gives up, it is one of the others: what it still brings serves the next request, and may not stand in the way of those
+that are held.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from worker_connector.disk.index import DiskBlock
 
 MOST = 64
-"""Wishes that nobody waits for; the oldest gives way."""
+"""ReadQueue that nobody waits for; the oldest gives way."""
 MOST_HELD = 64
 """Chains that somebody waits for; more are refused, and their requests go on at once."""
 HANGING_SECONDS = 1.0
@@ -24,14 +25,16 @@ _ORDERS = 16
 
 
 @dataclass(eq=False)
-class Wish:
-    """`blocks`: consecutive ones of a chain. `horizon`: blocks that were used at this tick of the ledger or later keep their slots."""
+class QueuedRead:
+    """`blocks`: consecutive ones of a chain. `horizon`: blocks that were used at this tick of the ledger or later keep
+    their slots."""
 
     blocks: list[DiskBlock]
     horizon: int
     at: int = 0
     done: Future[int] | None = None
-    """Where somebody waits: how many of the blocks are in the slab, once nothing of the wish is on its way any more. Never an exception."""
+    """Where somebody waits: how many of the blocks are in the slab, once nothing of the wish is on its way any more.
+    Never an exception."""
     orders: set[int] = field(default_factory=set)
     """Not answered, and bring blocks of it."""
 
@@ -41,14 +44,14 @@ class Wish:
         return self.at >= len(self.blocks)
 
 
-class Wishes:
+class ReadQueue:
     """Not thread-safe: the leader's lock covers it."""
 
     def __init__(self, resident: Callable[[DiskBlock], bool]) -> None:
         self._resident = resident
-        self._held: deque[Wish] = deque()
-        self._others: deque[Wish] = deque()
-        self._awaited: list[Wish] = []
+        self._held: deque[QueuedRead] = deque()
+        self._others: deque[QueuedRead] = deque()
+        self._awaited: list[QueuedRead] = []
         """Those with somebody who waits, also when all of their blocks are ordered."""
 
     def __len__(self) -> int:
@@ -63,7 +66,7 @@ class Wishes:
         """Of chains that somebody waits for, those that are not ordered yet."""
         return sum(len(wish.blocks) - wish.at for wish in self._held)
 
-    def add(self, wish: Wish) -> bool:
+    def add(self, wish: QueuedRead) -> bool:
         """False: another one had to give way."""
         if wish.done is not None:
             self._held.append(wish)
@@ -75,7 +78,7 @@ class Wishes:
         self._others.popleft()
         return False
 
-    def first(self) -> Wish | None:
+    def first(self) -> QueuedRead | None:
         """Whose blocks are to be ordered next; those that are wholly ordered leave."""
         for queue in (self._held, self._others):
             while queue and queue[0].taken:
@@ -112,7 +115,7 @@ class Wishes:
         for wish in awaited:
             self._tell(wish)
 
-    def _tell(self, wish: Wish) -> None:
+    def _tell(self, wish: QueuedRead) -> None:
         here = 0
         while here < len(wish.blocks) and self._resident(wish.blocks[here]):
             here += 1
@@ -121,7 +124,8 @@ class Wishes:
 
 
 class StageTimes:
-    """How long a block takes from disk, by what the last orders took: the disk, the checks, and whatever else the rank's thread was at."""
+    """How long a block takes from disk, by what the last orders took: the disk, the checks, and whatever else the
+    rank's thread was at."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[float, int]] = deque(maxlen=_ORDERS)
@@ -129,8 +133,8 @@ class StageTimes:
         """When an order was answered last, whatever came of it."""
 
     def add(self, sent: float, now: float, blocks: int) -> float:
-        """An order that was sent then is answered, and brought so many blocks. It was begun when the one before was done. Returns the
-        seconds that it took."""
+        """An order that was sent then is answered, and brought so many blocks. It was begun when the one before was
+        done. Returns the seconds that it took."""
         began, self.last = max(sent, self.last), now
         took = max(0.0, now - began)
         if blocks:

@@ -1,22 +1,26 @@
 """DiskStore: one rank's KV blocks as files, the tier below its slab (rank/disk.py runs it on a thread of its own).
 
-A block is found by a digest of its cache namespace, its block key and the geometry of its bytes (layout and tensor-parallel shard), so
-another model, tenant, adapter, layout or shard is a miss. What is found is believed only after the file's own header, the block's tokens
-and a checksum over everything agree (disk/block_file.py); a file that fails any of these is removed.
+A block is found by a digest of its cache namespace, its block key and the geometry of its bytes (layout and
+tensor-parallel shard), so another model, tenant, adapter, layout or shard is a miss. What is found is believed only
+after the file's own header, the block's tokens and a checksum over everything agree (disk/block_file.py); a file that
+fails any of these is removed.
 
-* Whole chains: a block is kept only as long as the one that it continues is, so whatever is here can be reached from a prompt's start.
+* Whole chains: a block is kept only as long as the one that it continues is, so whatever is here can be reached from a
+  prompt's start.
 * Atomic: written to a file of its own in the same directory, then `os.replace`. A reader sees a whole file or none.
-* Durable or not: without `fsync` (the default) a power failure may leave a renamed file with wrong bytes, which the checksum finds: a miss,
-  never wrong KV. With `fsync` the file is flushed before it gets its name, and the directory after it. A process that dies
-  loses nothing but the file that it was writing.
-* Bounded: the least recently used ends of chains go before a new file is written; reads count as use, also over a restart (by the files'
-  times).
-* Resets last: `begin_epoch` makes everything of before worthless on the disk too (disk/store_epoch.py); its files are removed after that.
-* Only regular files are looked at: a link, a directory or a pipe under a block's name stays, is counted, and is neither followed nor
-  waited for. A file that cannot be looked at just now stays too.
+* Durable or not: without `fsync` (the default) a power failure may leave a renamed file with wrong bytes, which the
+  checksum finds: a miss, never wrong KV. With `fsync` the file is flushed before it gets its name, and the directory
+  after it. A process that dies loses nothing but the file that it was writing.
+* Bounded: the least recently used ends of chains go before a new file is written; reads count as use, also over a
+  restart (by the files' times).
+* Resets last: `begin_epoch` makes everything of before worthless on the disk too (disk/store_epoch.py); its files are
+  removed after that.
+* Only regular files are looked at: a link, a directory or a pipe under a block's name stays, is counted, and is neither
+  followed nor waited for. A file that cannot be looked at just now stays too.
 * One store a directory, by a lock on it. Any number of threads; files are read and written outside the store's lock.
 
-All calls do I/O: never from an engine's callback. Files hold tenants' KV in the clear; they are readable by this user only.
+All calls do I/O: never from an engine's callback. Files hold tenants' KV in the clear; they are readable by this user
+only.
 """
 
 from __future__ import annotations
@@ -67,8 +71,8 @@ class DiskStore:
     def __init__(
         self, directory: Path, geometry: str, bytes_per_block: int, limit_bytes: int, *, fsync: bool = False
     ) -> None:
-        """`geometry`: 16 characters for layout and shard. Refused: directory in use or not writable, or a limit below one block. Knows no
-        block before `take_over`."""
+        """`geometry`: 16 characters for layout and shard. Refused: directory in use or not writable, or a limit below
+        one block. Knows no block before `take_over`."""
         if len(geometry.encode()) != 16:
             raise ValueError(f"geometry {geometry!r}: expected 16 characters")
         self._directory = directory
@@ -87,8 +91,9 @@ class DiskStore:
         """Files of before a reset that are still here."""
         self._size = 0
         self.counts: Counter[str] = Counter()
-        """`written`, `already_there`, `no_parent`, `no_room`, `read`, `missing`, `damaged`, `orphaned`, `evicted`, `write_errors`,
-        `read_errors`, `remove_errors`, `touch_errors`, `unfinished`, `foreign`, `stale`, `odd` (not a regular file)."""
+        """`written`, `already_there`, `no_parent`, `no_room`, `read`, `missing`, `damaged`, `orphaned`, `evicted`,
+        `write_errors`, `read_errors`, `remove_errors`, `touch_errors`, `unfinished`, `foreign`, `stale`, `odd` (not a
+        regular file)."""
         smallest = OVERHEAD + bytes_per_block
         if limit_bytes < smallest:
             raise Refused(
@@ -114,10 +119,10 @@ class DiskStore:
         return self._directory
 
     def take_over(self, stopped: Callable[[], bool] = lambda: False) -> list[BlockRecord]:
-        """Before anything else, and again when nothing else is going on: finds what is here, parents before children, those used longest
-        ago first among blocks of one ordinal. Removes what is unfinished, damaged in its head, of another geometry, or continues a block
-        that is not here; touches no file that is not of its own making. Bytes are checked when they are read. `stopped`: asked for every
-        file."""
+        """Before anything else, and again when nothing else is going on: finds what is here, parents before children,
+        those used longest ago first among blocks of one ordinal. Removes what is unfinished, damaged in its head, of
+        another geometry, or continues a block that is not here; touches no file that is not of its own making. Bytes
+        are checked when they are read. `stopped`: asked for every file."""
         while True:
             format_ = self._format
             found: list[tuple[int, BlockRecord]] = []
@@ -161,7 +166,8 @@ class DiskStore:
         return size, replace(why, used=status.st_mtime_ns)
 
     def _install(self, found: list[tuple[int, BlockRecord]], left: int, *, complete: bool) -> list[BlockRecord]:
-        """`complete` False: a block that others continue may be among what could not be looked at, so those stay without it."""
+        """`complete` False: a block that others continue may be among what could not be looked at, so those stay
+        without it."""
         self._files.clear()
         self._names.clear()
         self._children.clear()
@@ -186,9 +192,10 @@ class DiskStore:
         return sorted(there, key=lambda record: (record.ordinal, record.used))
 
     def put(self, block: BlockRecord, payload: memoryview, epoch: bytes | None = None) -> bool:
-        """True if the block is there afterwards. False: the block that it continues is not here, the disk is full or failed, another thread
-        is just writing it, no room can be made, or the store was cleared meanwhile or has another epoch than that. ValueError for a payload
-        or digest of another length. The caller keeps the payload unchanged until the call returns."""
+        """True if the block is there afterwards. False: the block that it continues is not here, the disk is full or
+        failed, another thread is just writing it, no room can be made, or the store was cleared meanwhile or has
+        another epoch than that. ValueError for a payload or digest of another length. The caller keeps the payload
+        unchanged until the call returns."""
         if payload.nbytes != self._format.payload:
             raise ValueError(f"payload of {payload.nbytes} bytes, expected {self._format.payload}")
         size = self._format.size_of(block)
@@ -242,8 +249,9 @@ class DiskStore:
         return True
 
     def read_into(self, block: BlockRecord, target: memoryview) -> bool:
-        """True: `target` holds the block, whose tokens are these and whose checksum holds. False: it is not there, or was not what it
-        should be and is removed with what continues it; `target` then holds anything, so it must be memory that nobody is offered."""
+        """True: `target` holds the block, whose tokens are these and whose checksum holds. False: it is not there, or
+        was not what it should be and is removed with what continues it; `target` then holds anything, so it must be
+        memory that nobody is offered."""
         if target.nbytes != self._format.payload:
             raise ValueError(f"target of {target.nbytes} bytes, expected {self._format.payload}")
         with self._lock:
@@ -280,7 +288,8 @@ class DiskStore:
             return self._name(namespace, key) in self._files
 
     def take_gone(self) -> list[BlockKey]:
-        """Blocks that left since the last call, children before parents; those that `clear` removed are not among them."""
+        """Blocks that left since the last call, children before parents; those that `clear` removed are not among
+        them."""
         with self._lock:
             gone, self._gone = self._gone, []
             return gone
@@ -296,8 +305,9 @@ class DiskStore:
         return self._format.epoch
 
     def begin_epoch(self) -> None:
-        """What is here, and what is being written, is never served again, also not after a restart; on the disk when it returns. The files
-        themselves go with `sweep`. OSError: the disk takes no epoch; what could be removed has been."""
+        """What is here, and what is being written, is never served again, also not after a restart; on the disk when it
+        returns. The files themselves go with `sweep`. OSError: the disk takes no epoch; what could be removed has
+        been."""
         epoch = new_epoch()
         try:
             write_epoch(self._directory, epoch)
@@ -309,7 +319,8 @@ class DiskStore:
             self._forget(epoch)
 
     def clear(self) -> None:
-        """Removes every block, those included that are being written: weights or cache were reset. Raises OSError as `begin_epoch` does."""
+        """Removes every block, those included that are being written: weights or cache were reset. Raises OSError as
+        `begin_epoch` does."""
         self.begin_epoch()
         self.sweep()
 
@@ -354,7 +365,8 @@ class DiskStore:
         return block.ordinal == 0 or block.parent in self._names
 
     def _make_room(self, size: int) -> bool:
-        """Ends of chains only. A block that others continue is as young as they are, so it goes behind them when its turn comes."""
+        """Ends of chains only. A block that others continue is as young as they are, so it goes behind them when its
+        turn comes."""
         passed = 0
         while self._size + size > self._limit:
             if passed >= len(self._files):

@@ -1,7 +1,9 @@
-"""The epoch of a disk store: a few random bytes in its directory, which every block's file carries in its name (disk/block_file.py).
+"""The epoch of a disk store: a few random bytes in its directory, which every block's file carries in its name
+(disk/block_file.py).
 
-A reset puts another one in their place, durably and at once, so nothing that was written before is ever served again, whatever becomes of
-its files: a disk that is slow, an unlink that fails, a process that dies. A directory that was never reset has none, which is empty.
+A reset puts another one in their place, durably and at once, so nothing that was written before is ever served again,
+whatever becomes of its files: a disk that is slow, an unlink that fails, a process that dies. A directory that was
+never reset has none, which is empty.
 """
 
 from __future__ import annotations

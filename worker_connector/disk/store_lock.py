@@ -1,4 +1,5 @@
-"""One disk store a directory: a lock on a file in it, which ends with the process that holds it. A link in its place is not followed."""
+"""One disk store a directory: a lock on a file in it, which ends with the process that holds it. A link in its place is
+not followed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ class InUse(Refused):
 
 
 def own(directory: Path) -> int:
-    """The directory, made if need be, and its lock (a descriptor), held until it is closed or the process ends. Refused: InUse, or it
-    cannot be written."""
+    """The directory, made if need be, and its lock (a descriptor), held until it is closed or the process ends.
+    Refused: InUse, or it cannot be written."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(

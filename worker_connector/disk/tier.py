@@ -1,16 +1,19 @@
 """DiskTier: the leader's decisions about the tier below the slab. What goes to disk, what comes back, and when.
 
-* Down: blocks that became resident are leased and written behind, a few at a time and in that order (so chains arrive from their start).
-  Not only what is evicted: a slot that is needed now could not wait for the disk, and a process that dies would leave nothing behind.
-* Up: the engine asks for a prompt whose chain ends in the slab and goes on here, a hint names a donor that is here, or a request is held at
-  the worker's door for its chain (leader/disk_prefetch_wait.py), which goes first. Its blocks get slots and are read into them; only when every rank has
-  verified and sealed a block does it enter the ledger as resident, so an offer never waits for a disk and never promises one. A request
-  that the engine asks about is served by what is in the slab.
-* No thrashing: a slot for staging comes from what is free, or from blocks that nobody leases and that were used last *before* the wish was
-  made. Bytes in flight are bounded both ways, wishes by their number.
+* Down: blocks that became resident are leased and written behind, a few at a time and in that order (so chains arrive
+  from their start). Not only what is evicted: a slot that is needed now could not wait for the disk, and a process that
+  dies would leave nothing behind.
+* Up: the engine asks for a prompt whose chain ends in the slab and goes on here, a hint names a donor that is here, or
+  a request is held at the worker's door for its chain (leader/disk_prefetch_wait.py), which goes first. Its blocks get
+  slots and are read into them; only when every rank has verified and sealed a block does it enter the ledger as
+  resident, so an offer never waits for a disk and never promises one. A request that the engine asks about is served by
+  what is in the slab.
+* No thrashing: a slot for staging comes from what is free, or from blocks that nobody leases and that were used last
+  *before* the wish was made. Bytes in flight are bounded both ways, wishes by their number.
 
-No I/O and no waiting: orders are handed to the ranks, whose threads answer (rank/disk.py). Under tensor parallelism they go out with the
-engine's broadcast, and an order is over when every rank has answered it: until then its slots are nobody else's.
+No I/O and no waiting: orders are handed to the ranks, whose threads answer (rank/disk.py). Under tensor parallelism
+they go out with the engine's broadcast, and an order is over when every rank has answered it: until then its slots are
+nobody else's.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from itertools import count
 
 from dynamo_semkv.contracts.keys import BlockKey, root_key
@@ -37,6 +39,7 @@ from worker_connector.disk.messages import (
     DiskGone,
     DiskOrder,
     DiskResult,
+    OpenOrder,
     Placed,
     Spill,
     Stage,
@@ -44,7 +47,7 @@ from worker_connector.disk.messages import (
     Tell,
 )
 from worker_connector.disk.namespace_codec import KnownWords, namespace_of
-from worker_connector.disk.read_queue import StageTimes, Wish, Wishes
+from worker_connector.disk.read_queue import QueuedRead, ReadQueue, StageTimes
 from worker_connector.ledger.block import BlockEntry, Origin
 from worker_connector.ledger.ledger import Ledger
 
@@ -59,28 +62,16 @@ SPILL_BYTES = 32 * _MIB
 SPILL_ORDER_BYTES = 8 * _MIB
 _ORDER_BLOCKS = 16
 _BLOCKS_IN_FLIGHT = 64
-"""Each way, however small they are: an order is made up on the scheduler's thread, and that many take a fraction of a millisecond."""
+"""Each way, however small they are: an order is made up on the scheduler's thread, and that many take a fraction of a
+millisecond."""
 
 _ORDER_IDS = count(1)
 """Over all lives: a late answer to an earlier life's order must not be taken for another."""
 
 
-@dataclass(eq=False)
-class _Open:
-    """An order that not every rank has answered."""
-
-    entries: list[BlockEntry]
-    records: list[BlockRecord]
-    good: list[bool]
-    waiting: set[int] = field(default_factory=set)
-    void: bool = False
-    """Given before `clear`: what it wrote or read is worth nothing."""
-    sent: float = 0.0
-
-
 class DiskTier:
-    """Not thread-safe: the leader's lock covers it, but for `hinted`, `hold`, `give_up` and what `missed` submits, which take it
-    themselves."""
+    """Not thread-safe: the leader's lock covers it, but for `hinted`, `hold`, `give_up` and what `missed` submits,
+    which take it themselves."""
 
     def __init__(
         self,
@@ -97,9 +88,9 @@ class DiskTier:
         ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became resident;
-        `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an earlier life left; `flush`:
-        tells the world what had to leave the slab."""
+        """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became
+        resident; `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an
+        earlier life left; `flush`: tells the world what had to leave the slab."""
         self.index = DiskIndex(ranks)
         self._ledger = ledger
         self._ranks = ranks
@@ -116,19 +107,19 @@ class DiskTier:
         self._telling = next(_ORDER_IDS)
         self._clearing: dict[int, set[int]] = {rank: set() for rank in range(ranks)}
         self._to_spill: OrderedDict[BlockKey, None] = OrderedDict()
-        self._spilling: dict[int, _Open] = {}
+        self._spilling: dict[int, OpenOrder] = {}
         self._being_spilled: set[BlockKey] = set()
         self._clock = clock
         self._closed = False
-        self._wishes = Wishes(self._is_resident)
+        self._wishes = ReadQueue(self._is_resident)
         self._planned: set[BlockKey] = set()
-        self._staging: dict[int, _Open] = {}
+        self._staging: dict[int, OpenOrder] = {}
         self._being_staged: dict[BlockKey, int] = {}
         """By which order."""
         self.times = StageTimes()
         self.counts: Counter[str] = Counter()
-        """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; wishes: `missed`, `hinted`,
-        `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
+        """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; wishes: `missed`,
+        `hinted`, `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
 
     def begin(self) -> None:
         """Once: asks the ranks what is there."""
@@ -161,12 +152,12 @@ class DiskTier:
             records = [self._record(entry) for entry in entries]
             order_id = next(_ORDER_IDS)
             self._ledger.lease(*entries)
-            self._spilling[order_id] = _Open(entries, records, [True] * len(entries), set(range(self._ranks)))
+            self._spilling[order_id] = OpenOrder(entries, records, [True] * len(entries), set(range(self._ranks)))
             self._send(Spill(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
 
     def _unwritten(self, key: BlockKey, room: int) -> list[BlockEntry]:
-        """The block and what it continues, as far as that is not on its way or there: an earlier attempt may have failed. What finds no
-        room is put back."""
+        """The block and what it continues, as far as that is not on its way or there: an earlier attempt may have
+        failed. What finds no room is put back."""
         entry = self._ledger.by_key(key)
         chain: list[BlockEntry] = []
         while entry is not None and entry.ordinal >= 0 and entry.resident and self.index.get(entry.key) is None:
@@ -183,7 +174,7 @@ class DiskTier:
             self._being_spilled.add(taken.key)
         return chain[:room]
 
-    def _spilled(self, order: _Open) -> None:
+    def _spilled(self, order: OpenOrder) -> None:
         self._ledger.release(*order.entries)
         if order.void:
             return
@@ -199,8 +190,9 @@ class DiskTier:
     # up
 
     def missed(self, digest: bytes, tokens: bytes, at: int, limit: int, key: BlockKey) -> None:
-        """On the scheduler's thread: the resident chain of a prompt ends before block `at`, whose key this is. Costs one look; if it goes
-        on here, the rest is looked up on the background thread. `tokens`: the prompt; `limit`: its blocks that may be served."""
+        """On the scheduler's thread: the resident chain of a prompt ends before block `at`, whose key this is. Costs
+        one look; if it goes on here, the rest is looked up on the background thread. `tokens`: the prompt; `limit`: its
+        blocks that may be served."""
         if self.index.get(key) is None or key in self._planned:
             return
         self._planned.add(key)
@@ -229,8 +221,9 @@ class DiskTier:
             self._wish(path, self._ledger.tick)
 
     def hold(self, path: list[DiskBlock], horizon: int) -> Future[int] | None:
-        """Somebody holds a request for these blocks. The future: how many of them are in the slab, when no more can come; it may never be
-        answered. None: too many are held, or the tier has ended. Never on the scheduler's thread."""
+        """Somebody holds a request for these blocks. The future: how many of them are in the slab, when no more can
+        come; it may never be answered. None: too many are held, or the tier has ended. Never on the scheduler's
+        thread."""
         with self._lock:
             if self._closed or self._wishes.crowded:
                 return None
@@ -245,7 +238,7 @@ class DiskTier:
             self._wishes.give_up(done)
 
     def expected_seconds(self, path: Sequence[DiskBlock]) -> float | None:
-        """Under the lock: until these blocks would be in the slab, behind what goes before them. None: not known yet."""
+        """Under the lock: until these blocks would be in the slab, behind what goes first. None: not known yet."""
         each = self.times.seconds_per_block
         if each is None:
             return None
@@ -263,7 +256,7 @@ class DiskTier:
         self._wishes.clear()
 
     def _wish(self, path: list[DiskBlock], horizon: int, done: Future[int] | None = None) -> None:
-        if (path or done is not None) and not self._wishes.add(Wish(path, horizon, done=done)):
+        if (path or done is not None) and not self._wishes.add(QueuedRead(path, horizon, done=done)):
             self.counts["wish_dropped"] += 1
         self._pump_up()
         self._flush()
@@ -289,11 +282,11 @@ class DiskTier:
             self._being_staged.update((entry.key, order_id) for entry in entries)
             wish.orders.add(order_id)
             ranks = set(range(self._ranks))
-            self._staging[order_id] = _Open(entries, records, [True] * len(entries), ranks, sent=self._clock())
+            self._staging[order_id] = OpenOrder(entries, records, [True] * len(entries), ranks, sent=self._clock())
             self._send(Stage(order_id, self._telling, tuple(map(Placed, records, [entry.slot for entry in entries]))))
         self._wishes.settle()
 
-    def _take(self, wish: Wish, size: int) -> list[BlockEntry]:
+    def _take(self, wish: QueuedRead, size: int) -> list[BlockEntry]:
         """Slots for the next blocks of a wish, which ends (`at` at its end) where it cannot go on."""
         entries: list[BlockEntry] = []
         while wish.at < len(wish.blocks) and len(entries) < size:
@@ -324,7 +317,7 @@ class DiskTier:
             self.counts["no_slot"] += 1
         return entry
 
-    def _staged(self, order: _Open, seconds: float) -> None:
+    def _staged(self, order: OpenOrder, seconds: float) -> None:
         run: list[BlockEntry] = []
         for entry, good in zip(order.entries, order.good, strict=True):
             if not order.void:
@@ -374,7 +367,7 @@ class DiskTier:
                 self._spilled(spilled)
         self.pump()
 
-    def _answered(self, orders: dict[int, _Open], order_id: int, rank: int, good: list[bool]) -> bool:
+    def _answered(self, orders: dict[int, OpenOrder], order_id: int, rank: int, good: list[bool]) -> bool:
         """Did this answer complete the order?"""
         order = orders[order_id]
         order.good = [a and b for a, b in zip(order.good, good, strict=True)]
@@ -413,7 +406,8 @@ class DiskTier:
     # all of it
 
     def clear(self) -> None:
-        """Weights or cache were reset: nothing that was written is worth anything. The ledger is cleared by its owner."""
+        """Weights or cache were reset: nothing that was written is worth anything. The ledger is cleared by its
+        owner."""
         self.counts["cleared"] += 1
         self._to_spill.clear()
         self._being_spilled.clear()

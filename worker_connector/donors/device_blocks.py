@@ -1,10 +1,13 @@
-"""DeviceBlocks: what one rank's device cache holds, in our own keys, as far as the engine's KV cache events say (donors/kv_events.py).
+"""DeviceBlocks: what one rank's device cache holds, in our own keys, as far as the engine's KV cache events say
+(donors/kv_events.py).
 
-An event names blocks by the engine's hash, which says nothing of model, layout or (as serialized) adapter and is never recomputed here. It
-also carries their tokens, so the chain of *our* keys is built from those, in the namespace of the event's salt and adapter where it names
-them. It is freshness, never authority: a wrong entry costs a donor its credit, or leaves it some.
+An event names blocks by the engine's hash, which says nothing of model, layout or (as serialized) adapter and is never
+recomputed here. It also carries their tokens, so the chain of *our* keys is built from those, in the namespace of the
+event's salt and adapter where it names them. It is freshness, never authority: a wrong entry costs a donor its credit,
+or leaves it some.
 
-Layer groups: the one that attends furthest decides, because a group with a window gives up early blocks of a chain that is alive.
+Layer groups: the one that attends furthest decides, because a group with a window gives up early blocks of a chain that
+is alive.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class DeviceBlock:
 
 
 class DeviceBlocks:
-    """Listens to `KvFreshness`, which has checked what it hands on. Not thread-safe. Bounded by what the device holds."""
+    """Listens to `KvFreshness`, which has checked what it hands on. Not thread-safe. Bounded by what the device
+    holds."""
 
     def __init__(self, digest_of: DigestOf) -> None:
         self._digest_of = digest_of
@@ -104,7 +108,8 @@ class DeviceBlocks:
     # from KvFreshness
 
     def stored(self, scope: Scope, parent: str | None, blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Consecutive whole blocks that continue `parent` became reusable. A token is an integer, or as the serializer spells it."""
+        """Consecutive whole blocks that continue `parent` became reusable. A token is an integer, or as the serializer
+        spells it."""
         if not self._decides(scope):
             return
         above = None if parent is None else self._by_name.get(parent)
@@ -142,7 +147,8 @@ class DeviceBlocks:
         return scope == self._widest
 
     def _forget_all(self) -> None:
-        """A group that attends further spoke up: what the narrower one said does not decide. Nothing is reported gone by that."""
+        """A group that attends further spoke up: what the narrower one said does not decide. Nothing is reported gone
+        by that."""
         self._forgotten = bool(self._by_key)
         self._by_key.clear()
         self._by_name.clear()

@@ -38,7 +38,8 @@ _AT_ONCE = 256
 """Events that one job works on: reports wait behind it."""
 _UNVOUCHED = 256
 _PATIENCE = 2
-"""Batches of events after which a new donor's blocks must have been reported: the first may have been drained before it ended."""
+"""Batches of events after which a new donor's blocks must have been reported: the first may have been drained before it
+ended."""
 
 KvEvents = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
@@ -66,7 +67,8 @@ class DeviceEvents:
         self._queued = False
         self._batches = 0
         self._whole: bool | None = None
-        """Have all events been seen, from the first one on? Only then does silence about a block say that it is not there."""
+        """Have all events been seen, from the first one on? Only then does silence about a block say that it is not
+        there."""
         self._unvouched: OrderedDict[DonorId, tuple[list[BlockKey], bool, int]] = OrderedDict()
         self.counts: Counter[str] = Counter()
         """`offered`, `other_rank`, `dropped`, `not_events`, `quarantined`, `errors`."""
@@ -189,7 +191,8 @@ class DeviceEvents:
             self._unvouched.clear()
             self._withdraw_all()
         if self._freshness.standing(self._rank) is Standing.QUARANTINED:
-            # What was lost may be removals, so all is in doubt; the event that showed it is the first of what is known from now on.
+            # What was lost may be removals, so all is in doubt; the event that showed it is the first of what is known
+            # from now on.
             self._start_anew()
             self._freshness.apply((event,))
             if self._freshness.standing(self._rank) is Standing.QUARANTINED:
@@ -209,7 +212,8 @@ class DeviceEvents:
             donors.withdraw(donors.device_unknown(), "doubtful")
 
     def _vouch(self, donor_id: DonorId, keys: list[BlockKey], *, final: bool) -> bool:
-        """Ties a donor to its blocks. `final`: what has not been reported by now is not there. False: look again later."""
+        """Ties a donor to its blocks. `final`: what has not been reported by now is not there. False: look again
+        later."""
         donors = self._donors()
         if donors is None:
             return True

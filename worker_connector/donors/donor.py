@@ -89,8 +89,8 @@ class Donor:
 
 
 def tier_of(blocks: int, tip: BlockEntry | None, device: DeviceBlock | None, *, by_engine: bool) -> Tier:
-    """Where a donor of that many blocks is: in the nearest tier that misses no more than an eighth of it. A chain whose end the engine
-    offloaded to a tier of its own counts as that, since chains go from their end."""
+    """Where a donor of that many blocks is: in the nearest tier that misses no more than an eighth of it. A chain whose
+    end the engine offloaded to a tier of its own counts as that, since chains go from their end."""
     if by_engine:
         return Tier.HOST_PINNED if device is not None and device.level > 0 else Tier.DEVICE
     if device is not None and device.level == 0 and _is_most(device.ordinal + 1, blocks):
@@ -103,7 +103,8 @@ def _is_most(there: int, blocks: int) -> bool:
 
 
 def last_of(end: BlockEntry | DiskBlock | DeviceBlock | None, entries: Sequence[BlockEntry]) -> BlockEntry | None:
-    """The last of these consecutive blocks that the chain which ends in `end` has too; None if it goes on with others."""
+    """The last of these consecutive blocks that the chain which ends in `end` has too; None if it goes on with
+    others."""
     by_ordinal = {entry.ordinal: entry for entry in entries}
     at, found = end, None
     while at is not None and at.ordinal >= entries[0].ordinal:

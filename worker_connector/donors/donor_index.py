@@ -1,7 +1,8 @@
-"""DonorIndex: donors by the last block that they have in each tier, so that a block which leaves one finds those that it shortens.
+"""DonorIndex: donors by the last block that they have in each tier, so that a block which leaves one finds those that
+it shortens.
 
-Blocks leave every tier from the end of a chain. A donor is therefore listed once a tier, under its last block there, and once more under
-the deepest of these, its end. Two donors never have one end: they would say the same.
+Blocks leave every tier from the end of a chain. A donor is therefore listed once a tier, under its last block there,
+and once more under the deepest of these, its end. Two donors never have one end: they would say the same.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class DonorIndex:
         return list(self._by_below.get(key, {}).values())
 
     def with_device(self, key: BlockKey) -> list[Donor]:
-        """Donors whose last block in the engine's own cache this is; of `materialization: off`, also before the events have spoken."""
+        """Donors whose last block in the engine's own cache this is; of `materialization: off`, also before the events
+        have spoken."""
         found = list(self._by_device.get(key, {}).values())
         donor = self._by_end.get(key)
         if donor is not None and donor.by_engine and donor.device is None:
@@ -66,7 +68,8 @@ class DonorIndex:
             places.clear()
 
     def move(self, donor: Donor, tip: BlockEntry | None, below: DiskBlock | None, device: DeviceBlock | None) -> None:
-        """These are its last blocks now. `donor.blocks` turns 0 where nothing is left, or another donor says the same."""
+        """These are its last blocks now. `donor.blocks` turns 0 where nothing is left, or another donor says the
+        same."""
         self._leave_tiers(donor)
         if below is not None and tip is not None and tip.ordinal >= below.ordinal:
             below = None

@@ -1,7 +1,8 @@
 """DonorStream: the donor lifecycle events of one replica, numbered without a gap (contracts/donor_events.py).
 
-The number is given to an event and the event handed to the bus under one lock, so numbers and order agree. Whatever the bus could not
-keep is a gap that consumers answer by quarantine; `reset` ends it: a new generation, after which everything resident is registered anew.
+The number is given to an event and the event handed to the bus under one lock, so numbers and order agree. Whatever the
+bus could not keep is a gap that consumers answer by quarantine; `reset` ends it: a new generation, after which
+everything resident is registered anew.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class DonorStream:
 
     @property
     def has_room(self) -> bool:
-        """May more be said without pushing out what waits already? A restatement goes at the pace at which this turns true again."""
+        """May more be said without pushing out what waits already? A restatement goes at the pace at which this turns
+        true again."""
         return self._sink.has_room(self._subject)
 
     def reset(self, generation: str) -> Sent:

@@ -1,10 +1,11 @@
-"""Batches of TensorRT-LLM's streaming KV event publisher (`kv_cache_config.kv_events_config`) as events of the serializer's shape. Pure.
+"""Batches of TensorRT-LLM's streaming KV event publisher (`kv_cache_config.kv_events_config`) as events of the
+serializer's shape. Pure.
 
-A message has three frames: topic, sequence number (8 bytes, big endian), payload. The payload is msgpack: `[seconds, events, data-parallel
-rank]`, each event a map with its name under `type`: `BlockStored`, `BlockRemoved`, `AllBlocksCleared`
-(`tensorrt_llm/_torch/pyexecutor/kv_cache_events.py`). A number that is missing is a batch that was lost; the publisher keeps the last ones
-for whoever asks its replay endpoint. Events name neither the salt nor, as of now, the adapter of a block, so blocks of such requests look
-like those of plain ones.
+A message has three frames: topic, sequence number (8 bytes, big endian), payload. The payload is msgpack: `[seconds,
+events, data-parallel rank]`, each event a map with its name under `type`: `BlockStored`, `BlockRemoved`,
+`AllBlocksCleared` (`tensorrt_llm/_torch/pyexecutor/kv_cache_events.py`). A number that is missing is a batch that was
+lost; the publisher keeps the last ones for whoever asks its replay endpoint. Events name neither the salt nor, as of
+now, the adapter of a block, so blocks of such requests look like those of plain ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _RAISED = (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError
 
 
 class EventBatches:
-    """Numbers the events of one publisher, so that a lost batch is a gap in their ids. The first id is 0 only if nothing came before."""
+    """Numbers the events of one publisher, so that a lost batch is a gap in their ids. The first id is 0 only if
+    nothing came before."""
 
     def __init__(self) -> None:
         self._next_batch: int | None = None
@@ -37,7 +39,8 @@ class EventBatches:
         return [self._event({"type": "cleared"}, {}, None)]
 
     def read(self, number: int, payload: bytes) -> list[dict[str, Any]]:
-        """Of one batch; empty for one that was read before. Of a payload that cannot be read, an event that cannot: a loss."""
+        """Of one batch; empty for one that was read before. Of a payload that cannot be read, an event that cannot: a
+        loss."""
         if number < self.expected:
             return []
         if number > self.expected:

@@ -1,8 +1,10 @@
-"""EventStream: hears the engine's own streaming KV event publisher, where the engine has one (`kv_cache_config.kv_events_config`).
+"""EventStream: hears the engine's own streaming KV event publisher, where the engine has one
+(`kv_cache_config.kv_events_config`).
 
-Each data-parallel rank of TensorRT-LLM binds a ZeroMQ `PUB` socket on its machine: the configured port plus its rank, or for `ipc` and
-`inproc` the name plus `_dp<rank>`. The leader of that rank subscribes there on a thread of its own, beside whoever else does. What was
-published before it came, or got lost on the way, is asked for at the replay endpoint, where there is one; otherwise it is a loss.
+Each data-parallel rank of TensorRT-LLM binds a ZeroMQ `PUB` socket on its machine: the configured port plus its rank,
+or for `ipc` and `inproc` the name plus `_dp<rank>`. The leader of that rank subscribes there on a thread of its own,
+beside whoever else does. What was published before it came, or got lost on the way, is asked for at the replay
+endpoint, where there is one; otherwise it is a loss.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class EventStream:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="semkv-kv-event-stream", daemon=True)
         self.counts: Counter[str] = Counter()
-        """`batches`, `replayed`, `restarted`, `strange` (not of three frames); `failed`: the stream ended by a fault."""
+        """`batches`, `replayed`, `restarted`, `strange` (not of three frames); `failed`: the stream ended by a
+        fault."""
 
     def start(self) -> None:
         self._thread.start()

@@ -3,10 +3,10 @@
     async for event in llm.get_kv_cache_events_async(...):
         observe_kv_events(event)
 
-Dynamo's TensorRT-LLM component polls `llm.get_kv_cache_events_async` to publish the events; that is the place (the engine gives each
-event once). Connectors of this process hear them directly, each of them those of its own attention data-parallel rank. Where there is
-none, because the engine runs in worker processes, they go to the engine's own sockets (donors/kv_event_socket.py), by the name in
-`DYN_STABLE_ROUTING_ID`.
+Dynamo's TensorRT-LLM component polls `llm.get_kv_cache_events_async` to publish the events; that is the place (the
+engine gives each event once). Connectors of this process hear them directly, each of them those of its own attention
+data-parallel rank. Where there is none, because the engine runs in worker processes, they go to the engine's own
+sockets (donors/kv_event_socket.py), by the name in `DYN_STABLE_ROUTING_ID`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.donors.device_events import KvEvents
-from worker_connector.donors.kv_event_socket import EventPipe, pipe_path
+from worker_connector.donors.kv_event_socket import KvEventSender, pipe_path
 from worker_connector.engine_api.settings import IDENTITY_VARIABLE
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Hearer(Protocol):
 
 
 _hearers: weakref.WeakSet[Hearer] = weakref.WeakSet()
-_pipes: dict[tuple[str, int], EventPipe] = {}
+_pipes: dict[tuple[str, int], KvEventSender] = {}
 _lock = threading.Lock()
 counts: Counter[str] = Counter()
 """`faults`; of what is sent on: `bad_rank`, `too_many_ranks` and `no_pipe` (dropped)."""
@@ -51,8 +51,9 @@ def listen(hearer: Hearer) -> None:
 
 
 def observe_kv_events(events: KvEvents) -> int:
-    """One event or several, as dicts in the shape of `KVCacheEventSerializer`, in the engine's order. Thread-safe; never raises, never
-    waits, keeps a bounded number. Returns how many connectors they were handed to; 0: there is none here, and no name to find one by."""
+    """One event or several, as dicts in the shape of `KVCacheEventSerializer`, in the engine's order. Thread-safe;
+    never raises, never waits, keeps a bounded number. Returns how many connectors they were handed to; 0: there is none
+    here, and no name to find one by."""
     try:
         batch = [events] if isinstance(events, Mapping) else list(events)
         with _lock:
@@ -101,13 +102,13 @@ def _send(batch: list[Any], stable_routing_id: str) -> int:
     return pipes
 
 
-def _pipe_to(stable_routing_id: str, rank: int) -> EventPipe | None:
+def _pipe_to(stable_routing_id: str, rank: int) -> KvEventSender | None:
     """None: there can be none now, which is counted."""
     try:
         with _lock:
             pipe = _pipes.get((stable_routing_id, rank))
             if pipe is None and len(_pipes) < MAX_PIPES:
-                pipe = _pipes[(stable_routing_id, rank)] = EventPipe(pipe_path(stable_routing_id, rank))
+                pipe = _pipes[(stable_routing_id, rank)] = KvEventSender(pipe_path(stable_routing_id, rank))
     except (OSError, RuntimeError) as error:  # somebody else's directory, or no thread to be had
         _count("no_pipe")
         _throttled.warning("semkv connector: KV cache events of rank %d are dropped: %s", rank, error)

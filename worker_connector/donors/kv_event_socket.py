@@ -1,11 +1,14 @@
-"""KV cache events from the process that drains an engine to the process in which its scheduler, and so the connector, runs.
+"""KV cache events from the process that drains an engine to the process in which its scheduler, and so the connector,
+runs.
 
-TensorRT-LLM runs its executor in worker processes unless it is told otherwise (`TLLM_WORKER_USE_SINGLE_PROCESS`), while the events come out
-in the process that made the `LLM`. Both have the engine's `DYN_STABLE_ROUTING_ID`, and rank 0 is on the same machine. So a leader
-listens on a Unix-domain socket that is named after the id and its data-parallel rank, in a directory that only this user can enter, and
-whoever drains writes there: length-prefixed msgpack, nothing is unpickled.
+TensorRT-LLM runs its executor in worker processes unless it is told otherwise (`TLLM_WORKER_USE_SINGLE_PROCESS`), while
+the events come out in the process that made the `LLM`. Both have the engine's `DYN_STABLE_ROUTING_ID`, and rank 0 is on
+the same machine. So a leader listens on a Unix-domain socket that is named after the id and its data-parallel rank, in
+a directory that only this user can enter, and whoever drains writes there: length-prefixed msgpack, nothing is
+unpickled.
 
-Events may be lost on the way (nobody listens yet, too many wait): their ids then have a gap, which is what losses look like anyway.
+Events may be lost on the way (nobody listens yet, too many wait): their ids then have a gap, which is what losses look
+like anyway.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ _LENGTH = struct.Struct(">I")
 
 
 def pipe_path(stable_routing_id: str, dp_rank: int, base: Path | None = None) -> Path:
-    """In a directory of this user's own, which is made if need be. PermissionError if it is somebody else's, or open to others."""
+    """In a directory of this user's own, which is made if need be. PermissionError if it is somebody else's, or open to
+    others."""
     directory = (base or Path(tempfile.gettempdir())) / f"semkv-events-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     status = directory.lstat()
@@ -51,7 +55,7 @@ def pipe_path(stable_routing_id: str, dp_rank: int, base: Path | None = None) ->
     return directory / name
 
 
-class EventEar:
+class KvEventListener:
     """The leader's end. `hear` gets lists of events on this thread; it must not raise."""
 
     def __init__(self, path: Path, hear: Callable[[list[Any]], None]) -> None:
@@ -100,7 +104,7 @@ class EventEar:
             _throttled.warning("semkv connector: a connection with KV cache events was refused: %s", error)
 
 
-class EventPipe:
+class KvEventSender:
     """The other end. `send` never raises and never waits; a thread of its own connects, and again."""
 
     def __init__(self, path: Path) -> None:

@@ -1,13 +1,15 @@
-"""What the engine's own KV cache events say is resident: a freshness state per (rank, layer group or window, block hash).
+"""What the engine's own KV cache events say is resident: a freshness state per (rank, layer group or window, block
+hash).
 
-Events are freshness, never authority: nothing is offered, confirmed or identified because of them. Their hashes have 64 bits, leave out
-model, layout and (as serialized) adapters, and are not recomputed here (NVIDIA/TensorRT-LLM#18156, #18160). Whoever wants to follow what is
-stored and removed gives a `Listener`: it is told of what passed all checks, and nothing else (donors/device_blocks.py).
+Events are freshness, never authority: nothing is offered, confirmed or identified because of them. Their hashes have 64
+bits, leave out model, layout and (as serialized) adapters, and are not recomputed here (NVIDIA/TensorRT-LLM#18156,
+#18160). Whoever wants to follow what is stored and removed gives a `Listener`: it is told of what passed all checks,
+and nothing else (donors/device_blocks.py).
 
 Shapes: `KVCacheEventSerializer` of TensorRT-LLM, `{event_id, data, window_size, attention_dp_rank?, layer_group_id?}`
 with data of type created, stored, removed or updated. The streaming publisher's events, which also say cleared, are
-brought into this shape by donors/event_batches.py. Pure: no thread, no clock, no I/O. Whoever drains the engine polls with a
-timeout, on a thread of its own (`get_latest_events` without one blocks until there is an event,
+brought into this shape by donors/event_batches.py. Pure: no thread, no clock, no I/O. Whoever drains the engine polls
+with a timeout, on a thread of its own (`get_latest_events` without one blocks until there is an event,
 NVIDIA/TensorRT-LLM#3857), and hands over what came, in order.
 """
 
@@ -71,8 +73,9 @@ class _Rank:
 
 
 def block_hash(value: object) -> str:
-    """One name for one hash. Signed and unsigned 64-bit integers are the same bits (ai-dynamo/dynamo#4533, NVIDIA/TensorRT-LLM#17023), a
-    hex string of 64 bits too; a longer one is a name of its own. ValueError for anything else."""
+    """One name for one hash. Signed and unsigned 64-bit integers are the same bits (ai-dynamo/dynamo#4533,
+    NVIDIA/TensorRT-LLM#17023), a hex string of 64 bits too; a longer one is a name of its own. ValueError for anything
+    else."""
     if isinstance(value, bool):
         raise ValueError("block_hash: bool; expected a 64-bit integer or a hex string")
     if isinstance(value, int):
@@ -89,9 +92,9 @@ def block_hash(value: object) -> str:
 
 
 class KvFreshness:
-    """Sets, not reference counts: storing twice is storing, removing twice is removing (llm-d/llm-d-kv-cache#680). Bounded by
-    `max_blocks` and `MAX_SCOPES` over a rank, beyond which the rank is quarantined rather than wrong, and by `MAX_RANKS`: of any more,
-    nothing is known. Not thread-safe.
+    """Sets, not reference counts: storing twice is storing, removing twice is removing (llm-d/llm-d-kv-cache#680).
+    Bounded by `max_blocks` and `MAX_SCOPES` over a rank, beyond which the rank is quarantined rather than wrong, and by
+    `MAX_RANKS`: of any more, nothing is known. Not thread-safe.
     """
 
     def __init__(
@@ -120,8 +123,8 @@ class KvFreshness:
                 self._quarantine_source(event)
 
     def resync(self, rank: int = 0, *, after: int | None = None) -> None:
-        """Begin again from nothing: the rank's cache was emptied or rebuilt, or is told anew. `after`: ids up to this one are of before,
-        and passed over; None: the next event is the first, whatever its id."""
+        """Begin again from nothing: the rank's cache was emptied or rebuilt, or is told anew. `after`: ids up to this
+        one are of before, and passed over; None: the next event is the first, whatever its id."""
         self.counts["resync"] += 1
         if rank in self._ranks or len(self._ranks) < MAX_RANKS:
             self._ranks[rank] = _Rank(last_id=after)
@@ -137,9 +140,9 @@ class KvFreshness:
     def resident(
         self, value: object, *, rank: int = 0, layer_group: int | None = None, window: int | None = None
     ) -> bool | None:
-        """Does this rank's device cache hold the block, as far as events say? False: not reported as stored since the first event that was
-        seen; None: unknown, events were lost. With neither group nor window: in every scope that this rank has spoken of. ValueError for
-        what is no hash."""
+        """Does this rank's device cache hold the block, as far as events say? False: not reported as stored since the
+        first event that was seen; None: unknown, events were lost. With neither group nor window: in every scope that
+        this rank has spoken of. ValueError for what is no hash."""
         name = block_hash(value)
         state = self._rank(rank)
         if state.standing is Standing.QUARANTINED:
@@ -204,8 +207,9 @@ class KvFreshness:
             state.last_id = number
             self.counts["ignored_quarantined"] += 1
             return
-        # Ids are given before a full buffer drops its oldest events: a jump is a loss (ai-dynamo/dynamo#711). Removals may be among
-        # what was lost, so everything known is in doubt. Before the first event nothing is known, and nothing can be in doubt.
+        # Ids are given before a full buffer drops its oldest events: a jump is a loss (ai-dynamo/dynamo#711). Removals
+        # may be among what was lost, so everything known is in doubt. Before the first event nothing is known, and
+        # nothing can be in doubt.
         expected = number if state.last_id is None else state.last_id + 1
         state.last_id = number
         if number != expected:
@@ -237,7 +241,8 @@ class KvFreshness:
         resident = state.blocks.setdefault(scope, {})
         parent = data.get("parent_hash")
         if parent is not None and block_hash(parent) not in resident:
-            # A chain whose beginning nobody reported (NVIDIA/TensorRT-LLM#3543): its blocks are never reachable from a prompt's start.
+            # A chain whose beginning nobody reported (NVIDIA/TensorRT-LLM#3543): its blocks are never reachable from a
+            # prompt's start.
             self.counts["unknown_parent"] += len(data["blocks"])
             return
         whole: list[tuple[str, Mapping[str, Any]]] = []

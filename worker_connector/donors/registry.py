@@ -80,9 +80,9 @@ class DonorRegistry:
         self._restated_at = 0.0
         self._index = DonorIndex()
         self.counts: Counter[str] = Counter()
-        """`registered`, `repeated`, `superseded`, `too_short`, `shrunk`, `moved` (between slab and disk), `restored` (from disk, of an
-        earlier life), `evicted`, `crowded_out`, `resets`, `unsent`, `unstorable` (larger than the broker takes),
-        `invalid`, `unvouched`, `doubtful`."""
+        """`registered`, `repeated`, `superseded`, `too_short`, `shrunk`, `moved` (between slab and disk), `restored`
+        (from disk, of an earlier life), `evicted`, `crowded_out`, `resets`, `unsent`, `unstorable` (larger than the
+        broker takes), `invalid`, `unvouched`, `doubtful`."""
 
     @property
     def generation(self) -> Generation:
@@ -124,7 +124,8 @@ class DonorRegistry:
         return self._register(namespace, tip.digest, tokens, [entry.key for entry in path], tip=tip)
 
     def register_on_disk(self, namespace: CacheNamespace, end: DiskBlock) -> DonorId | None:
-        """The chain that ends in `end` was left on disk by an earlier life. What of it was brought up meanwhile is looked up."""
+        """The chain that ends in `end` was left on disk by an earlier life. What of it was brought up meanwhile is
+        looked up."""
         at: DiskBlock | None = end
         while at is not None and not at.usable:
             at = at.parent  # blocks that left before this job ran
@@ -213,8 +214,8 @@ class DonorRegistry:
         self._settle({donor.donor_id: donor for donor in found}, patient=True)
 
     def device_unknown(self) -> list[DonorId]:
-        """Nothing is known of the device any more: donors are where our own tiers have them. Returns those that are nowhere, which are left
-        to the caller."""
+        """Nothing is known of the device any more: donors are where our own tiers have them. Returns those that are
+        nowhere, which are left to the caller."""
         with self._lock:
             known = [donor for donor in self._donors.values() if donor.device is not None and not donor.by_engine]
             for donor in known:
@@ -271,8 +272,8 @@ class DonorRegistry:
             self._settle({donor_id: self._donors[donor_id] for donor_id in late})
 
     def reset(self, generation: Generation, *, resident: bool) -> None:
-        """A new life of the stream. `resident`: the blocks are still here and events were lost, so everything is registered again, as fast
-        as the bus takes it; otherwise the cache itself was reset and nothing is left."""
+        """A new life of the stream. `resident`: the blocks are still here and events were lost, so everything is
+        registered again, as fast as the bus takes it; otherwise the cache itself was reset and nothing is left."""
         with self._lock:
             self._generation = generation
             self._unstated = dict.fromkeys(self._donors) if resident else {}

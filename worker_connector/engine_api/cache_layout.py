@@ -1,8 +1,8 @@
 """KV cache layout types, in TensorRT-LLM's shape, for processes without tensorrt_llm.
 
-Import them through `worker_connector.engine_api.engine`. Contract: "KvCacheLayout reference" and "Blocks with no page" of
-TensorRT-LLM's "KV Cache Connector" document. A layout describes byte ranges that repeat once per page slot; it does not
-own the memory: whoever builds one keeps the pool alive for as long as views of it are used.
+Import them through `worker_connector.engine_api.engine`. Contract: "KvCacheLayout reference" and "Blocks with no page"
+of TensorRT-LLM's "KV Cache Connector" document. A layout describes byte ranges that repeat once per page slot; it does
+not own the memory: whoever builds one keeps the pool alive for as long as views of it are used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The KV cache connector ABC, in TensorRT-LLM's shape, for processes without tensorrt_llm.
 
-Import it through `worker_connector.engine_api.engine`, which hands out the real classes where tensorrt_llm is installed. Names,
-argument order, defaults and the rules between the flat and the per-layer-group callbacks follow TensorRT-LLM's
-"KV Cache Connector" document and its public ABC as of the KVCacheManagerV2 support (NVIDIA/TensorRT-LLM#18762). A class
-written against this module subclasses the real ABC unchanged.
+Import it through `worker_connector.engine_api.engine`, which hands out the real classes where tensorrt_llm is
+installed. Names, argument order, defaults and the rules between the flat and the per-layer-group callbacks follow
+TensorRT-LLM's "KV Cache Connector" document and its public ABC as of the KVCacheManagerV2 support
+(NVIDIA/TensorRT-LLM#18762). A class written against this module subclasses the real ABC unchanged.
 
 Vocabulary: a *page slot* (block id) is the index of a block in its pool; a *layer group* is the set of layers that
 share one slot space; slot -1 (`BAD_PAGE_INDEX`) marks a block that has no page.

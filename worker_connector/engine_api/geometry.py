@@ -1,8 +1,9 @@
 """The registered KV pool as byte planes, and what a block of it looks like in host memory.
 
-A *block* is one block ordinal in all layer groups. In the slab its bytes are the regions of all groups one after the other, in the
-order in which they were registered. Regions are copied whole as bytes: a region may hold keys, values, block scales or what a future
-model needs, so nothing here knows "K and V" (KV Cache Connector doc, "KvCacheLayout reference").
+A *block* is one block ordinal in all layer groups. In the slab its bytes are the regions of all groups one after the
+other, in the order in which they were registered. Regions are copied whole as bytes: a region may hold keys, values,
+block scales or what a future model needs, so nothing here knows "K and V" (KV Cache Connector doc, "KvCacheLayout
+reference").
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ class PoolGeometry:
     bytes_per_block: int
     dtype: str
     fingerprint: str
-    """16 hex digits over what decides the meaning of a block's bytes: groups, layers, regions, roles, sizes, element type, tokens per
-    block. Not over addresses, strides or the number of pages: two engines with different pool sizes share one layout."""
+    """16 hex digits over what decides the meaning of a block's bytes: groups, layers, regions, roles, sizes, element
+    type, tokens per block. Not over addresses, strides or the number of pages: two engines with different pool sizes
+    share one layout."""
     block_size_configured: bool = False
-    """The pool does not say how many tokens a block has; `tokens_per_block` comes from the engine's settings, which may be stale."""
+    """The pool does not say how many tokens a block has; `tokens_per_block` comes from the engine's settings, which may
+    be stale."""
 
     @cached_property
     def num_pages(self) -> tuple[int, ...]:
@@ -71,8 +74,8 @@ class PoolGeometry:
 
     @cached_property
     def by_layer(self) -> tuple[Plane, ...]:
-        """The same bytes as `planes`, in slices that hold one layer each where a plane's bytes are that regular, in the order in which a
-        forward pass reaches them."""
+        """The same bytes as `planes`, in slices that hold one layer each where a plane's bytes are that regular, in the
+        order in which a forward pass reaches them."""
         slices = [part for plane in self.planes for part in _slices(plane)]
         return tuple(sorted(slices, key=lambda part: part.layers[:1]))
 
@@ -82,9 +85,9 @@ class PoolGeometry:
 
     @classmethod
     def from_layout(cls, layout: Any, device: torch.device | None = None) -> PoolGeometry:
-        """From `register_kv_cache_layout`; versions of its types differ, so everything is read by name. `device`: where the pools are, for
-        regions that cannot make a tensor themselves (None: the current CUDA device, or the CPU without one). Refused, with what is
-        wrong: what does not describe groups of regions of bytes."""
+        """From `register_kv_cache_layout`; versions of its types differ, so everything is read by name. `device`: where
+        the pools are, for regions that cannot make a tensor themselves (None: the current CUDA device, or the CPU
+        without one). Refused, with what is wrong: what does not describe groups of regions of bytes."""
         tokens_per_block = getattr(layout, "tokens_per_block", None)
         if not isinstance(tokens_per_block, int) or tokens_per_block < 1:
             raise _unknown(f"tokens_per_block = {tokens_per_block!r}", "it must be a whole number of tokens")
@@ -147,8 +150,9 @@ class PoolGeometry:
 
 
 def _layers_of(buffers: Sequence[Any]) -> tuple[tuple[int, ...], bool]:
-    """(layers of a region, is it regular). Regular only where every layer has the same roles in the same order: such buffers are equally
-    large, since a pool coalesces buffers by size (KV Cache Connector doc, "KvCacheLayout reference")."""
+    """(layers of a region, is it regular). Regular only where every layer has the same roles in the same order: such
+    buffers are equally large, since a pool coalesces buffers by size (KV Cache Connector doc, "KvCacheLayout
+    reference")."""
     layers = tuple(sorted({int(buffer.layer_id) for buffer in buffers}))
     roles = {
         layer: [(str(b.role), getattr(b, "expansion", 1)) for b in buffers if int(b.layer_id) == layer]

@@ -1,8 +1,9 @@
 """Which page slots a request owns: block ordinals, layer groups, blocks without a page.
 
-TensorRT-LLM reports page slots as deltas, in three forms by version: one flat list, a list of lists indexed by layer group id, or a
-dict keyed by it (KV Cache Connector doc, "Running under VSWA"). Entry i of a group describes tokens
-`[i * tokens_per_block, (i + 1) * tokens_per_block)` of the sequence; -1 stands for a block that has no page there, in place.
+TensorRT-LLM reports page slots as deltas, in three forms by version: one flat list, a list of lists indexed by layer
+group id, or a dict keyed by it (KV Cache Connector doc, "Running under VSWA"). Entry i of a group describes tokens `[i
+* tokens_per_block, (i + 1) * tokens_per_block)` of the sequence; -1 stands for a block that has no page there, in
+place.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ NO_PAGE = -1
 class PageTable:
     """Page slots of one allocation of one request, one list per layer group, grown by deltas only.
 
-    A delta that does not fit the registered layer groups breaks the table: `at` then knows no page of any later block, so a
-    misread report costs reuse and never touches another request's memory.
+    A delta that does not fit the registered layer groups breaks the table: `at` then knows no page of any later block,
+    so a misread report costs reuse and never touches another request's memory.
     """
 
     __slots__ = ("_closed", "_groups", "_slots", "broken")
@@ -30,8 +31,8 @@ class PageTable:
     def extend(
         self, flat: Iterable[int], grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None
     ) -> None:
-        """Appends one report's `new_block_ids` and `new_block_ids_by_layer_group`. The grouped form wins where it says anything;
-        with one group both carry the same slots."""
+        """Appends one report's `new_block_ids` and `new_block_ids_by_layer_group`. The grouped form wins where it says
+        anything; with one group both carry the same slots."""
         if self.broken or self._closed:
             return
         flat = flat if isinstance(flat, list) else list(flat)
@@ -51,7 +52,8 @@ class PageTable:
             self._append(index, deltas.get(group, []))
 
     def doubt(self, first: int) -> None:
-        """Blocks from ordinal `first` on may have other pages than were reported: they and all later ones have none here."""
+        """Blocks from ordinal `first` on may have other pages than were reported: they and all later ones have none
+        here."""
         for slots in self._slots:
             del slots[first:]
         self._closed = True
@@ -74,8 +76,8 @@ class PageTable:
         self._slots[index].extend(slots if min(slots, default=0) >= 0 else [max(slot, NO_PAGE) for slot in slots])
 
     def at(self, ordinal: int) -> tuple[int, ...] | None:
-        """Page slot of one block in every group, in the order of the group ids; `NO_PAGE` where a group has none. None while some
-        group has not reported that block, and always for a broken table."""
+        """Page slot of one block in every group, in the order of the group ids; `NO_PAGE` where a group has none. None
+        while some group has not reported that block, and always for a broken table."""
         found = self.span(ordinal, ordinal + 1)
         return found[0] if found else None
 
@@ -95,10 +97,11 @@ def block_size_fault(
 ) -> str | None:
     """What is wrong with the number of blocks in a request's first report, or None.
 
-    `reported`: blocks that the report names; 0 is never wrong. `tokens`: tokens of the request. `pass_end`: first position behind the
-    coming forward pass. `whole_prompt`: the engine allocates a whole prompt at once, as TensorRT-LLM's first KV cache manager does
-    (`add_sequence`), so the number is known exactly; other managers allocate as far as the pass goes. A page that holds another
-    number of tokens than was configured would be read under wrong tokens (NVIDIA/TensorRT-LLM#13320).
+    `reported`: blocks that the report names; 0 is never wrong. `tokens`: tokens of the request. `pass_end`: first
+    position behind the coming forward pass. `whole_prompt`: the engine allocates a whole prompt at once, as
+    TensorRT-LLM's first KV cache manager does (`add_sequence`), so the number is known exactly; other managers allocate
+    as far as the pass goes. A page that holds another number of tokens than was configured would be read under wrong
+    tokens (NVIDIA/TensorRT-LLM#13320).
     """
     least = -(-min(pass_end, tokens) // tokens_per_block)
     exact = -(-tokens // tokens_per_block)

@@ -1,5 +1,6 @@
-"""What the connector reads from an engine's request object, by name and with getattr: versions of TensorRT-LLM differ in what they bind
-(KV Cache Connector doc; `LlmRequest` bindings). Nothing is written to a request, and no request is kept.
+"""What the connector reads from an engine's request object, by name and with getattr: versions of TensorRT-LLM differ
+in what they bind (KV Cache Connector doc; `LlmRequest` bindings). Nothing is written to a request, and no request is
+kept.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def is_cancelled(request: Any) -> bool:
 
 
 _NEEDS_WHOLE_CONTEXT = ("py_return_context_logits", "return_context_logits", "py_additional_outputs")
-"""A request with one of these set wants something of every prompt token, and of a token that is loaded nothing is computed. Prompt log
-probabilities set the first; whether one of the additional outputs is made per prompt token is the model's matter, so any counts."""
+"""A request with one of these set wants something of every prompt token, and of a token that is loaded nothing is
+computed. Prompt log probabilities set the first; whether one of the additional outputs is made per prompt token is the
+model's matter, so any counts."""
 _NOT_OF_TOKENS = (
     "prompt_embedding_table",
     "position_ids",
@@ -98,8 +100,8 @@ _MEDIA_PLACES = ("multimodal_positions", "multimodal_lengths")
 
 
 def unsupported(request: Any) -> Reason | None:
-    """Requests that no KV may be offered to: KV is not a function of tokens and namespace alone, the engine does not prefill the request
-    itself, or it returns something of every prompt token."""
+    """Requests that no KV may be offered to: KV is not a function of tokens and namespace alone, the engine does not
+    prefill the request itself, or it returns something of every prompt token."""
     generation_only = getattr(request, "is_generation_only_request", False)
     if callable(generation_only):
         generation_only = generation_only()
@@ -122,7 +124,8 @@ def _any_set(request: Any, names: Sequence[str]) -> bool:
 
 
 def served_position(request: Any) -> int | None:
-    """Where the forward pass starts, read inside `update_state_after_alloc`: on KVCacheManagerV2 the prefix is served by then."""
+    """Where the forward pass starts, read inside `update_state_after_alloc`: on KVCacheManagerV2 the prefix is served
+    by then."""
     for name in ("context_current_position", "prepopulated_prompt_len"):
         value = getattr(request, name, None)
         if isinstance(value, int) and value >= 0:

@@ -1,8 +1,9 @@
 """Settings of one connector, and what it refuses at bring-up.
 
-TensorRT-LLM has no place for a connector's own options (`KvCacheConnectorConfig` is strict), so they come from the file that
-`SEMKV_CONFIG` names, with `SEMKV_*` overrides; `DYN_STABLE_ROUTING_ID`, which Dynamo publishes on the worker's model card, says which
-engine this is. What cannot be served correctly is refused before the first request, with the setting and the remedy in the message.
+TensorRT-LLM has no place for a connector's own options (`KvCacheConnectorConfig` is strict), so they come from the file
+that `SEMKV_CONFIG` names, with `SEMKV_*` overrides; `DYN_STABLE_ROUTING_ID`, which Dynamo publishes on the worker's
+model card, says which engine this is. What cannot be served correctly is refused before the first request, with the
+setting and the remedy in the message.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Settings:
 
 
 def tell_settings(who: str, settings: Settings) -> None:
-    """At the start of a leader and of a rank. Where nobody has configured logging, as in the process of TensorRT-LLM's executor, Python
-    writes nothing below a warning."""
+    """At the start of a leader and of a rank. Where nobody has configured logging, as in the process of TensorRT-LLM's
+    executor, Python writes nothing below a warning."""
     level = logging.INFO if _log.hasHandlers() else logging.WARNING
     _log.log(level, "semkv connector: %s of %s runs %s", who, settings.stable_routing_id, settings.told)
 
@@ -132,14 +133,16 @@ def _refuse_under_tensor_parallelism(settings: Settings, llm_args: Any) -> None:
         settings.connector.async_load_min_tokens is not None,
         "connector.async_load_min_tokens",
         settings.connector.async_load_min_tokens,
-        "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills them",
+        "under tensor parallelism the engine may free a parked request's pages on one rank while another still fills "
+        "them",
         "set it to null",
     )
     _refuse_if(
         settings.fetch_secret is not None,
         "connector.fetch.enabled",
         True,
-        "under tensor parallelism a block is spread over the slabs of several ranks, which would have to pull their shards in step",
+        "under tensor parallelism a block is spread over the slabs of several ranks, which would have to pull their "
+        "shards in step",
         "set it to false",
     )
 
@@ -151,8 +154,8 @@ def _fetch_secret(config: ConnectorConfig) -> bytes | None:
 
 
 def refuse_unsupported(llm_args: Any) -> None:
-    """Engine settings under which page slots may change hands unreported, or a block is spread over ranks in another way than by heads
-    (KV Cache Connector doc, "A page slot must not be reassigned underneath the connector")."""
+    """Engine settings under which page slots may change hands unreported, or a block is spread over ranks in another
+    way than by heads (KV Cache Connector doc, "A page slot must not be reassigned underneath the connector")."""
     cache = getattr(llm_args, "kv_cache_config", None)
     _refuse_if(
         getattr(llm_args, "speculative_config", None) is not None,
@@ -189,13 +192,14 @@ def refuse_unsupported(llm_args: Any) -> None:
     )
     if getattr(cache, "enable_partial_reuse", False):
         _log.warning(
-            "semkv connector: kv_cache_config.enable_partial_reuse is on; prompts of which the engine holds part of a block are not "
-            "loaded. Set it to false."
+            "semkv connector: kv_cache_config.enable_partial_reuse is on; prompts of which the engine holds part of a "
+            "block are not loaded. Set it to false."
         )
 
 
 def _refuse_slabs_beyond(memory: Available | None, slab_bytes: int, llm_args: Any) -> None:
-    """Ranks start at the same time, so each finds the memory free that the others are about to take (memory/slab.py asks for its own)."""
+    """Ranks start at the same time, so each finds the memory free that the others are about to take (memory/slab.py
+    asks for its own)."""
     parallel = getattr(llm_args, "tensor_parallel_size", None) or 1
     ranks = min(parallel, getattr(llm_args, "gpus_per_node", None) or parallel)
     if memory is not None and ranks > 1:
@@ -243,7 +247,8 @@ def _refuse_if(refused: bool, setting: str, value: object, why: str, remedy: str
 
 
 def check_tokens_per_block(llm_args: Any, registered: int) -> None:
-    """Refused when the engine's settings and its pool disagree (NVIDIA/TensorRT-LLM#13320: an attention backend may change it)."""
+    """Refused when the engine's settings and its pool disagree (NVIDIA/TensorRT-LLM#13320: an attention backend may
+    change it)."""
     configured = getattr(getattr(llm_args, "kv_cache_config", None), "tokens_per_block", None)
     if configured is not None and configured != registered:
         raise Refused(

@@ -1,7 +1,7 @@
 """How many ranks share one leader, and which of them this process is.
 
-Under tensor parallelism the leader of rank 0 rules all ranks, which are processes of their own (KV Cache Connector doc: the scheduler runs
-on rank 0 only). Under attention data parallelism every rank has its own leader, and so is alone.
+Under tensor parallelism the leader of rank 0 rules all ranks, which are processes of their own (KV Cache Connector doc:
+the scheduler runs on rank 0 only). Under attention data parallelism every rank has its own leader, and so is alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def world_of(llm_args: Any) -> int:
 
 
 def rank_of(llm_args: Any, env: Mapping[str, str]) -> int:
-    """This process's number. Under attention data parallelism the owner's, where the engine says it here. Refused when one of several
-    ranks cannot tell which it is: two that call themselves the same would confirm each other's loads."""
+    """This process's number. Under attention data parallelism the owner's, where the engine says it here. Refused when
+    one of several ranks cannot tell which it is: two that call themselves the same would confirm each other's loads."""
     owner = getattr(llm_args, "attention_dp_rank", None)
     world = world_of(llm_args)
     if world == 1:
@@ -39,6 +39,7 @@ def rank_of(llm_args: Any, env: Mapping[str, str]) -> int:
             "tensor_parallel_size",
             world,
             f"this process does not know which of the {world} ranks it is (found {found})",
-            f"start it with a launcher that sets one of {', '.join(RANK_VARIABLES)}, or set connector.materialization: off",
+            f"start it with a launcher that sets one of {', '.join(RANK_VARIABLES)}, or set connector.materialization: "
+            "off",
         )
     return found

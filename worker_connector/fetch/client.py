@@ -1,4 +1,5 @@
-"""TcpTransport: the pulling side of fetch/wire.py. One connection a pull; none is kept, so nothing of a peer lasts longer."""
+"""TcpTransport: the pulling side of fetch/wire.py. One connection a pull; none is kept, so nothing of a peer lasts
+longer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SlabExport: what this worker's slab shows to others of the fleet. Only what it would offer to a request of its own: resident, in the
-asked namespace, and still what was sealed.
+"""SlabExport: what this worker's slab shows to others of the fleet. Only what it would offer to a request of its own:
+resident, in the asked namespace, and still what was sealed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Held(NamedTuple):
     content: int
     """Raised when what the blocks hold is declared worthless."""
     weights: str = ""
-    """Fingerprint of the weights that they were computed with, before any that were named (fetch/weights_fingerprint.py)."""
+    """Fingerprint of the weights that they were computed with, before any that were named
+    (fetch/weights_fingerprint.py)."""
 
     @property
     def name(self) -> str:

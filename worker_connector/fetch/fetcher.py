@@ -1,7 +1,8 @@
-"""Fetcher: pulls what Dynamo's `kv.fetch@1.0` hints say that another worker has, on threads of its own; whoever begins one never waits.
+"""Fetcher: pulls what Dynamo's `kv.fetch@1.0` hints say that another worker has, on threads of its own; whoever begins
+one never waits.
 
-One budget of time and bytes a pull, one of memory for all of them. What has not come by then is not offered; the request is computed.
-A peer that failed is left alone for a while (fetch/peers.py).
+One budget of time and bytes a pull, one of memory for all of them. What has not come by then is not offered; the
+request is computed. A peer that failed is left alone for a while (fetch/peers.py).
 """
 
 from __future__ import annotations
@@ -83,15 +84,15 @@ class Fetcher:
         self._closing = False
         self.seconds = Durations(FETCH_SECONDS.buckets)
         self.counts: Counter[str] = Counter()
-        """Pulls by what became of them: `complete`, `short` (the source had less), `nothing_missing`, `joined` (one for the same prompt
-        was under way), `crowded` (too many wait, or no thread is there), `resting`, `bad_address`, `address_not_allowed`, `error`, and
-        the values of `Why` and `Stop`."""
+        """Pulls by what became of them: `complete`, `short` (the source had less), `nothing_missing`, `joined` (one for
+        the same prompt was under way), `crowded` (too many wait, or no thread is there), `resting`, `bad_address`,
+        `address_not_allowed`, `error`, and the values of `Why` and `Stop`."""
         self.blocks = 0
         self.bytes = 0
 
     def begin(self, order: Order) -> Future[int]:
-        """Never waits. Of a pull for the same prompt that is under way, its future. An address that is not followed is known at once: the
-        request is not held until a thread has time to say so."""
+        """Never waits. Of a pull for the same prompt that is under way, its future. An address that is not followed is
+        known at once: the request is not held until a thread has time to say so."""
         try:
             self._peers.address(order.endpoint)
         except NotAllowed as error:

@@ -1,8 +1,10 @@
-"""FetchDesk: where a worker's hints to pull come in, and where other workers come for its blocks. One a leader; puts the parts together.
+"""PeerFetch: where a worker's hints to pull come in, and where other workers come for its blocks. One a leader; puts
+the parts together.
 
-A hint comes in twice: from whoever takes requests in, before the engine sees them (`fetch`), so that its blocks can be there in time; and
-on the request itself, where the engine carries hints (`asked`), for the requests that come after it. Under tensor parallelism there is
-no desk (engine_api/settings.py): a block is then spread over the slabs of several processes, which would have to pull and enter it in step.
+A hint comes in twice: from whoever takes requests in, before the engine sees them (`fetch`), so that its blocks can be
+there in time; and on the request itself, where the engine carries hints (`asked`), for the requests that come after it.
+Under tensor parallelism there is no desk (engine_api/settings.py): a block is then spread over the slabs of several
+processes, which would have to pull and enter it in step.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from worker_connector.requests.hints import HintReader
 _log = logging.getLogger(__name__)
 
 
-class FetchDesk:
+class PeerFetch:
     def __init__(
         self,
         leader: Leader,
@@ -88,7 +90,8 @@ class FetchDesk:
 
     @property
     def endpoint(self) -> str | None:
-        """For Dynamo's `router_hint_source_control_endpoints` (fetch/router_hint.py); None until `open`, and where it failed."""
+        """For Dynamo's `router_hint_source_control_endpoints` (fetch/router_hint.py); None until `open`, and where it
+        failed."""
         server = self._server
         return None if server is None else endpoint(self._config.advertised, server.port)
 
@@ -112,8 +115,8 @@ class FetchDesk:
     def fetch(
         self, tokens: Sequence[int], hint: FetchHint, *, salt: str | None = None, adapter: int | None = None
     ) -> Future[int] | None:
-        """Begins to pull what the hint says of this prompt. Any thread; never waits, never raises. The future: how many blocks entered.
-        None: nothing to pull."""
+        """Begins to pull what the hint says of this prompt. Any thread; never waits, never raises. The future: how many
+        blocks entered. None: nothing to pull."""
         try:
             packed = pack_tokens(tokens)
         except ContractError:

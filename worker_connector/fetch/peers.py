@@ -1,6 +1,6 @@
-"""Peers: which addresses a pull may go to. An address comes from Dynamo's router, which has it from the worker that published it; that
-is a claim all the same, so it is followed only into the networks that `connector.fetch.allowed_networks` names, as a number and never as
-a name that somebody could make point elsewhere.
+"""Peers: which addresses a pull may go to. An address comes from Dynamo's router, which has it from the worker that
+published it; that is a claim all the same, so it is followed only into the networks that
+`connector.fetch.allowed_networks` names, as a number and never as a name that somebody could make point elsewhere.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Peers:
         self._resting: OrderedDict[Address, tuple[int, float]] = OrderedDict()
 
     def address(self, text: str, *, trying: bool = False) -> Address:
-        """Of a hint's `source_control_endpoint`. Raises NotAllowed: `bad_address`, `address_not_allowed`, `resting`. `trying`: a pull goes
-        there now; where the last one failed, it is resting to all others until this one knows better."""
+        """Of a hint's `source_control_endpoint`. Raises NotAllowed: `bad_address`, `address_not_allowed`, `resting`.
+        `trying`: a pull goes there now; where the last one failed, it is resting to all others until this one knows
+        better."""
         found = _ENDPOINT.fullmatch(text)
         if found is None:
             raise NotAllowed("bad_address")

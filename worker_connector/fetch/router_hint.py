@@ -1,8 +1,10 @@
-"""The runtime keys by which Dynamo's KvRouter learns that a worker can pull blocks, and from where others can pull its own.
+"""The runtime keys by which Dynamo's KvRouter learns that a worker can pull blocks, and from where others can pull its
+own.
 
-They go onto the worker's model card, each as JSON text (`ModelRuntimeConfig.set_engine_specific`); names and shapes as Dynamo's own vLLM
-worker publishes them (dynamo/common/constants.py, dynamo/vllm/kv_hints.py of 1.6.1; ai-dynamo/dynamo#13134). The router then adds
-`kv.fetch@1.0` to a request whose worker holds less of its prefix than another one of the same role. No Dynamo is imported here.
+They go onto the worker's model card, each as JSON text (`ModelRuntimeConfig.set_engine_specific`); names and shapes as
+Dynamo's own vLLM worker publishes them (dynamo/common/constants.py, dynamo/vllm/kv_hints.py of 1.6.1;
+ai-dynamo/dynamo#13134). The router then adds `kv.fetch@1.0` to a request whose worker holds less of its prefix than
+another one of the same role. No Dynamo is imported here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class RuntimeConfig(Protocol):
 
 
 def publish_router_hint(card: RuntimeConfig, endpoints: Mapping[int, str], worker_type: str = "aggregated") -> None:
-    """Before the model is registered. `endpoints`: `tcp://ip:port` of each *global* data-parallel rank. ValueError for another role."""
+    """Before the model is registered. `endpoints`: `tcp://ip:port` of each *global* data-parallel rank. ValueError for
+    another role."""
     if worker_type not in WORKER_TYPES:
         raise ValueError(f"worker_type is {worker_type!r}; it must be one of {', '.join(WORKER_TYPES)}")
     card.set_engine_specific(

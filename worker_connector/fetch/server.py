@@ -1,7 +1,8 @@
-"""FetchServer: the serving side of fetch/wire.py. Other workers of the fleet read resident blocks from it, each over its own connection and
-thread; a stranger gets no further than the greeting.
+"""FetchServer: the serving side of fetch/wire.py. Other workers of the fleet read resident blocks from it, each over
+its own connection and thread; a stranger gets no further than the greeting.
 
-A slow peer holds one row of memory and its connection, for `deadline_seconds` an exchange at most; never a lease, a lock, or the engine.
+A slow peer holds one row of memory and its connection, for `deadline_seconds` an exchange at most; never a lease, a
+lock, or the engine.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ _throttled = Throttled(_log)
 GREETING_SECONDS = 5.0
 """For the whole greeting, however it arrives."""
 STRANGER_SECONDS = 0.002
-"""Before the next connection where one has ended that did not greet. Under a flood of them pulls come late or not at all; the engine, whose
-process this is, must not."""
+"""Before the next connection where one has ended that did not greet. Under a flood of them pulls come late or not at
+all; the engine, whose process this is, must not."""
 IDLE_SECONDS = 10.0
 """Between two requests of a connection."""
 
 
 class FetchServer:
-    """OSError if the address cannot be had. `counts`: `greeted`, `unauthorized`, `malformed`, `busy`, `foreign`, `reset`, `timeout`,
-    `lost`, `error`, `exchanges`, `sent_blocks`, `sent_bytes`; `crowded`, `accept_failed` (ConnectionServer)."""
+    """OSError if the address cannot be had. `counts`: `greeted`, `unauthorized`, `malformed`, `busy`, `foreign`,
+    `reset`, `timeout`, `lost`, `error`, `exchanges`, `sent_blocks`, `sent_bytes`; `crowded`, `accept_failed`
+    (ConnectionServer)."""
 
     def __init__(
         self,

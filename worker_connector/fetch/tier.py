@@ -1,11 +1,13 @@
 """FetchTier: what of a prompt is to be pulled from another worker, and which of what came may enter the slab.
 
-A block enters only when its tokens are those of the prompt, one by one, its bytes have the checksum that travelled with them, and what it
-continues is resident: so chains arrive from their start, and a key is never believed. It gets a slot only then (a slow peer holds none),
-and becomes resident only when it is written and sealed there, so an offer never waits for a pull and never promises one. Slots come from
-what is free, or was last used before the hint came, and is not leased.
+A block enters only when its tokens are those of the prompt, one by one, its bytes have the checksum that travelled with
+them, and what it continues is resident: so chains arrive from their start, and a key is never believed. It gets a slot
+only then (a slow peer holds none), and becomes resident only when it is written and sealed there, so an offer never
+waits for a pull and never promises one. Slots come from what is free, or was last used before the hint came, and is not
+leased.
 
-If either cache is reset meanwhile, its own or that of the source, nothing of the pull stays: what came before is worth nothing.
+If either cache is reset meanwhile, its own or that of the source, nothing of the pull stays: what came before is worth
+nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Pull:
 
 
 class FetchTier:
-    """Called on the threads that pull; takes the leader's lock for short steps, never while bytes are read or written."""
+    """Called on the threads that pull; takes the leader's lock for short steps, never while bytes are read or
+    written."""
 
     def __init__(
         self,
@@ -82,8 +85,8 @@ class FetchTier:
         on_withdrawn: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`held`: what there is now. `on_entered`: consecutive blocks became resident. `on_kept`: of those, what stays, as the pull is
-        over. `on_withdrawn`: some left. All under `lock`."""
+        """`held`: what there is now. `on_entered`: consecutive blocks became resident. `on_kept`: of those, what stays,
+        as the pull is over. `on_withdrawn`: some left. All under `lock`."""
         self._lock = lock
         self._held = held
         self._on_entered = on_entered
@@ -92,8 +95,8 @@ class FetchTier:
         self._clock = clock
 
     def plan(self, namespace: CacheNamespace, digest: bytes, tokens: bytes, limit: int) -> Pull | Stop | None:
-        """`tokens`: the prompt, packed; `limit`: its blocks that the source has and that may be served. None: nothing is missing, or a
-        request here is just saving it."""
+        """`tokens`: the prompt, packed; `limit`: its blocks that the source has and that may be served. None: nothing
+        is missing, or a request here is just saving it."""
         with self._lock:
             held = self._held()
             if held is None:
@@ -172,7 +175,8 @@ class FetchTier:
         return count, None
 
     def _enter(self, pull: Pull, count: int) -> tuple[list[BlockEntry], Stop | None]:
-        """Entries for the next `count` blocks: new ones with a slot of their own, or such as became resident here meanwhile."""
+        """Entries for the next `count` blocks: new ones with a slot of their own, or such as became resident here
+        meanwhile."""
         ledger, step = pull.held.ledger, 4 * pull.held.pool.tokens_per_block
         entries: list[BlockEntry] = []
         with self._lock:

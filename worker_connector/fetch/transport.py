@@ -1,8 +1,10 @@
-"""What a transport of blocks between workers must do, and no more: another one (NIXL, say) takes the place of TCP by doing this.
+"""What a transport of blocks between workers must do, and no more: another one (NIXL, say) takes the place of TCP by
+doing this.
 
-The side that pulls names blocks by their keys, within one namespace, layout and shard, and gives the memory that they go into. What a
-transport brings is a claim: whoever asked compares tokens and checksum himself before a block is entered (fetch/tier.py). The side that has
-the blocks refuses what does not fit its own pool, and says with every answer which life of its cache the blocks are of.
+The side that pulls names blocks by their keys, within one namespace, layout and shard, and gives the memory that they
+go into. What a transport brings is a claim: whoever asked compares tokens and checksum himself before a block is
+entered (fetch/tier.py). The side that has the blocks refuses what does not fit its own pool, and says with every answer
+which life of its cache the blocks are of.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class Sent(NamedTuple):
 
 class Answer(NamedTuple):
     life: str
-    """Of the cache that all of these blocks were in when the last of them had been read. Another one than before: its cache was reset."""
+    """Of the cache that all of these blocks were in when the last of them had been read. Another one than before: its
+    cache was reset."""
     blocks: tuple[Sent, ...]
     """In the order of the keys; fewer where the owner has no more."""
 
@@ -82,8 +85,8 @@ class BlockSource(Protocol):
     """One other worker, connected and authenticated. For one thread."""
 
     def read(self, wanted: Wanted, into: Rows, deadline: float) -> Answer:
-        """Brings as many of these blocks as there are, block i into row i, before `deadline` (`time.monotonic()`). Raises FetchFailed;
-        rows may hold anything then."""
+        """Brings as many of these blocks as there are, block i into row i, before `deadline` (`time.monotonic()`).
+        Raises FetchFailed; rows may hold anything then."""
 
     def close(self) -> None: ...
 
@@ -106,4 +109,5 @@ class BlockExport(Protocol):
         """The field in which the wanted blocks are not of this pool; None: they are."""
 
     def read(self, wanted: Wanted, key: BlockKey, into: Rows) -> Sent | None:
-        """Copies one resident, sealed block into `into` (one row), checked against its seal; None where there is none such."""
+        """Copies one resident, sealed block into `into` (one row), checked against its seal; None where there is none
+        such."""

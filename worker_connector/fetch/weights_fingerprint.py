@@ -1,10 +1,10 @@
-"""A fingerprint of the weights that an engine runs on, as far as its namespace does not name them: two workers compare it before one takes
-KV from the other.
+"""A fingerprint of the weights that an engine runs on, as far as its namespace does not name them: two workers compare
+it before one takes KV from the other.
 
-A namespace names the model as `llm_args` does. One directory name may hold other weights on another machine, or the next ones while a fleet
-is rolled over, and engines may change a model as they load it. So: names and sizes of the files in the directory, about a thousand samples
-of the large ones, the small ones whole. Weights of which less than a hundredth was trained anew may pass for the old ones: they want a
-name of their own (`revision`).
+A namespace names the model as `llm_args` does. One directory name may hold other weights on another machine, or the
+next ones while a fleet is rolled over, and engines may change a model as they load it. So: names and sizes of the files
+in the directory, about a thousand samples of the large ones, the small ones whole. Weights of which less than a
+hundredth was trained anew may pass for the old ones: they want a name of their own (`revision`).
 """
 
 from __future__ import annotations

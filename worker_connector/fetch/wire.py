@@ -1,10 +1,12 @@
-"""What two workers say to each other when one pulls blocks from the other over TCP: length-prefixed frames, msgpack or plain KV bytes.
+"""What two workers say to each other when one pulls blocks from the other over TCP: length-prefixed frames, msgpack or
+plain KV bytes.
 
-Greeting: `Hello(nonce)` -> `Challenge(nonce)` -> `Proof` -> `Welcome(proof)`. Each side proves that it knows the shared secret by an HMAC
-over both nonces, the pulling side first, so that a stranger hears nothing that depends on the secret. Every later frame carries a MAC
-under a key of this connection and direction, with the number of the frame in it: nothing can be changed, repeated, left out or put in
-by somebody on the way. Nothing is encrypted (docs/security.md). Nothing is unpickled; a frame is one of the types below, or exactly as long
-as a block, and refused otherwise, before memory is taken for it.
+Greeting: `Hello(nonce)` -> `Challenge(nonce)` -> `Proof` -> `Welcome(proof)`. Each side proves that it knows the shared
+secret by an HMAC over both nonces, the pulling side first, so that a stranger hears nothing that depends on the secret.
+Every later frame carries a MAC under a key of this connection and direction, with the number of the frame in it:
+nothing can be changed, repeated, left out or put in by somebody on the way. Nothing is encrypted (docs/security.md).
+Nothing is unpickled; a frame is one of the types below, or exactly as long as a block, and refused otherwise, before
+memory is taken for it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Get(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Answered by a `Block` and a frame of KV for each block that is there, up to the first that is not, then `Done`; or by `Refused`."""
+    """Answered by a `Block` and a frame of KV for each block that is there, up to the first that is not, then `Done`;
+    or by `Refused`."""
 
     namespace: bytes
     layout: str
@@ -187,7 +190,8 @@ class Channel:
 
 
 def _mac(key: bytes, number: int, payload: bytes | bytearray | memoryview) -> bytes:
-    """HMAC-SHA256, cut: processors have instructions for it, which makes it twice as fast as BLAKE2 on those that serve models."""
+    """HMAC-SHA256, cut: processors have instructions for it, which makes it twice as fast as BLAKE2 on those that serve
+    models."""
     mac = hmac.new(key, _NUMBER.pack(number), hashlib.sha256)
     mac.update(payload)
     return mac.digest()[:MAC_BYTES]

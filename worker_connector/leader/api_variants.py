@@ -1,10 +1,12 @@
 """The variants of TensorRT-LLM's connector API, and what differs for us.
 
 * Base: `RequestData.new_block_ids_by_layer_group` is a list of lists; a load that fails can only end the executor.
-* "B", of the Mooncake store's branch (NVIDIA/TensorRT-LLM#18676): the same field is a dict by layer group id; optional hooks `cancel_load`,
-  `request_reset`, `shutdown`, and on the worker `take_failed_load_requests`, by which a failed load restarts its request.
-* "R", prefix reservations: the runtime gives a connector that implements `reserve_prefix`, `release_prefix_reservation` and
-  `get_finished_prefix_loads` another protocol, rejects one with some of them, and asks one with none as before. We have none.
+* "B", of the Mooncake store's branch (NVIDIA/TensorRT-LLM#18676): the same field is a dict by layer group id; optional
+  hooks `cancel_load`, `request_reset`, `shutdown`, and on the worker `take_failed_load_requests`, by which a failed
+  load restarts its request.
+* "R", prefix reservations: the runtime gives a connector that implements `reserve_prefix`, `release_prefix_reservation`
+  and `get_finished_prefix_loads` another protocol, rejects one with some of them, and asks one with none as before. We
+  have none.
 
 Nothing is asked of a version number: fields and hooks are looked for by name.
 """
@@ -30,8 +32,8 @@ RESERVATION_HOOKS = (
 
 
 def restarts_failed_loads(worker_base: type = KvCacheConnectorWorker) -> bool:
-    """Does this runtime take requests whose load failed out of the batch, and compute them? On one that does not, an untold failure would
-    run on unwritten pages."""
+    """Does this runtime take requests whose load failed out of the batch, and compute them? On one that does not, an
+    untold failure would run on unwritten pages."""
     return runtime_asks("take_failed_load_requests", worker_base)
 
 
@@ -43,8 +45,9 @@ def restarts_failed_parked_loads(worker_base: type = KvCacheConnectorWorker) -> 
 def runtime_asks(hook: str, worker_base: type) -> bool:
     """Does the runtime that `worker_base` belongs to know the optional `hook` of a worker?
 
-    It does where the base class declares the hook, or where a function of the loaded executor package names it: a runtime may look an
-    optional hook up by name and declare it nowhere. A connector of somebody else that only defines the hook proves nothing.
+    It does where the base class declares the hook, or where a function of the loaded executor package names it: a
+    runtime may look an optional hook up by name and declare it nowhere. A connector of somebody else that only defines
+    the hook proves nothing.
     """
     if hasattr(worker_base, hook):
         return True
@@ -60,7 +63,8 @@ def runtime_asks(hook: str, worker_base: type) -> bool:
 
 
 def _words_of_functions(module: ModuleType) -> Iterator[set[str]]:
-    """Of each function that the module defines, inside classes too: the names that its code looks up and its strings."""
+    """Of each function that the module defines, inside classes too: the names that its code looks up and its
+    strings."""
     stack: list[object] = list(vars(module).values())
     while stack:
         found = stack.pop()
@@ -79,15 +83,16 @@ def _words_of(code: CodeType) -> Iterator[set[str]]:
 
 
 def unmet_reservations(scheduler_output: Any) -> tuple[Unloadable, ...]:
-    """Loads of reserved prefixes, which nobody here has promised. The runtime believes in them, so they may not pass in silence."""
+    """Loads of reserved prefixes, which nobody here has promised. The runtime believes in them, so they may not pass in
+    silence."""
     loads = getattr(scheduler_output, "prefix_loads", None)
     if not loads:
         return ()
     return tuple(
         Unloadable(
             None,
-            f"request {getattr(load, 'request_id', '?')}: the engine expects the load of a reserved prefix, and this connector reserves "
-            "none. Remedy: set scheduler_config.enable_prefix_aware_scheduling to false",
+            f"request {getattr(load, 'request_id', '?')}: the engine expects the load of a reserved prefix, and this "
+            "connector reserves none. Remedy: set scheduler_config.enable_prefix_aware_scheduling to false",
         )
         for load in loads
     )

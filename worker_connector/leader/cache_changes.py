@@ -1,4 +1,4 @@
-"""What happens to the blocks of one leader's tiers, as the outlet is told it, in order."""
+"""What happens to the blocks of one leader's tiers, as the event_publisher is told it, in order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""CacheLife: the leader's books for one registered pool: attempts, running requests, ledger, saves.
+"""CacheGeneration: the leader's books for one registered pool: attempts, running requests, ledger, saves.
 
-It is what a `Generation` names. It knows the engine's reports and the ranks' results, and neither threads nor who speaks to whom.
+It is what a `Generation` names. It knows the engine's reports and the ranks' results, and neither threads nor who
+speaks to whom.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from worker_connector.disk.messages import DiskOrder
 from worker_connector.disk.tier import DiskTier
 from worker_connector.engine_api.request_view import is_cancelled, matched_tokens, served_position
 from worker_connector.engine_api.settings import Settings
-from worker_connector.leader.active_requests import RunningRequests
-from worker_connector.leader.event_publisher import Outlet
-from worker_connector.leader.scheduler_output import BatchReader
+from worker_connector.leader.active_requests import ActiveRequests
+from worker_connector.leader.event_publisher import EventPublisher
+from worker_connector.leader.scheduler_output import SchedulerOutputReader
 from worker_connector.ledger.block import BlockEntry
 from worker_connector.ledger.ledger import Ledger
 from worker_connector.ledger.plan import PlanState
@@ -36,12 +37,12 @@ from worker_connector.link.channel import (
     SlotsDamaged,
 )
 from worker_connector.link.metadata import Orders
-from worker_connector.requests.async_loads import Grouped, ParkedLoads
+from worker_connector.requests.async_loads import AsyncLoads, Grouped
 from worker_connector.requests.attempt import Attempt, ClosedAttempt
 from worker_connector.requests.attempts import AttemptBook
 from worker_connector.requests.engine_namespace import RequestNamespaces
 from worker_connector.requests.load_decision import Decline
-from worker_connector.requests.prefix_lookup import Offering, Verify
+from worker_connector.requests.prefix_lookup import PrefixLookup, Verify
 from worker_connector.requests.report import Ending
 from worker_connector.requests.save_planner import SavePlanner
 
@@ -51,9 +52,11 @@ _throttled = Throttled(_log)
 SWEEP_EVERY = 16
 """Iterations between two looks for requests that vanished."""
 FORGET_AFTER = 256
-"""Iterations without a report after which a request is taken for cancelled: the engine need not say so (NVIDIA/TensorRT-LLM#15018)."""
+"""Iterations without a report after which a request is taken for cancelled: the engine need not say so
+(NVIDIA/TensorRT-LLM#15018)."""
 OFFER_PATIENCE = 16 * FORGET_AFTER
-"""... and how many more an allocated offer is kept: the engine counts on it, and its request may wait that long for a place in a batch."""
+"""... and how many more an allocated offer is kept: the engine counts on it, and its request may wait that long for a
+place in a batch."""
 _FORWARDS = 256
 
 
@@ -64,7 +67,7 @@ class Offer(NamedTuple):
     is_async: bool
 
 
-class CacheLife:
+class CacheGeneration:
     """Not thread-safe: the leader's lock covers it."""
 
     def __init__(
@@ -72,7 +75,7 @@ class CacheLife:
         pool: RankReady,
         settings: Settings,
         namespaces: RequestNamespaces,
-        outlet: Outlet,
+        event_publisher: EventPublisher,
         verify: Verify,
         generation: Callable[[], Generation],
         counts: Counter[str],
@@ -82,28 +85,29 @@ class CacheLife:
         """`patience`: iterations that a forward pass's end may take to be heard of."""
         self._patience = patience
         self.pool = pool
-        self.ledger = Ledger(pool.slots, pool.tokens_per_block, outlet.on_device) if settings.exact else None
+        self.ledger = Ledger(pool.slots, pool.tokens_per_block, event_publisher.on_device) if settings.exact else None
         self.saves = SavePlanner(self.ledger, pool.windows) if self.ledger is not None else None
         self.attempts = AttemptBook(self.ledger, self._closed)
-        self.running = RunningRequests(self.ledger, self.saves, outlet, namespaces.open_digest)
-        self.parked = ParkedLoads(pool, self.attempts, generation, counts)
+        self.running = ActiveRequests(self.ledger, self.saves, event_publisher, namespaces.open_digest)
+        self.parked = AsyncLoads(pool, self.attempts, generation, counts)
         self.counts = counts
         self.iteration = 0
         self.content = 0
-        """Raised when what the blocks hold was declared worthless: older offers are not fulfilled from what comes after."""
+        """Raised when what the blocks hold was declared worthless: older offers are not fulfilled from what comes
+        after."""
         self.disk: DiskTier | None = None
-        self._outlet = outlet
+        self._event_publisher = event_publisher
         self._generation = generation
         self.contradiction: str | None = None
         """Why nothing is offered or saved any more: the engine's reports contradict what was registered."""
-        self._reader = BatchReader(
+        self._reader = SchedulerOutputReader(
             pool, self.attempts, self.running, self.saves, self.parked, generation, counts, self._contradicted
         )
         self._forwards: deque[int] = deque(maxlen=_FORWARDS)
-        self._offering = Offering(
+        self._prefix_lookup = PrefixLookup(
             self.ledger,
             namespaces,
-            outlet.hints,
+            event_publisher.hints,
             tokens_per_block=pool.tokens_per_block,
             min_offer_tokens=settings.connector.min_offer_tokens,
             async_load_min_tokens=settings.connector.async_load_min_tokens,
@@ -127,18 +131,18 @@ class CacheLife:
             self.ledger,
             self.pool.bytes_per_block,
             send=send,
-            submit=self._outlet.submit,
+            submit=self._event_publisher.submit,
             lock=lock,
             on_staged=self.running.staged,
-            on_gone=self._outlet.disk_gone,
-            on_found=self._outlet.donors_on_disk,
+            on_gone=self._event_publisher.disk_gone,
+            on_found=self._event_publisher.donors_on_disk,
             flush=self.running.flush,
             ranks=ranks,
             clock=clock,
         )
         self.running.disk = self.disk
-        self._offering.on_miss = self.disk.missed
-        self._outlet.below(self.disk.index, self.ledger)
+        self._prefix_lookup.on_miss = self.disk.missed
+        self._event_publisher.below(self.disk.index, self.ledger)
         self.disk.begin()
 
     def take(self, result: RankResult) -> None:
@@ -171,7 +175,7 @@ class CacheLife:
         if self.contradiction is not None:
             refused = Reason.UNSUPPORTED_LAYOUT
         epoch = self.attempts.next_epoch(request_id)
-        attempt = self._offering.attempt(request, computed, epoch, self.iteration, self.attempts.leases, refused)
+        attempt = self._prefix_lookup.attempt(request, computed, epoch, self.iteration, self.attempts.leases, refused)
         attempt.content = self.content
         self.attempts.add(attempt)
         plan = attempt.plan
@@ -193,8 +197,8 @@ class CacheLife:
             self.parked.allocated(attempt, flat, grouped)
 
     def cancelled(self, request_id: int, start: int, end: int) -> None:
-        """The engine will not take the tokens [start, end) of its offer (optional hook). A cut tail counts where a version does not say
-        where its forward pass starts; of a cut head the engine holds the tokens itself."""
+        """The engine will not take the tokens [start, end) of its offer (optional hook). A cut tail counts where a
+        version does not say where its forward pass starts; of a cut head the engine holds the tokens itself."""
         attempt = self.attempts.get(request_id)
         if attempt is None or attempt.plan is None or attempt.scheduled:
             return
@@ -211,8 +215,8 @@ class CacheLife:
         self.attempts.reset(request_id)
 
     def batch(self, output: Any, iteration: int, *, all_ranks: bool = True, forwarded: int = 0) -> Orders | None:
-        """None: nothing is ordered. `all_ranks`: what is saved now can become resident. `forwarded`: the last iteration without orders
-        whose forward pass is known to have run."""
+        """None: nothing is ordered. `all_ranks`: what is saved now can become resident. `forwarded`: the last iteration
+        without orders whose forward pass is known to have run."""
         before = self.iteration
         if before != forwarded and not self._ran(before, forwarded):
             # Under overlap scheduling positions do not show it: they lag one token behind.
@@ -324,7 +328,7 @@ class CacheLife:
             self.attempts.confirm(attempt)
 
     def _closed(self, attempt: Attempt, ending: Ending | Decline) -> None:
-        self._outlet.attempt_closed(
+        self._event_publisher.attempt_closed(
             ClosedAttempt(
                 attempt.key,
                 attempt.tokens,
@@ -334,13 +338,13 @@ class CacheLife:
                 ending,
                 attempt.hints,
                 self._generation(),
-                attempt.moments.as_now(),  # a copy may still land
+                attempt.timings.as_now(),  # a copy may still land
             )
         )
 
     def sweep(self, seen_before: int, *, keep_offers: bool = False) -> None:
-        """Requests that nobody has heard of since that iteration are gone: no donor, leases back. `keep_offers`: an offer that was not
-        answered yet stays, because the engine might still take it."""
+        """Requests that nobody has heard of since that iteration are gone: no donor, leases back. `keep_offers`: an
+        offer that was not answered yet stays, because the engine might still take it."""
         for request_id in self.running.vanished(seen_before):
             self.counts["vanished"] += 1
             self.attempts.forget(request_id)
@@ -365,8 +369,8 @@ class CacheLife:
             self.attempts.forget(attempt.key.request_id)
 
     def forget_blocks(self) -> None:
-        """The bytes are there and worth nothing: weights or cache were reset. Requests that run go on, and save nothing more; what was
-        promised and not sent yet is not sent."""
+        """The bytes are there and worth nothing: weights or cache were reset. Requests that run go on, and save nothing
+        more; what was promised and not sent yet is not sent."""
         for attempt in self.attempts:
             if attempt.unanswered:
                 self.attempts.end(attempt, Reason.GENERATION_STALE)
@@ -376,7 +380,8 @@ class CacheLife:
             self.disk.clear()
 
     def resident(self) -> list[tuple[BlockEntry, bool]]:
-        """Blocks that may be offered, parents before children, and whether each is of a request with a salt, an adapter or media."""
+        """Blocks that may be offered, parents before children, and whether each is of a request with a salt, an adapter
+        or media."""
         if self.ledger is None:
             return []
         self.running.flush()

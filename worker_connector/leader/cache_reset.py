@@ -1,7 +1,8 @@
 """Where whoever changes the engine's weights or empties its cache says so.
 
-TensorRT-LLM tells a connector neither. A weight update runs in the process of each rank (`tensorrt_llm.llmapi.rlhf_utils.WorkerExtension`,
-`update_weights`), beside the connector and between two iterations, so that is where to call `weights_changed`:
+TensorRT-LLM tells a connector neither. A weight update runs in the process of each rank
+(`tensorrt_llm.llmapi.rlhf_utils.WorkerExtension`, `update_weights`), beside the connector and between two iterations,
+so that is where to call `weights_changed`:
 
     class Extension(WorkerExtension):
         def update_weights(self, ipc_handles=None):
@@ -47,15 +48,17 @@ def owns_cache(owner: Owner) -> None:
 
 
 def reset_cache() -> int:
-    """Everything that connectors of this process have saved is worth nothing, and so are their donors. Returns how many heard it: 0 in the
-    processes of other ranks, where there is nothing to forget. Thread-safe; does not wait for a forward pass, but for the disk, where there
-    is a tier on it. What a connector raises (OSError: its disk did not take it) comes when all have heard it."""
+    """Everything that connectors of this process have saved is worth nothing, and so are their donors. Returns how many
+    heard it: 0 in the processes of other ranks, where there is nothing to forget. Thread-safe; does not wait for a
+    forward pass, but for the disk, where there is a tier on it. What a connector raises (OSError: its disk did not take
+    it) comes when all have heard it."""
     return _each(lambda owner: owner.reset_cache())
 
 
 def weights_changed(revision: str) -> int:
-    """As `reset_cache`, for other weights. `revision` names them, the same on all replicas that serve them: KV of before and after is
-    told apart by it, also on disk and after a restart. ContractError, and nothing is done, for one that is no name."""
+    """As `reset_cache`, for other weights. `revision` names them, the same on all replicas that serve them: KV of
+    before and after is told apart by it, also on disk and after a restart. ContractError, and nothing is done, for one
+    that is no name."""
     name = checked_revision(revision)
     heard = _each(lambda owner: owner.weights_changed(name))
     _log.info("semkv connector: weights are %r now; %d caches were emptied", name, heard)

@@ -1,14 +1,19 @@
-"""DiskDoor: a request waits, before the engine sees it, for blocks of its prompt that are on this worker's own disk.
+"""DiskPrefetchWait: a request waits, before the engine sees it, for blocks of its prompt that are on this worker's own
+disk.
 
-An offer to the engine is a promise, so it is made of verified blocks in the slab only, and the engine asks once. Whoever takes requests in
-can wait where the engine cannot: in its event loop, for a bounded time, while other requests go by. The rules:
+An offer to the engine is a promise, so it is made of verified blocks in the slab only, and the engine asks once.
+Whoever takes requests in can wait where the engine cannot: in its event loop, for a bounded time, while other requests
+go by. The rules:
 
-* `connector.disk_wait_ms` bounds the wait, whatever happens to disk, threads or books. What has not come by then serves the next request.
-* Nobody waits for what the engine's own cache holds, for less than would be offered, or for blocks that take longer to read than
-  to compute. Both are measured: a block by what the last orders to the disk took, with what goes before it, a token by the fastest of
-  the last prefills (so that a queue in front of the engine is not taken for slow computing). What is not measured yet is tried.
+* `connector.disk_wait_ms` bounds the wait, whatever happens to disk, threads or books. What has not come by then serves
+  the next request.
+* Nobody waits for what the engine's own cache holds, for less than would be offered, or for blocks that take longer to
+  read than to compute. Both are measured: a block by what the last orders to the disk took, with what goes before it, a
+  token by the fastest of the last prefills (so that a queue in front of the engine is not taken for slow computing).
+  What is not measured yet is tried.
 * A disk that has answered nothing for a second, while it was asked for something, holds nobody until it does.
-* Blocks are found as the engine's question finds them: in the request's namespace (salt, adapter, model), token by token.
+* Blocks are found as the engine's question finds them: in the request's namespace (salt, adapter, model), token by
+  token.
 """
 
 from __future__ import annotations
@@ -60,25 +65,25 @@ class _Found:
     """The disk has not answered for long."""
 
 
-_doors: weakref.WeakSet[DiskDoor] = weakref.WeakSet()
+_doors: weakref.WeakSet[DiskPrefetchWait] = weakref.WeakSet()
 _doors_lock = threading.Lock()
 
 
-def disk_door(dp_rank: int = 0) -> DiskDoor | None:
-    """Of the connector of that data-parallel rank in this process, for whoever takes requests in and has no scheduler object at hand. None:
-    there is none (yet), or there are several."""
+def disk_door(dp_rank: int = 0) -> DiskPrefetchWait | None:
+    """Of the connector of that data-parallel rank in this process, for whoever takes requests in and has no scheduler
+    object at hand. None: there is none (yet), or there are several."""
     with _doors_lock:
         found = [door for door in _doors if door.dp_rank == dp_rank]
     return found[0] if len(found) == 1 else None
 
 
-def offer(door: DiskDoor) -> None:
+def offer(door: DiskPrefetchWait) -> None:
     """To `disk_door`, as long as it lives and is not closed."""
     with _doors_lock:
         _doors.add(door)
 
 
-class DiskDoor:
+class DiskPrefetchWait:
     """Used in one event loop. Never raises but for cancellation."""
 
     def __init__(self, leader: Leader, config: ConnectorConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,9 +93,9 @@ class DiskDoor:
         self._clock = clock
         self._prefills: deque[float] = deque(maxlen=_PREFILLS)
         self.counts: Counter[str] = Counter()
-        """Requests whose prompt goes on on disk. Held: `arrived` (all of it), `partly` (the rest cannot come), `late`, `left` (the client
-        went). Not held: `slower` (than computing), `on_device`, `too_little`, `hanging` (the disk), `crowded`. `failed`: by a fault of
-        ours."""
+        """Requests whose prompt goes on on disk. Held: `arrived` (all of it), `partly` (the rest cannot come), `late`,
+        `left` (the client went). Not held: `slower` (than computing), `on_device`, `too_little`, `hanging` (the disk),
+        `crowded`. `failed`: by a fault of ours."""
         self.seconds = Durations(DISK_HOLD_SECONDS.buckets)
         """That requests were held."""
 
@@ -109,8 +114,9 @@ class DiskDoor:
         on_device: Callable[[], int] = lambda: 0,
         gone: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:
-        """Returns when what is worth waiting for has come, and after the deadline in any case. `on_device`: tokens of the prompt in the
-        engine's own cache, where that is known; `gone`: ends when the client has left. Both are asked only where something is on disk."""
+        """Returns when what is worth waiting for has come, and after the deadline in any case. `on_device`: tokens of
+        the prompt in the engine's own cache, where that is known; `gone`: ends when the client has left. Both are asked
+        only where something is on disk."""
         try:
             found = self._find(tokens, RequestScope(salt, True, adapter, ()))
             done = self._hold(found, on_device) if found is not None else None
@@ -143,7 +149,8 @@ class DiskDoor:
     # one request
 
     def _find(self, tokens: Sequence[int], scope: RequestScope) -> _Found | None:
-        """The usual answer, that nothing is on disk, costs a walk in memory. The leader's lock is not held while blocks are hashed."""
+        """The usual answer, that nothing is on disk, costs a walk in memory. The leader's lock is not held while blocks
+        are hashed."""
         if self._wait <= 0:
             return None
         packed = pack_tokens(tokens)

@@ -1,8 +1,9 @@
-"""Outlet: everything that a leader tells the world. The leader calls it under its lock and it only appends; the background thread does
-the hashing, the sketches, the encoding and the publishing.
+"""EventPublisher: everything that a leader tells the world. The leader calls it under its lock and it only appends; the
+background thread does the hashing, the sketches, the encoding and the publishing.
 
-What happens to resident blocks (stored, departed, become a donor) goes through one ordered list that is never dropped, so a donor cannot
-outlive its blocks because two messages overtook each other. Reports are bounded by the background's capacity.
+What happens to resident blocks (stored, departed, become a donor) goes through one ordered list that is never dropped,
+so a donor cannot outlive its blocks because two messages overtook each other. Reports are bounded by the background's
+capacity.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class JobQueue(Protocol):
 
 
 class Owner(Protocol):
-    """The leader, as the outlet needs it. Called on the background and bus threads."""
+    """The leader, as the event_publisher needs it. Called on the background and bus threads."""
 
     def resident_blocks(self) -> int: ...
 
@@ -89,7 +90,7 @@ _DONORS_AT_ONCE = 8
 """Donors of an earlier life that one job makes: a sketch takes a millisecond or more, and reports wait behind it."""
 
 
-class Outlet:
+class EventPublisher:
     def __init__(
         self,
         sink: ReportSink,
@@ -125,8 +126,8 @@ class Outlet:
         self.problem: str | None = None
         """Why nothing is materialized though the configuration asks for it."""
         self.counts: Counter[str] = Counter()
-        """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`, `residency_errors`,
-        `donors_not_restored` (background full)."""
+        """`reports`, `reports_refused` (by the bus), `reports_dropped` (background full), `announcements`,
+        `residency_errors`, `donors_not_restored` (background full)."""
         self.outcomes: Counter[tuple[Outcome, Reason]] = Counter()
         self.tokens: Counter[str] = Counter()
         """`offered`, `honoured`, `copied`, `confirmed`: sums over the reports."""
@@ -139,7 +140,8 @@ class Outlet:
         self._owner = owner
 
     def open(self, identity: Identity, generation: Generation) -> None:
-        """First, and again when the engine registered another pool: the replica stays the same, its namespace may not."""
+        """First, and again when the engine registered another pool: the replica stays the same, its namespace may
+        not."""
         self._identity = identity
         self._generation = generation
         if self.donors is None:
@@ -205,7 +207,8 @@ class Outlet:
             self._changed(DiskGone(tuple(blocks)))
 
     def donors_on_disk(self, ends: Sequence[tuple[CacheNamespace, DiskBlock]]) -> None:
-        """An earlier life left these chains; the last ones are the most recently used. They become donors a few at a time."""
+        """An earlier life left these chains; the last ones are the most recently used. They become donors a few at a
+        time."""
         ends = ends[-self._config.max_donors :]
         if self._identity is None:
             self._early = list(ends)
@@ -228,7 +231,8 @@ class Outlet:
         self._changed(Reset(generation, resident))
 
     def attach_residency(self, sink: ResidencySink, resident: Sequence[tuple[BlockEntry, bool]]) -> None:
-        """From now on `sink` is told; first of what is resident already (with whether it is salted), parents before children."""
+        """From now on `sink` is told; first of what is resident already (with whether it is salted), parents before
+        children."""
         self._changed(AttachResidency(sink, tuple(resident)))
 
     def _changed(self, change: Change) -> None:
@@ -239,7 +243,8 @@ class Outlet:
                 self._flush_queued = False  # the next change tries again; none is lost
 
     def _lost(self, subject: str) -> None:
-        """The bus dropped persistent messages. Lost reports are made good by their routes' time to live, lost donor events by us."""
+        """The bus dropped persistent messages. Lost reports are made good by their routes' time to live, lost donor
+        events by us."""
         if subject.startswith(DONOR_EVENTS) and self._owner is not None:
             self._owner.donor_events_lost()
 
@@ -362,7 +367,7 @@ class Outlet:
         hints, ours, expired = closed.hints, closed.key.epoch == 0, False
         carrier = Carrier.REQUEST
         if hints is None:
-            found = self.table.take(key, closed.moments.asked)
+            found = self.table.take(key, closed.timings.asked)
             if found is not None:
                 delivery, ours = found
                 carrier = Carrier.HINT if ours else Carrier.EQUAL_PROMPT
@@ -398,7 +403,8 @@ class Outlet:
             self.counts["reports_refused"] += 1
         if trace is not None:
             trace.reported(report, began, sent)
-        # What failed is said with its route: lines of the engine's threads know the engine's number of the request only.
+        # What failed is said with its route: lines of the engine's threads know the engine's number of the request
+        # only.
         level = logging.WARNING if report.outcome is Outcome.LOAD_FAILED else logging.DEBUG
         if _log.isEnabledFor(level):
             with about(route_id=report.route_id, traceparent=report.traceparent):

@@ -1,11 +1,11 @@
-"""Leader: the connector's scheduler side without an engine in it. One per leader rank, one per rank under attention data parallelism.
+"""Leader: the connector's scheduler side without an engine in it. One a leader rank, one a rank under attention DP.
 
-The engine's callbacks, in order: `ask` (possibly under the engine's own lock, so no I/O and no waiting), `allocated`, `batch`, `finished`.
-What ranks did comes in by `on_result`. Everything is under one lock, held for as long as a callback takes, because results may come
-from another thread; hashing, encoding and publishing are the outlet's.
+The engine's callbacks, in order: `ask` (possibly under the engine's own lock, so no I/O and no waiting), `allocated`,
+`batch`, `finished`. What ranks did comes in by `on_result`, maybe from another thread, so one lock is held for as long
+as a callback takes; the event publisher hashes, encodes and publishes outside of it.
 
-The callbacks may raise; their caller (`scheduler.py`) catches, counts and answers "nothing", since an exception would end the executor. The
-one fault that must be loud is a promise that cannot be kept: `ConnectorMetadata.unloadable` carries it to the ranks.
+The callbacks may raise; their caller (`scheduler.py`) catches, counts and answers "nothing", since an exception would
+end the executor. A promise that cannot be kept must be loud: `ConnectorMetadata.unloadable` carries it to the ranks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from worker_connector.donors.sink import ResidencySink
 from worker_connector.engine_api.request_view import RequestScope, is_dummy
 from worker_connector.engine_api.settings import Settings
 from worker_connector.leader.api_variants import unmet_reservations
-from worker_connector.leader.cache_generation import CacheLife, Offer
+from worker_connector.leader.cache_generation import CacheGeneration, Offer
 from worker_connector.leader.cache_reset import checked_revision
-from worker_connector.leader.event_publisher import Identity, Outlet
+from worker_connector.leader.event_publisher import EventPublisher, Identity
 from worker_connector.leader.publisher_numbers import numbers_of
 from worker_connector.link.channel import RankChannel, RankReady, RankResult
 from worker_connector.link.metadata import ConnectorMetadata, Orders, Unloadable
 from worker_connector.link.missing_ranks import MissingRanks
-from worker_connector.link.rank_aggregator import RankBoard
+from worker_connector.link.rank_aggregator import RankAggregator
 from worker_connector.link.wire import Endpoint
 from worker_connector.memory.slab import HostSlab
 from worker_connector.requests.async_loads import Grouped
@@ -64,7 +64,7 @@ class Leader:
         settings: Settings,
         llm_args: Any,
         channel: RankChannel,
-        outlet: Outlet,
+        event_publisher: EventPublisher,
         clock: Callable[[], float],
         *,
         world: int = 1,
@@ -74,20 +74,20 @@ class Leader:
         self._settings = settings
         self._llm_args = llm_args
         self._channel = channel
-        self._outlet = outlet
+        self._event_publisher = event_publisher
         self._clock = clock
         self._lock = self.lock = threading.RLock()
         self._generation = new_generation()
         self._dp_rank = configured_rank(llm_args)
-        self._board = RankBoard(world)
+        self._board = RankAggregator(world)
         self._endpoint = endpoint
         self._missing = MissingRanks(self._board, clock)
-        self._life: CacheLife | None = None
+        self._life: CacheGeneration | None = None
         self._namespaces: RequestNamespaces | None = None
         self._weights_revision: str | None = None
         self.comparable = True
-        """Under `lock`. Do equal namespaces mean equal KV, here and in another worker? Not after `reset_cache`, which the other one may
-        not have heard yet, until `weights_changed` names the difference."""
+        """Under `lock`. Do equal namespaces mean equal KV, here and in another worker? Not after `reset_cache`, which
+        the other one may not have heard yet, until `weights_changed` names the difference."""
         self._iteration = 0
         self._last_batch = clock()
         self._restatement = Restatement(settings.restate_seconds, clock)
@@ -96,13 +96,12 @@ class Leader:
         self._early_events: deque[KvEvents] = deque(maxlen=_EARLY_EVENTS)
         """Before it is known who we are. A lost one is a gap in the ids."""
         self.counts: Counter[str] = Counter()
-        """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`, `vanished`,
-        `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`, `batch_errors`,
-        `upkeep_errors`, `pages_reassigned`, `block_size_differs`, `stale_resumed`, `donor_events_lost`; and `restated`: routine."""
-        outlet.attach_owner(self)
+        """What should be rare: `not_ready`, `unknown_request`, `unasked_replay`, `tokens_differ`, `position_unknown`,
+        `vanished`, `rank_differs`, `unloadable`, `damaged_blocks`, `damaged_loaded`, `pool_changed`, `result_errors`,
+        `batch_errors`, `upkeep_errors`, `pages_reassigned`, `block_size_differs`, `stale_resumed`, `donor_events_lost`;
+        and `restated`: routine."""
+        event_publisher.attach_owner(self)
         channel.listen(self.on_result)
-
-    # the engine's callbacks
 
     def ask(self, request: Any, computed: int) -> Offer:
         """Tokens beyond `computed` that the slab will serve, and whether the request is to be parked meanwhile."""
@@ -115,8 +114,8 @@ class Leader:
             return self._life.ask(request, computed, all_ranks=self._board.complete)
 
     def allocated(self, request: Any, flat: Iterable[int] = (), grouped: Grouped = None) -> None:
-        """Pages are there. They are taken from the reports that follow, and here where the request is to be parked, since no report
-        follows then; where the forward pass starts is read in any case."""
+        """Pages are there. They are taken from the reports that follow, and here where the request is to be parked,
+        since no report follows then; where the forward pass starts is read in any case."""
         if is_dummy(request):
             return
         with self._lock:
@@ -151,8 +150,8 @@ class Leader:
             )
 
     def _orders(self, output: Any) -> Orders | None:
-        """None: nothing is ordered, and no attempt waits for this forward pass. A fault here may cost reuse and saves. Where the engine
-        relies on an offer, its pass may not run without the load."""
+        """None: nothing is ordered, and no attempt waits for this forward pass. A fault here may cost reuse and saves.
+        Where the engine relies on an offer, its pass may not run without the load."""
         life = self._life
         try:
             self._last_batch = self._clock()
@@ -174,19 +173,19 @@ class Leader:
             _throttled.exception("semkv connector: iteration %d could not be read", self._iteration)
             return Orders(unloadable=[Unloadable(None, f"the batch could not be read: {error}")])
 
-    def _end_if_contradicted(self, life: CacheLife) -> None:
-        """Materialization ends for good where the engine's reports contradict the registered pool: nothing more is offered or saved,
-        what is resident is forgotten, and every announcement says why."""
+    def _end_if_contradicted(self, life: CacheGeneration) -> None:
+        """Materialization ends for good where the engine's reports contradict the registered pool: nothing more is
+        offered or saved, what is resident is forgotten, and every announcement says why."""
         why = life.contradiction
-        if why is None or self._outlet.problem is not None:
+        if why is None or self._event_publisher.problem is not None:
             return
         _throttled.error("semkv connector: materialization ends, nothing is offered or saved any more: %s", why)
-        self._outlet.end_materialization(why)
+        self._event_publisher.end_materialization(why)
         self._forget_blocks()
 
     def cancelled(self, request: Any, start: int, end: int) -> None:
-        """The engine will not take the tokens [start, end) of an offer. Where the head is cut, because its own cache has caught up, the
-        first report's `computed_position` says it; only a cut tail is noted."""
+        """The engine will not take the tokens [start, end) of an offer. Where the head is cut, because its own cache
+        has caught up, the first report's `computed_position` says it; only a cut tail is noted."""
         with self._lock:
             if self._life is not None:
                 self._life.cancelled(int(request.request_id), start, end)
@@ -202,8 +201,6 @@ class Leader:
         with self._lock:
             if self._life is not None:
                 self._life.finished(request, forwarded=self._channel.forwarded)
-
-    # from the ranks
 
     def on_result(self, result: RankResult) -> None:
         """Never raises: it is called from the rank's copies, or by the thread of a rank in another process."""
@@ -239,23 +236,24 @@ class Leader:
             self._missing.warn(missing)
 
     def _ready(self, pool: RankReady) -> None:
-        """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of the cache."""
+        """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of
+        the cache."""
         if self._life is not None:
             self.counts["pool_changed"] += 1
             _throttled.warning("semkv connector: the KV cache was registered anew; what was saved so far is gone")
             self._life.close()
-            self._outlet.end_materialization(None)
+            self._event_publisher.end_materialization(None)
             self._new_generation()
         self._namespaces = RequestNamespaces(
             self._base_namespace(pool, self._weights_revision),
             adapters_of(self._llm_args),
             self._settings.salt_key,
         )
-        self._life = CacheLife(
+        self._life = CacheGeneration(
             pool,
             self._settings,
             self._namespaces,
-            self._outlet,
+            self._event_publisher,
             self._verify,
             lambda: self._generation,
             self.counts,
@@ -276,17 +274,17 @@ class Leader:
         return list(slots) if rank is None else rank.verify(slots)
 
     def _to_disk(self, order: DiskOrder) -> None:
-        """With several ranks by the next metadata, which reaches each of them once and in order; it comes with the next iteration."""
+        """With several ranks by the next metadata, which reaches each of them once and in order; it comes with the next
+        iteration."""
         rank = self._channel.rank
         if self._board.world > 1:
             self._disk_orders.append(order)
         elif rank is not None:
             rank.disk(order)
 
-    # identity and generation
-
     def _see_rank(self, rank: int | None) -> None:
-        """The engine's word on which data-parallel rank this is counts, as long as nothing was published under another."""
+        """The engine's word on which data-parallel rank this is counts, as long as nothing was published under
+        another."""
         if rank is not None and rank != self._dp_rank:
             if self._replica is not None:
                 self.counts["rank_differs"] += 1
@@ -301,7 +299,7 @@ class Leader:
         if self._life is None or self._namespaces is None or self._dp_rank is None:
             return
         self._replica = StableReplica(self._settings.stable_routing_id, self._dp_rank)
-        self._outlet.open(
+        self._event_publisher.open(
             Identity(
                 replica=self._replica,
                 model=served_model_name(self._llm_args, self._settings.model),
@@ -311,13 +309,13 @@ class Leader:
             ),
             self._generation,
         )
-        self._outlet.hear(self._dp_rank, self._life.pool.tokens_per_block, self._digest_of)
+        self._event_publisher.hear(self._dp_rank, self._life.pool.tokens_per_block, self._digest_of)
         early = list(self._early_events)
         self._early_events.clear()
         for events in early:
             self.kv_events(events)
 
-    def cache(self) -> tuple[CacheLife | None, RequestNamespaces | None, HostSlab | None]:
+    def cache(self) -> tuple[CacheGeneration | None, RequestNamespaces | None, HostSlab | None]:
         """Under `lock`. The slab may be of a pool that is not heard of yet."""
         return self._life, self._namespaces, None if self._channel.rank is None else self._channel.rank.slab
 
@@ -327,15 +325,16 @@ class Leader:
         return self._replica
 
     def reset_cache(self) -> None:
-        """The engine's cache was reset for a reason that makes old KV wrong. Waits for the disk of an only rank: what is on it is not
-        served after a restart either. Several are told with the next batch. OSError: the disk did not take it; all else is done."""
+        """The engine's cache was reset for a reason that makes old KV wrong. Waits for the disk of an only rank: what
+        is on it is not served after a restart either. Several are told with the next batch. OSError: the disk did not
+        take it; all else is done."""
         with self._lock:
             self._forget_blocks()
         self._channel.make_resets_durable()
 
     def weights_changed(self, revision: str) -> None:
-        """The same, and what is saved from now on is another model's: of these weights. ContractError for what is no name (nothing is
-        done), or too long behind the model's (all is forgotten, the old name stays)."""
+        """The same, and what is saved from now on is another model's: of these weights. ContractError for what is no
+        name (nothing is done), or too long behind the model's (all is forgotten, the old name stays)."""
         revision = checked_revision(revision)
         try:
             with self._lock:
@@ -361,26 +360,28 @@ class Leader:
     def _new_generation(self) -> None:
         self._generation = new_generation()
         if self._replica is not None:
-            self._outlet.reset(self._generation, resident=False)
+            self._event_publisher.reset(self._generation, resident=False)
 
     def donor_events_lost(self) -> None:
-        """Consumers have a gap in our donor events: a new generation, and everything resident again, when that is due."""
+        """Consumers have a gap in our donor events: a new generation, and everything resident again, when that is
+        due."""
         with self._lock:
             self.counts["donor_events_lost"] += 1
             self._restatement.lost()
         self.restate_if_due()
 
     def restate_if_due(self) -> None:
-        """From the beat, and when a loss is to be answered (restatement.py). Old hints stay good: donors keep their ids."""
+        """From the beat, and when a loss is to be answered (restatement.py). Old hints stay good: donors keep their
+        ids."""
         with self._lock:
             lost = self._restatement.answers_a_loss()
-            if self._life is None or not (lost or self._restatement.is_routine(self._outlet.events_to_forget)):
+            if self._life is None or not (lost or self._restatement.is_routine(self._event_publisher.events_to_forget)):
                 return
             if not lost:
                 self.counts["restated"] += 1
             self._restatement.begun()
             self._generation = new_generation()
-            self._outlet.reset(self._generation, resident=True)
+            self._event_publisher.reset(self._generation, resident=True)
 
     @property
     def restatement_due(self) -> float:
@@ -388,14 +389,14 @@ class Leader:
         return self._restatement.due_at
 
     def sweep_idle(self) -> None:
-        """From the beat: an engine that has not iterated for long runs nothing, and will not tell of what was cancelled."""
+        """From the beat: an engine that has not iterated for long runs nothing, and tells of no cancellation."""
         with self._lock:
             if self._life is not None and self._clock() - self._last_batch >= IDLE_SECONDS:
                 self._life.sweep(self._iteration, keep_offers=True)
 
     def kv_events(self, events: KvEvents) -> None:
         """What the engine says of its own cache: see donors/device_events.py. Any thread; never raises, never waits."""
-        device = self._outlet.device
+        device = self._event_publisher.device
         if device is not None:
             device.offer(events)
         elif self._replica is None:
@@ -406,20 +407,18 @@ class Leader:
             assert self._namespaces is not None
             return self._namespaces.of(RequestScope(salt, True, adapter, ()))[1]
 
-    # residency, hints, numbers
-
     def attach_residency(self, sink: ResidencySink) -> None:
         """`sink` is told of what is resident now and of every change from now on, on the background thread."""
         with self._lock:
-            self._outlet.attach_residency(sink, self._life.resident() if self._life is not None else ())
+            self._event_publisher.attach_residency(sink, self._life.resident() if self._life is not None else ())
 
     def resident_blocks(self) -> int:
         with self._lock:
             return self._life.ledger.stats().resident if self._life is not None and self._life.ledger is not None else 0
 
     def hint_received(self, donor_id: str) -> None:
-        """A request for this donor is on its way: have its blocks checked first, and what is on disk brought up. On the bus thread."""
-        donor = self._outlet.donors.get(donor_id) if self._outlet.donors is not None else None
+        """On the bus thread. A request for this donor comes: check its blocks first, bring up what is on disk."""
+        donor = self._event_publisher.donors.get(donor_id) if self._event_publisher.donors is not None else None
         rank = self._channel.rank
         if donor is not None and donor.tip is not None and rank is not None:
             rank.verify_soon([entry.slot for entry in donor.tip.chain() if entry.slot >= 0])
@@ -437,7 +436,7 @@ class Leader:
                 "materialization": self._settings.connector.materialization.value,
                 "iteration": self._iteration,
                 "counts": dict(self.counts),
-                **numbers_of(self._outlet),
+                **numbers_of(self._event_publisher),
                 "ranks": self._board.describe(),
             }
             if life is not None:

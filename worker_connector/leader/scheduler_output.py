@@ -1,7 +1,7 @@
-"""BatchReader: from one iteration's reports of the engine to the orders that the ranks get.
+"""SchedulerOutputReader: from one iteration's reports of the engine to the orders that the ranks get.
 
-A fault of one request's report is that request's: the others' loads go out. Where something had been promised for it, the forward pass may
-not run on its unwritten pages, so it becomes an `Unloadable`.
+A fault of one request's report is that request's: the others' loads go out. Where something had been promised for it,
+the forward pass may not run on its unwritten pages, so it becomes an `Unloadable`.
 """
 
 from __future__ import annotations
@@ -16,57 +16,58 @@ from dynamo_semkv.contracts.report import Reason
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.engine_api.pages import block_size_fault, names_pages, page_slots
 from worker_connector.errors import LoadFailed
-from worker_connector.leader.active_requests import RunningRequests
+from worker_connector.leader.active_requests import ActiveRequests
 from worker_connector.ledger.plan import PlanState
 from worker_connector.link.channel import RankReady
 from worker_connector.link.metadata import Orders, Unloadable
-from worker_connector.requests.async_loads import ParkedLoads
+from worker_connector.requests.async_loads import AsyncLoads
 from worker_connector.requests.attempt import Attempt
 from worker_connector.requests.attempts import AttemptBook
 from worker_connector.requests.load_order import load_order
-from worker_connector.requests.request_state import TrackedRequest, begin
+from worker_connector.requests.request_state import RequestState, begin
 from worker_connector.requests.save_planner import SavePlanner
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 
-class BatchReader:
+class SchedulerOutputReader:
     """Not thread-safe: the leader's lock covers it."""
 
     def __init__(
         self,
         pool: RankReady,
         attempts: AttemptBook,
-        running: RunningRequests,
+        running: ActiveRequests,
         saves: SavePlanner | None,
-        parked: ParkedLoads,
+        parked: AsyncLoads,
         generation: Callable[[], Generation],
         counts: Counter[str],
         refuse: Callable[[str], None],
     ) -> None:
-        """`refuse`: told when a report shows that blocks have another size than was registered; nothing is materialized from then on."""
+        """`refuse`: told when a report shows that blocks have another size than was registered; nothing is materialized
+        from then on."""
         self._pool = pool
         self._attempts = attempts
         self._running = running
         self._saves = saves
-        self._parked = parked
+        self._async_loads = parked
         self._generation = generation
         self._counts = counts
         self._refuse = refuse
         self._saving = True
 
     def read(self, output: Any, iteration: int, content: int, *, saving: bool) -> Orders | None:
-        """None: there is nothing to do. `content`: number of the cache's content now (`Attempt.content`). `saving`: blocks may be saved
-        now; else they are later."""
-        cached = self._loud(output.cached_requests, iteration)
-        if not cached and not output.new_requests and not self._parked.to_order:
+        """None: there is nothing to do. `content`: number of the cache's content now (`Attempt.content`). `saving`:
+        blocks may be saved now; else they are later."""
+        cached = self._reports_to_read(output.cached_requests, iteration)
+        if not cached and not output.new_requests and not self._async_loads.to_order:
             return None
         self._saving = saving
         orders = Orders()
-        for data in (*output.new_requests, *cached) if self._parked.waiting else ():
+        for data in (*output.new_requests, *cached) if self._async_loads.waiting else ():
             try:
-                self._parked.seen(data)
+                self._async_loads.seen(data)
             except Exception as error:  # noqa: BLE001 - its own reader below says what follows from it
                 self._misread("whole", data, error)
         for data in output.new_requests:
@@ -78,7 +79,7 @@ class BatchReader:
                     orders.unloadable.append(self._broken(int(data.request_id), error))
         for data in cached:
             try:
-                self._grew(data)
+                self._note_new_pages(data)
             except Exception as error:  # noqa: BLE001 - its own reader below breaks its page table, and nothing of it is saved
                 self._misread("growth", data, error)
         for data in cached:
@@ -86,13 +87,14 @@ class BatchReader:
                 self._later(data, iteration, orders)
             except Exception as error:  # noqa: BLE001 - as above; nothing was promised for what comes later
                 self._misread("later", data, error)
-                self._doubt(data)
-        self._parked.order(iteration, orders)
+                self._stop_saving(data)
+        self._async_loads.order(iteration, orders)
         return orders
 
-    def _loud(self, reports: Sequence[Any], iteration: int) -> list[Any]:
-        """Takes the reports that change nothing but numbers (`TrackedRequest.quiet_until`) and name no page: those of almost all decoded
-        tokens. Returns the others. What it touches is cold after a forward pass, so it is one loop that calls nothing."""
+    def _reports_to_read(self, reports: Sequence[Any], iteration: int) -> list[Any]:
+        """Takes the reports that change nothing but numbers (`RequestState.quiet_until`) and name no page: those of
+        almost all decoded tokens. Returns the others. What it touches is cold after a forward pass, so it is one loop
+        that calls nothing."""
         tracked_of = self._running.tracked
         loud: list[Any] = []
         for data in reports:
@@ -121,8 +123,9 @@ class BatchReader:
                 loud.append(data)
         return loud
 
-    def _doubt(self, data: Any) -> None:
-        """What the report said may be missing: later tokens would be taken for those of earlier positions, and KV be saved under them."""
+    def _stop_saving(self, data: Any) -> None:
+        """What the report said may be missing: later tokens would be taken for those of earlier positions, and KV be
+        saved under them."""
         request_id = getattr(data, "request_id", None)
         tracked = self._running.get(request_id) if isinstance(request_id, int) else None
         if tracked is not None:
@@ -166,12 +169,13 @@ class BatchReader:
         self._running.add(tracked)
         self._check_block_size(tracked, data)
         if self._saves is not None:
-            # What is behind the engine's own prefix is shared with nobody. Where its cache has caught up since, that costs saves only.
+            # What is behind the engine's own prefix is shared with nobody. Where its cache has caught up since, that
+            # costs saves only.
             own = tracked.pages.fresh(-(-attempt.question.local_tokens // self._pool.tokens_per_block))
             self._counts["pages_reassigned"] += self._running.given(request_id, own)
         start = tracked.computed
         if attempt.parked:
-            start = self._parked.resume(attempt, tracked, iteration, stale=attempt.content != content)
+            start = self._async_loads.resume(attempt, tracked, iteration, stale=attempt.content != content)
         elif attempt.scheduled:
             self._counts["unasked_replay"] += 1  # its plan was consumed: nothing is loaded twice
         elif attempt.plan is not None:
@@ -184,7 +188,7 @@ class BatchReader:
         self._save(tracked, orders)
         self._note_quiet(tracked, attempt)
 
-    def _check_block_size(self, tracked: TrackedRequest, data: Any) -> None:
+    def _check_block_size(self, tracked: RequestState, data: Any) -> None:
         """Before anything of the request is loaded or saved."""
         fault = block_size_fault(
             len(tracked.pages),
@@ -197,12 +201,14 @@ class BatchReader:
             self._saving = tracked.saving = tracked.donates = False
             self._refuse(f"request {tracked.request_id}: {fault}")
 
-    def _send(self, attempt: Attempt, tracked: TrackedRequest, data: Any, iteration: int, orders: Orders) -> int:
-        """Where the forward pass starts. Raises LoadFailed when pages would stay unwritten that the engine relies on."""
+    def _send(self, attempt: Attempt, tracked: RequestState, data: Any, iteration: int, orders: Orders) -> int:
+        """Where the forward pass starts. Raises LoadFailed when pages would stay unwritten that the engine relies
+        on."""
         plan = attempt.plan
         assert plan is not None
         if attempt.position is None:
-            # Not said by this version. In one chunk what is not scheduled is served; in several the offer is taken for honoured.
+            # Not said by this version. In one chunk what is not scheduled is served; in several the offer is taken for
+            # honoured.
             self._counts["position_unknown"] += 1
             limit = plan.end if attempt.cancelled_from is None else max(attempt.cancelled_from, plan.held)
             rest = max(attempt.question.prompt_tokens - int(data.num_scheduled_tokens), 0)
@@ -240,8 +246,9 @@ class BatchReader:
         self._attempts.settle(attempt)
         return max(plan.position or 0, tracked.computed)
 
-    def _grew(self, data: Any) -> None:
-        """Before anything is saved in this batch: a dropped batch gives pages back in silence, and another is reported to have them."""
+    def _note_new_pages(self, data: Any) -> None:
+        """Before anything is saved in this batch: a dropped batch gives pages back in silence, and another is reported
+        to have them."""
         groups = getattr(data, "new_block_ids_by_layer_group", None)
         if self._saves is not None and names_pages(data.new_block_ids or (), groups):
             pages = page_slots(self._pool.group_ids, data.new_block_ids, groups)
@@ -253,25 +260,27 @@ class BatchReader:
             return
         repeated = int(data.computed_position) <= tracked.started
         if repeated:
-            # The batch of the last report was dropped: what it grew by is given back, and pages that come instead are not reported
-            # (py_executor.py, `_revert_gen_alloc`). A pass of one token looks the same under overlap scheduling; that costs saves only.
+            # The batch of the last report was dropped: what it grew by is given back, and pages that come instead are
+            # not reported (py_executor.py, `_revert_gen_alloc`). A pass of one token looks the same under overlap
+            # scheduling; that costs saves only.
             tracked.doubt_last_pages(self._pool.tokens_per_block)
         tracked.take(data, iteration)
         tracked.started, tracked.scheduled = tracked.computed, tracked.computed + int(data.num_scheduled_tokens)
         attempt = self._attempts.get(tracked.request_id)
         if attempt is not None:
-            self._got_on(attempt, tracked.computed, iteration)
+            self._judge_progress(attempt, tracked.computed, iteration)
         if self._saves is not None:
             self._saves.progressed(tracked, repeated=repeated)
         self._save(tracked, orders)
         self._note_quiet(tracked, attempt)
 
-    def _note_quiet(self, tracked: TrackedRequest, attempt: Attempt | None) -> None:
+    def _note_quiet(self, tracked: RequestState, attempt: Attempt | None) -> None:
         plan = attempt.plan if attempt is not None else None
         tracked.note_quiet(self._pool.tokens_per_block, waits=plan is not None and not plan.ended)
 
-    def _got_on(self, attempt: Attempt, computed: int, iteration: int) -> None:
-        """A later report says how far its request has come, and so whether a pass has run from where it was served to."""
+    def _judge_progress(self, attempt: Attempt, computed: int, iteration: int) -> None:
+        """A later report says how far its request has come, and so whether a pass has run from where it was served
+        to."""
         plan = attempt.plan
         if plan is None or plan.ended:
             return
@@ -286,7 +295,7 @@ class BatchReader:
         else:
             self._attempts.end(attempt, Reason.NOT_SCHEDULED)
 
-    def _save(self, tracked: TrackedRequest, orders: Orders) -> None:
+    def _save(self, tracked: RequestState, orders: Orders) -> None:
         if self._saves is None or not self._saving or not tracked.saving:
             return
         order = self._saves.plan(tracked)

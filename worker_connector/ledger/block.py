@@ -1,5 +1,5 @@
-"""Block entries of the ledger, and how a chain of them is read at once: segments, which hold tokens and slots of consecutive blocks side by
-side, and chains, which are listed block by block only where somebody asks for one.
+"""Block entries of the ledger, and how a chain of them is read at once: segments, which hold tokens and slots of
+consecutive blocks side by side, and chains, which are listed block by block only where somebody asks for one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Origin(NamedTuple):
 
 
 class BlockEntry:
-    """One block, or (ordinal -1) the root of a namespace's tree. `key`, `parent`, `tokens`, `ordinal`, `digest` never change."""
+    """One block, or (ordinal -1) the root of a namespace's tree. `key`, `parent`, `tokens`, `ordinal`, `digest` never
+    change."""
 
     __slots__ = (
         "children",
@@ -70,11 +71,13 @@ class BlockEntry:
         self.fetched = False
         """It was pulled from another worker."""
         self.origin: Origin | None = None
-        """Where it came up into the slab from; None once somebody was served it, since from then on it is the slab that serves it."""
+        """Where it came up into the slab from; None once somebody was served it, since from then on it is the slab that
+        serves it."""
         self.leases = 0
         """Of chains that end here; and of those that end further down, where all below this block is removed."""
         self.tick = 0
-        """Of the last use of a chain that ends here, or of one whose rest has gone: less than that of the blocks that continue it."""
+        """Of the last use of a chain that ends here, or of one whose rest has gone: less than that of the blocks that
+        continue it."""
         self.segment: Segment | None = None
         """None: a root, or removed."""
 
@@ -90,8 +93,8 @@ class BlockEntry:
 
 
 class Segment:
-    """Consecutive blocks of one chain, each the parent of the next. They come and go at its end only; a block that continues one further
-    up begins a segment of its own."""
+    """Consecutive blocks of one chain, each the parent of the next. They come and go at its end only; a block that
+    continues one further up begins a segment of its own."""
 
     __slots__ = ("blocks", "resident", "slots", "start", "tokens")
 
@@ -103,7 +106,8 @@ class Segment:
         """Of all its blocks."""
         self.slots = array("q")
         self.resident = 0
-        """How many of its blocks are, which are its first ones: a block is admitted behind its parent, and leaves before it."""
+        """How many of its blocks are, which are its first ones: a block is admitted behind its parent, and leaves
+        before it."""
 
     def append(self, block: BlockEntry) -> None:
         self.blocks.append(block)
@@ -121,7 +125,8 @@ class Segment:
         return block
 
     def common(self, index: int, tokens: bytes, at: int, count: int) -> int:
-        """How many of the `count` blocks from `index` on, all of them there, have the tokens that are in `tokens` from byte `at` on."""
+        """How many of the `count` blocks from `index` on, all of them there, have the tokens that are in `tokens` from
+        byte `at` on."""
         step = len(self.blocks[0].tokens)
         words = count * step // 4
         differs = np.frombuffer(self.tokens, np.uint32, words, index * step) != np.frombuffer(

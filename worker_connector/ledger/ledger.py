@@ -1,10 +1,12 @@
-"""Ledger: which blocks the slabs hold. The leader's only; ranks obey, so all of them hold the same blocks by construction.
+"""Ledger: which blocks the slabs hold. The leader's only; ranks obey, so all of them hold the same blocks by
+construction.
 
-Blocks form a tree per namespace: a child continues its parent by one full block. The tree is walked with the tokens themselves, so a step
-is at once the lookup and the comparison of tokens that identity demands, and no hash has to be computed on the way (of a 32k-token prompt
-0.8 ms). Blocks that follow each other without a branch are one step (ledger/block.py, `Segment`): one comparison for a whole prompt. The block key
-is made once, when the block is entered, and names the block to others: events, donors, plans. Two different blocks with one key are told
-apart and refused (`MatchEnd.TOKENS_DIFFER`).
+Blocks form a tree per namespace: a child continues its parent by one full block. The tree is walked with the tokens
+themselves, so a step is at once the lookup and the comparison of tokens that identity demands, and no hash has to be
+computed on the way (of a 32k-token prompt 0.8 ms). Blocks that follow each other without a branch are one step
+(ledger/block.py, `Segment`): one comparison for a whole prompt. The block key is made once, when the block is entered,
+and names the block to others: events, donors, plans. Two different blocks with one key are told apart and refused
+(`MatchEnd.TOKENS_DIFFER`).
 
 Eviction takes the least recently used *leaf* that nobody leases, so whatever is resident can be reached from the root.
 Of the oldest leaves one that the device holds too goes first: what is at the end of this queue and on the device, whose
@@ -171,8 +173,8 @@ class Ledger:
     def enter(
         self, digest: bytes, parent: BlockEntry | None, tokens: bytes, *, used_before: int | None = None
     ) -> BlockEntry | None:
-        """A new block with a slot of its own, pending and in flight, or None where there is no slot for it. May evict; with `used_before`
-        only what was not used after that tick."""
+        """A new block with a slot of its own, pending and in flight, or None where there is no slot for it. May evict;
+        with `used_before` only what was not used after that tick."""
         if len(tokens) != self._step:
             raise ValueError(f"a block has {self._step} bytes of tokens, not {len(tokens)}")
         if parent is None:
@@ -291,7 +293,8 @@ class Ledger:
     # leases and eviction
 
     def lease(self, *tips: BlockEntry) -> None:
-        """Until `release`, no slot of the chains that end here is given to another block. ValueError for a removed block."""
+        """Until `release`, no slot of the chains that end here is given to another block. ValueError for a removed
+        block."""
         for tip in tips:
             if tip.removed:
                 raise ValueError(f"block {tip.ordinal} is removed and cannot be leased")
@@ -299,7 +302,8 @@ class Ledger:
             self._leased.add(tip)
 
     def release(self, *tips: BlockEntry) -> None:
-        """Also of chains that were removed since, in part or whole: a lease counts at each removed block and at the one before them."""
+        """Also of chains that were removed since, in part or whole: a lease counts at each removed block and at the one
+        before them."""
         for tip in tips:
             self._release(tip)
 
@@ -365,8 +369,8 @@ class Ledger:
         self._evicted += 1
 
     def _twin_of(self, oldest: BlockEntry, used_before: int | None) -> BlockEntry:
-        """What goes in place of the oldest leaf, which waits again then: the block before the last one that went because
-        the device holds it, else one of the next leaves, if the device holds it too; else the oldest itself."""
+        """What goes in place of the oldest leaf, which waits again then: the block before the last one that went
+        because the device holds it, else one of the next leaves, if the device holds it too; else the oldest itself."""
         if self._on_device(oldest.key):
             return oldest
         found, twin = None, self._twin

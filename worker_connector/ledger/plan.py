@@ -3,9 +3,10 @@
     offered -> bound -> sent -> copied -> confirmed
        \\_________\\________\\_______\\____-> dropped(reason)
 
-A plan belongs to one (request, allocation epoch), is sent to the ranks once, and ends once. It counts tokens and owns the list of blocks
-that it may load; it does not know the ledger, pages or the engine. Whoever holds it gives the lease back when `lease_ended` turns true:
-that is when the plan has ended *and* no copy of it can still be running (physical end after logical end).
+A plan belongs to one (request, allocation epoch), is sent to the ranks once, and ends once. It counts tokens and owns
+the list of blocks that it may load; it does not know the ledger, pages or the engine. Whoever holds it gives the lease
+back when `lease_ended` turns true: that is when the plan has ended *and* no copy of it can still be running (physical
+end after logical end).
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ _NEXT = {
 
 
 class PlanError(RuntimeError):
-    """A transition that the state machine has not: a fault of ours, or of an engine that reports an allocation twice."""
+    """A transition that the state machine has not: a fault of ours, or of an engine that reports an allocation
+    twice."""
 
 
 class LoadPlan:
-    """`path`: the resident chain from block 0 to the last offered block. Blocks below the offer are there because the engine may turn
-    out to hold less than it said when it asked."""
+    """`path`: the resident chain from block 0 to the last offered block. Blocks below the offer are there because the
+    engine may turn out to hold less than it said when it asked."""
 
     __slots__ = (
         "confirmed",
@@ -87,7 +89,8 @@ class LoadPlan:
         self.tokens_per_block = tokens_per_block
         self.local_tokens = local_tokens
         self.held = local_tokens
-        """What the engine holds itself by the time it allocates, as far as it has said: more, where its own cache has caught up."""
+        """What the engine holds itself by the time it allocates, as far as it has said: more, where its own cache has
+        caught up."""
         self.offered = len(self.path) * tokens_per_block - local_tokens
         self.honoured = 0
         self.copied = 0
@@ -97,7 +100,8 @@ class LoadPlan:
         self.state = PlanState.OFFERED
         self.reason: Reason | None = None
         self.iteration: int | None = None
-        """Of the forward pass that confirms it; None: none is known to come, as before it is sent, or behind a dropped batch."""
+        """Of the forward pass that confirms it; None: none is known to come, as before it is sent, or behind a dropped
+        batch."""
         self.sent_in: int | None = None
         """Iteration whose metadata carried it."""
         self.copying = False
@@ -131,7 +135,8 @@ class LoadPlan:
         self.state = state
 
     def bind(self, position: int | None) -> None:
-        """Pages are allocated. `position`: where the engine says that its forward pass starts, if this version says it."""
+        """Pages are allocated. `position`: where the engine says that its forward pass starts, if this version says
+        it."""
         self._to(PlanState.BOUND)
         self.position = position
 
@@ -140,10 +145,12 @@ class LoadPlan:
         self.held = min(max(self.held, end), self.end)
 
     def send(self, computed: int, position: int, iteration: int) -> range:
-        """The engine's first report: it holds `computed` tokens itself and starts at `position`. Returns the block ordinals to load,
-        `[computed // tpb, ceil(position / tpb))`, which may be none: the engine honours any prefix of an offer, down to nothing.
+        """The engine's first report: it holds `computed` tokens itself and starts at `position`. Returns the block
+        ordinals to load, `[computed // tpb, ceil(position / tpb))`, which may be none: the engine honours any prefix of
+        an offer, down to nothing.
 
-        A position outside the offer is taken as the nearest end of it: more was never promised, and less means nothing was used.
+        A position outside the offer is taken as the nearest end of it: more was never promised, and less means nothing
+        was used.
         """
         position = min(max(position, self.local_tokens), self.end)
         self._to(PlanState.SENT)
@@ -161,7 +168,8 @@ class LoadPlan:
         return range(start // self.tokens_per_block, -(-position // self.tokens_per_block))
 
     def copy_done(self, ok: bool, seconds: float | None = None, reason: Reason = Reason.COPY_FAILED) -> None:
-        """The copy's end on every rank. Once; also for a plan that was dropped meanwhile, whose lease it frees. `reason`: why it failed."""
+        """The copy's end on every rank. Once; also for a plan that was dropped meanwhile, whose lease it frees.
+        `reason`: why it failed."""
         if not self.copying:
             raise PlanError(f"plan {self.key}: no copy is running")
         self.copying = False
@@ -175,8 +183,9 @@ class LoadPlan:
         self.load_seconds = seconds
 
     def resume(self, position: int, iteration: int) -> None:
-        """A parked request is back, and its forward pass of `iteration` starts at `position`: where that is less than was honoured, the
-        engine has thrown a part of the served prefix away (NVIDIA/TensorRT-LLM#18762), which then is no reuse."""
+        """A parked request is back, and its forward pass of `iteration` starts at `position`: where that is less than
+        was honoured, the engine has thrown a part of the served prefix away (NVIDIA/TensorRT-LLM#18762), which then is
+        no reuse."""
         if self.state is not PlanState.COPIED:
             raise PlanError(f"plan {self.key}: resumed while {self.state.value}")
         self.position = min(position, self.position if self.position is not None else position)

@@ -1,15 +1,16 @@
 """RankChannel: how a leader and the worker of its own rank talk, beside the metadata that the engine carries.
 
-TensorRT-LLM constructs scheduler and worker concurrently, hands both nothing but `llm_args`, and returns only request ids from the worker
-(`get_finished`). But the leader must know the pool's layout before it can offer, and which copies have landed before it may
-call anything confirmed. On the leader's rank both objects live in one process (also under attention data parallelism, where every rank
-has both), so a process-local channel serves: whoever comes first makes it, under the identity of the `llm_args` object that
-both were given. If one object is given to several ranks of one process that is ambiguous, and the first metadata settles it: it names
-the channel of its leader, and the worker moves there.
+TensorRT-LLM constructs scheduler and worker concurrently, hands both nothing but `llm_args`, and returns only request
+ids from the worker (`get_finished`). But the leader must know the pool's layout before it can offer, and which copies
+have landed before it may call anything confirmed. On the leader's rank both objects live in one process (also under
+attention data parallelism, where every rank has both), so a process-local channel serves: whoever comes first makes it,
+under the identity of the `llm_args` object that both were given. If one object is given to several ranks of one process
+that is ambiguous, and the first metadata settles it: it names the channel of its leader, and the worker moves there.
 
-Messages go one way, rank -> leader, and are handled in the caller's thread. Under tensor parallelism the other ranks are processes of their
-own: they send the same messages over a socket (link/remote_channel.py, link/rank_endpoint.py), and the leader reduces what all ranks say to one
-message (link/rank_aggregator.py). Channel ids are random, so that a channel of another process is never taken for one of this.
+Messages go one way, rank -> leader, and are handled in the caller's thread. Under tensor parallelism the other ranks
+are processes of their own: they send the same messages over a socket (link/remote_channel.py, link/rank_endpoint.py),
+and the leader reduces what all ranks say to one message (link/rank_aggregator.py). Channel ids are random, so that a
+channel of another process is never taken for one of this.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
     slots: int
     """Blocks that the rank's slab holds; 0 without a slab."""
     incarnation: str = ""
-    """Another one means that this rank's slab is empty, or that results of it were lost: what was saved before may not be offered."""
+    """Another one means that this rank's slab is empty, or that results of it were lost: what was saved before may not
+    be offered."""
     block_size_configured: bool = False
     """`tokens_per_block` comes from the engine's settings and not from the pool (engine_api/geometry.py)."""
 
@@ -65,7 +67,8 @@ class LoadDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadGivenUp(msgspec.Struct, frozen=True, tag=True):
-    """The engine will not use what is being copied for this plan; its `LoadDone` follows when the copies have landed."""
+    """The engine will not use what is being copied for this plan; its `LoadDone` follows when the copies have
+    landed."""
 
     rank: int
     iteration: int
@@ -117,7 +120,8 @@ class LocalRank(Protocol):
         """For the rank's disk store; answered by a `DiskResult`. Never waits."""
 
     def make_resets_durable(self) -> None:
-        """Waits for the disk, unlike the others: what it was ordered to clear is not served after a restart either. Raises OSError."""
+        """Waits for the disk, unlike the others: what it was ordered to clear is not served after a restart either.
+        Raises OSError."""
 
     def snapshot(self) -> Mapping[str, Any]:
         """Numbers, JSON-able."""
@@ -130,8 +134,8 @@ class RankChannel:
     channel_id: int
     rank: LocalRank | None = None
     forwarded: int = 0
-    """The last iteration without orders whose forward pass was enqueued: a number that the leader reads with the next batch, since no
-    attempt waits for it and a message would cost as much as the rest of such an iteration."""
+    """The last iteration without orders whose forward pass was enqueued: a number that the leader reads with the next
+    batch, since no attempt waits for it and a message would cost as much as the rest of such an iteration."""
     _handler: Callable[[RankResult], None] | None = None
     _waiting: deque[RankResult] = field(default_factory=lambda: deque(maxlen=_WAITING))
     _lock: threading.Lock = field(default_factory=threading.Lock)

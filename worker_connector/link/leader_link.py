@@ -1,4 +1,5 @@
-"""LeaderLink: the rank's way to its leader, wherever that is: in this process (link/channel.py), or in another one (link/remote_channel.py)."""
+"""LeaderLink: the rank's way to its leader, wherever that is: in this process (link/channel.py), or in another one
+(link/remote_channel.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Connections, one thread each: `LocalServer` of this user's processes on this machine, over a Unix-domain socket; `ConnectionServer` of
-whatever a socket listens for.
+"""Connections, one thread each: `LocalServer` of this user's processes on this machine, over a Unix-domain socket;
+`ConnectionServer` of whatever a socket listens for.
 
-Who connects is new until `settle`: at most `max_new` may be, and the oldest of them is hung up for the next. A shortage of descriptors or
-threads ends no server: what could not be accepted is counted, and accepted when the shortage is over.
+Who connects is new until `settle`: at most `max_new` may be, and the oldest of them is hung up for the next. A shortage
+of descriptors or threads ends no server: what could not be accepted is counted, and accepted when the shortage is over.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class ConnectionServer:
         max_new: int = MAX_NEW,
         pause_seconds: float = 0.0,
     ) -> None:
-        """Takes a bound socket over, which it closes. `serve` runs on a connection's own thread, which closes the connection after it; it
-        must not raise. `counts` gets `crowded` (hung up for the next) and `accept_failed`. `pause_seconds`: before the next one is
-        accepted when one has ended that never settled, so that a flood of strangers takes little of the process's time."""
+        """Takes a bound socket over, which it closes. `serve` runs on a connection's own thread, which closes the
+        connection after it; it must not raise. `counts` gets `crowded` (hung up for the next) and `accept_failed`.
+        `pause_seconds`: before the next one is accepted when one has ended that never settled, so that a flood of
+        strangers takes little of the process's time."""
         self._name = name
         self._serve = serve
         self._counts = counts
@@ -183,7 +184,8 @@ def other_user(connection: socket.socket) -> bool:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Wakes whoever reads from it. Only its own thread closes it: a number that is closed under a reader may be another file's by then."""
+    """Wakes whoever reads from it. Only its own thread closes it: a number that is closed under a reader may be another
+    file's by then."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

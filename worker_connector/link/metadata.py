@@ -16,7 +16,8 @@ from worker_connector.memory.transfer import Move
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """Fill recipient-owned pages from host slots. `plan` says for whom, from which donor and cache life (RFC "build_connector_meta")."""
+    """Fill recipient-owned pages from host slots. `plan` says for whom, from which donor and cache life (RFC
+    "build_connector_meta")."""
 
     key: PlanKey
     moves: tuple[Move, ...]
@@ -33,7 +34,8 @@ class SaveOrder:
 
 
 class Unloadable(NamedTuple):
-    """A promise of this batch that cannot be kept. `request_id` None: it is not one request's, so no request can be taken out."""
+    """A promise of this batch that cannot be kept. `request_id` None: it is not one request's, so no request can be
+    taken out."""
 
     request_id: int | None
     why: str
@@ -60,16 +62,19 @@ class ConnectorMetadata(msgspec.Struct, frozen=True):
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
     unloadable: tuple[Unloadable, ...] = ()
-    """Ranks must fail the forward pass, or have these requests taken out of it, rather than run it on unwritten pages."""
+    """Ranks must fail the forward pass, or have these requests taken out of it, rather than run it on unwritten
+    pages."""
     parked_loads: tuple[LoadOrder, ...] = ()
     """Loads of requests that the engine has just parked: started now, waited for by `get_finished`."""
     nothing_to_load: tuple[int, ...] = ()
     """Requests that the engine parked although it honours nothing of their offers: they are released at once."""
     abandoned: tuple[PlanKey, ...] = ()
-    """Parked loads whose pages the engine has given to somebody else: no byte may be written for them from this forward pass on."""
+    """Parked loads whose pages the engine has given to somebody else: no byte may be written for them from this forward
+    pass on."""
     disk: tuple[DiskOrder, ...] = ()
     """For the disk stores of ranks in several processes; a rank alone gets its orders at once."""
     endpoint: Endpoint | None = None
     """Where ranks of other processes reach the leader; None where there are none."""
     idle: bool = False
-    """Nothing is ordered, and no attempt is confirmed by the forward pass of this iteration: its end need not be told."""
+    """Nothing is ordered, and no attempt is confirmed by the forward pass of this iteration: its end need not be
+    told."""

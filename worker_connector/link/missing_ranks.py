@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from dynamo_semkv.telemetry.throttled import Throttled
-from worker_connector.link.rank_aggregator import RankBoard
+from worker_connector.link.rank_aggregator import RankAggregator
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -18,7 +18,7 @@ MISSING_SECONDS = 60.0
 class MissingRanks:
     """Not thread-safe: the leader's lock covers it, but for `warn`."""
 
-    def __init__(self, board: RankBoard, clock: Callable[[], float]) -> None:
+    def __init__(self, board: RankAggregator, clock: Callable[[], float]) -> None:
         self._board = board
         self._clock = clock
         self._since: float | None = clock() if board.world > 1 else None
@@ -39,9 +39,10 @@ class MissingRanks:
 
     def warn(self, missing: list[int]) -> None:
         _throttled.warning(
-            "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as without the connector. "
-            "A rank connects with the first batch, to a socket of this machine: ranks on other machines cannot. Remedy: keep "
-            "tensor_parallel_size within one machine, or set connector.materialization: off",
+            "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as "
+            "without the connector. A rank connects with the first batch, to a socket of this machine: ranks on other "
+            "machines cannot. Remedy: keep tensor_parallel_size within one machine, or set connector.materialization: "
+            "off",
             missing,
             self._board.world,
         )

@@ -1,12 +1,13 @@
-"""RankBoard: what several ranks say, reduced to what one rank would have said. The leader's books know only one.
+"""RankAggregator: what several ranks say, reduced to what one rank would have said. The leader's books know only one.
 
 * ready: when all ranks are, and hold the same kind of blocks; as many slots as the smallest slab has;
-* a load or a save is done when every rank has done it, failed when one has not, and in both cases over only when every rank's copy is;
+* a load or a save is done when every rank has done it, failed when one has not, and in both cases over only when every
+  rank's copy is;
 * a forward pass ran when it ran everywhere;
 * damage on one rank is damage.
 
-A rank that is lost answers nothing any more: what waits for it fails, and until it is back nothing new may be promised. Its answers may
-come late, twice, and in another order than those of other ranks; each of them counts once.
+A rank that is lost answers nothing any more: what waits for it fails, and until it is back nothing new may be promised.
+Its answers may come late, twice, and in another order than those of other ranks; each of them counts once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class _Answers:
 
 
 class _Tally(Generic[K]):
-    """Answers to one kind of order, by the order's key. Bounded: an order that is never answered whole is forgotten as the oldest."""
+    """Answers to one kind of order, by the order's key. Bounded: an order that is never answered whole is forgotten as
+    the oldest."""
 
     def __init__(self) -> None:
         self.open: OrderedDict[K, _Answers] = OrderedDict()
@@ -80,7 +82,7 @@ class _Tally(Generic[K]):
             self._over.popitem(last=False)
 
 
-class RankBoard:
+class RankAggregator:
     """Not thread-safe: the leader's lock covers it."""
 
     def __init__(self, world: int) -> None:

@@ -1,9 +1,11 @@
-"""RankEndpoint: the leader's end of the connections of ranks in other processes (tensor parallelism within one machine).
+"""RankEndpoint: the leader's end of the connections of ranks in other processes (tensor parallelism within one
+machine).
 
-A socket in a directory that only this user can enter; a rank shows the random token that the metadata carried, and belongs to this user.
-One thread a rank; what it reads goes to the listener on that thread, never on the engine's. A rank that speaks nonsense is disconnected and
-may come back; one that is gone is reported as lost, and as here again when its connection is back. A rank that is only slow is not lost:
-once it is here, nothing but the end of its connection is, which the kernel tells at once.
+A socket in a directory that only this user can enter; a rank shows the random token that the metadata carried, and
+belongs to this user. One thread a rank; what it reads goes to the listener on that thread, never on the engine's. A
+rank that speaks nonsense is disconnected and may come back; one that is gone is reported as lost, and as here again
+when its connection is back. A rank that is only slow is not lost: once it is here, nothing but the end of its
+connection is, which the kernel tells at once.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class RankEndpoint:
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._here: set[int] = set()
-        """Ranks that the listener was told of. A connection that ends before that, because its rank gave up on it, is no loss."""
+        """Ranks that the listener was told of. A connection that ends before that, because its rank gave up on it, is
+        no loss."""
         self._sessions: dict[int, _Session] = {}
         self._turn: dict[int, threading.Lock] = {rank: threading.Lock() for rank in range(1, world)}
 

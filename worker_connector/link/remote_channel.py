@@ -1,8 +1,9 @@
-"""RemoteChannel: a rank's way to a leader in another process. `post` only appends; a thread connects, sends, and sends again.
+"""RemoteChannel: a rank's way to a leader in another process. `post` only appends; a thread connects, sends, and sends
+again.
 
-What the leader has not acknowledged is kept, in order and bounded, over lost connections. When the bound is reached results are lost, and
-with them the proof that this rank's slab holds what the leader believes: the rank then begins a new session as a new incarnation, and
-the leader a new life of the cache.
+What the leader has not acknowledged is kept, in order and bounded, over lost connections. When the bound is reached
+results are lost, and with them the proof that this rank's slab holds what the leader believes: the rank then begins a
+new session as a new incarnation, and the leader a new life of the cache.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ CAPACITY = 8_192
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _ANSWER_SECONDS = 30.0
-"""How long a leader that took the connection may be busy with something else before it answers. To give up and call again would only give
-it more to do, and connections that nobody holds any more to take for those of this rank."""
+"""How long a leader that took the connection may be busy with something else before it answers. To give up and call
+again would only give it more to do, and connections that nobody holds any more to take for those of this rank."""
 _LOUD_AFTER = 5
 """Attempts to connect before it is worth an error."""
-_ELSEWHERE = ": they are on different machines. Remedy: keep tensor_parallel_size within one machine, or set connector.materialization: off"
+_ELSEWHERE = (
+    ": they are on different machines. Remedy: keep tensor_parallel_size within one machine, or set "
+    "connector.materialization: off"
+)
 
 
 class RemoteChannel:
@@ -219,8 +223,8 @@ class RemoteChannel:
         if self._failures >= _LOUD_AFTER:
             other = self._endpoint.machine and machine_id() and machine_id() != self._endpoint.machine
             _throttled.error(
-                "semkv connector: rank %d does not reach its leader at %s (%s)%s. Nothing is loaded or saved until it does; requests are "
-                "served as without the connector.",
+                "semkv connector: rank %d does not reach its leader at %s (%s)%s. Nothing is loaded or saved until it "
+                "does; requests are served as without the connector.",
                 self._number,
                 self._endpoint.path,
                 error,

@@ -1,7 +1,9 @@
-"""What ranks in other processes and their leader say to each other: length-prefixed msgpack frames over a Unix-domain socket.
+"""What ranks in other processes and their leader say to each other: length-prefixed msgpack frames over a Unix-domain
+socket.
 
-Nothing is unpickled. A frame has at most `MAX_FRAME` bytes, has one of the types below, and is refused whole otherwise. Results are
-numbered within a session; the leader acknowledges them, and what is not acknowledged is sent again over the next connection.
+Nothing is unpickled. A frame has at most `MAX_FRAME` bytes, has one of the types below, and is refused whole otherwise.
+Results are numbered within a session; the leader acknowledges them, and what is not acknowledged is sent again over the
+next connection.
 """
 
 from __future__ import annotations
@@ -101,8 +103,8 @@ def split(result: RankResult) -> list[WireResult]:
 
 
 def read_from_rank(connection: socket.socket, deadline: float | None = None) -> Hello | Numbered:
-    """Blocks. EOFError at the end, WireError for what is no message, TimeoutError as the socket says. `deadline` (`time.monotonic()`): for
-    the whole message; sets the socket's timeout."""
+    """Blocks. EOFError at the end, WireError for what is no message, TimeoutError as the socket says. `deadline`
+    (`time.monotonic()`): for the whole message; sets the socket's timeout."""
     return _decode(_FROM_RANK, _read(connection, deadline))
 
 

@@ -1,12 +1,14 @@
 """The checksum of a block's bytes: a 64-bit weighted sum over its words, computed for many blocks at once.
 
-A block is read as a grid of 64-bit words, rows of 512. Its seal is `sum(word[r, c] * (even[r] + odd[c])) mod 2^64`, where the weights are
-fixed pseudo-random numbers. Every weight is odd, so a change of a single word, and with it any burst of up to 64 bits within a word,
-always changes the seal; other damage goes unseen with a chance of about 2^-63, except for changes that keep the sum of every row and
-of every column, which no fault of memory makes. It is an integrity check against accidents, never an identity: identity is tokens.
+A block is read as a grid of 64-bit words, rows of 512. Its seal is `sum(word[r, c] * (even[r] + odd[c])) mod 2^64`,
+where the weights are fixed pseudo-random numbers. Every weight is odd, so a change of a single word, and with it any
+burst of up to 64 bits within a word, always changes the seal; other damage goes unseen with a chance of about 2^-63,
+except for changes that keep the sum of every row and of every column, which no fault of memory makes. It is an
+integrity check against accidents, never an identity: identity is tokens.
 
-Why not a CRC: this is two numpy reductions that run at memory speed (10 to 20 GB/s where zlib.crc32 runs at 2.6; docs/performance.md),
-release the GIL, need no further package, and are plain 64-bit sums, which a GPU can compute on its own pages in the same way.
+Why not a CRC: this is two numpy reductions that run at memory speed (10 to 20 GB/s where zlib.crc32 runs at 2.6;
+docs/performance.md), release the GIL, need no further package, and are plain 64-bit sums, which a GPU can compute on
+its own pages in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""CopyStream: what the connector needs of a place where copies run, and the one of the CPU, where they are done when the call returns."""
+"""CopyStream: what the connector needs of a place where copies run, and the one of the CPU, where they are done when
+the call returns."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Blocks:
-    """Which blocks are copied: row `slots[i]` of the slab and page `pages[i]` of the pool belong together, every row and page once."""
+    """Which blocks are copied: row `slots[i]` of the slab and page `pages[i]` of the pool belong together, every row
+    and page once."""
 
     __slots__ = ("_pages", "_slots")
 
     def __init__(self, slots: Numbers | list[int], pages: Numbers | list[int]) -> None:
-        """Lists where there are few: an array's function costs, behind a forward pass, what a loop over twenty numbers does."""
+        """Lists where there are few: an array's function costs, behind a forward pass, what a loop over twenty numbers
+        does."""
         self._slots = slots
         self._pages = pages
 
@@ -88,20 +91,20 @@ class Mark(Ticket, Protocol):
     """A ticket with a time on it, by the clock of whoever makes the copies."""
 
     def seconds_since(self, earlier: Any) -> float:
-        """From an `earlier` mark of the same stream to this one; both are `done`. What the host does meanwhile counts only where the
-        stream waited for it."""
+        """From an `earlier` mark of the same stream to this one; both are `done`. What the host does meanwhile counts
+        only where the stream waited for it."""
 
 
 class CopyStream(Protocol):
-    """`pages` and `rows` are uint8 views, two-dimensional, equally wide, the bytes of a row side by side; rows may be strided. `rows` is
-    host memory (pinned where `pages` is on a GPU)."""
+    """`pages` and `rows` are uint8 views, two-dimensional, equally wide, the bytes of a row side by side; rows may be
+    strided. `rows` is host memory (pinned where `pages` is on a GPU)."""
 
     def after(self, engine_stream: Any) -> None:
         """Our next copies start only when what is enqueued on the engine's stream now has run."""
 
     def before(self, engine_stream: Any) -> None:
-        """What is enqueued on the engine's stream from now on starts only when our copies so far have left the pages: those into pages
-        have landed, those out of pages have read them."""
+        """What is enqueued on the engine's stream from now on starts only when our copies so far have left the pages:
+        those into pages have landed, those out of pages have read them."""
 
     def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None: ...
 
@@ -140,8 +143,8 @@ class _Moment(_Landed):
 
 
 class CpuStream:
-    """Between host memories, through numpy, whose assignment of a row costs a tenth of torch's: run by run where neighbours lie beside each
-    other on both sides, else in one call for each run on one side (docs/performance.md)."""
+    """Between host memories, through numpy, whose assignment of a row costs a tenth of torch's: run by run where
+    neighbours lie beside each other on both sides, else in one call for each run on one side (docs/performance.md)."""
 
     _landed = _Landed()
 
@@ -183,11 +186,12 @@ _LONG = 4
 
 
 def _copy_one_sided(target: Bytes, source: Bytes, to: Numbers, of: Numbers, both: Numbers) -> bool:
-    """`target[to] = source[of]`, row by row, where the numbers of one side form runs, in whatever order they come. False, and nothing
-    done, where neither side does, or where runs of both sides (`both`: their starts) are long: a copy for each of those is better.
+    """`target[to] = source[of]`, row by row, where the numbers of one side form runs, in whatever order they come.
+    False, and nothing done, where neither side does, or where runs of both sides (`both`: their starts) are long: a
+    copy for each of those is better.
 
-    numpy's indexing on both sides takes twice as long as a loop over rows; on one side it is faster than the loop. IndexError, and
-    nothing copied, for a number outside.
+    numpy's indexing on both sides takes twice as long as a loop over rows; on one side it is faster than the loop.
+    IndexError, and nothing copied, for a number outside.
     """
     count = len(to)
     if _LONG * len(both) <= count:
@@ -227,7 +231,8 @@ def _starts(numbers: Numbers) -> Numbers:
 
 
 def copy_pairs(pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(views of pages, of rows), each of them one range of memory: whole runs where blocks touch on both sides, else block by block."""
+    """(views of pages, of rows), each of them one range of memory: whole runs where blocks touch on both sides, else
+    block by block."""
     whole = touching(pages, rows)
     for slot, page, count in blocks.runs():
         if whole or count == 1:

@@ -2,11 +2,12 @@
 
 Two ways, chosen by the size of what is one range of memory on both sides:
 * large ranges go to the copy engine, one asynchronous copy each;
-* small or strided ones by kernels that read and write the pinned rows directly (unified addressing), a few launches for all of them: a copy
-  of 16 KiB takes 0.3 us on the bus and several to enqueue. Ours where there is Triton (memory/row_kernel.py), else torch's.
+* small or strided ones by kernels that read and write the pinned rows directly (unified addressing), a few launches for
+  all of them: a copy of 16 KiB takes 0.3 us on the bus and several to enqueue. Ours where there is Triton
+  (memory/row_kernel.py), else torch's.
 
-A save that fits the staging buffer is first gathered there, on the device, so that the engine may write its pages again at once, while the
-slow way to the host is still going on.
+A save that fits the staging buffer is first gathered there, on the device, so that the engine may write its pages again
+at once, while the slow way to the host is still going on.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class _HostBytes:
 
 
 class CudaStream:
-    """Not thread-safe but for its tickets. Work runs in inference mode, in which tensors of the engine may be written whatever mode they
-    were made in."""
+    """Not thread-safe but for its tickets. Work runs in inference mode, in which tensors of the engine may be written
+    whatever mode they were made in."""
 
     def __init__(
         self, device: torch.device, *, staging_bytes: int = STAGING_BYTES, kernel_below: int = KERNEL_BELOW
@@ -217,7 +218,8 @@ class CudaStream:
         return ranges > 1 and pages.shape[1] * len(blocks) < self._kernel_below * ranges
 
     def _indices(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-        """(slots, pages) on the device, int64, each on a 16 byte boundary. torch keeps the pinned copy until it was read."""
+        """(slots, pages) on the device, int64, each on a 16 byte boundary. torch keeps the pinned copy until it was
+        read."""
         count = len(blocks)
         both = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=True)
         numbers = both.numpy()

@@ -1,7 +1,9 @@
-"""Host memory of a slab: in huge pages where the system gives them, and pinned where a GPU reads and writes it by itself.
+"""Host memory of a slab: in huge pages where the system gives them, and pinned where a GPU reads and writes it by
+itself.
 
-Huge pages are fewer to pin and fewer to look up: a scattered block of 16 KiB begins on a page that the processor has forgotten. Pinned
-memory is registered, not taken from torch's allocator: that one rounds up to a power of two, so that a slab of 33 GiB would take 64.
+Huge pages are fewer to pin and fewer to look up: a scattered block of 16 KiB begins on a page that the processor has
+forgotten. Pinned memory is registered, not taken from torch's allocator: that one rounds up to a power of two, so that
+a slab of 33 GiB would take 64.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 def host_rows(count: int, width: int) -> torch.Tensor:
-    """uint8, shape [count, width], there already: the first copy into a row must not wait for the kernel to find memory for it."""
+    """uint8, shape [count, width], there already: the first copy into a row must not wait for the kernel to find memory
+    for it."""
     rows, memory = _mapped(count, width)
     try:
         memory.madvise(_POPULATE_WRITE)
@@ -30,7 +33,8 @@ def host_rows(count: int, width: int) -> torch.Tensor:
 
 
 def pinned_rows(count: int, width: int) -> torch.Tensor:
-    """uint8, shape [count, width], pinned for as long as its memory lives. Refused, with CUDA's number, if it cannot be."""
+    """uint8, shape [count, width], pinned for as long as its memory lives. Refused, with CUDA's number, if it cannot
+    be."""
     rows, memory = _mapped(count, width)
     runtime = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(rows.data_ptr(), count * width, _PORTABLE_AND_MAPPED))
@@ -41,7 +45,8 @@ def pinned_rows(count: int, width: int) -> torch.Tensor:
             f"the host memory could not be pinned: CUDA error {error} of cudaHostRegister",
             "set it lower, or let the engine's process lock that much memory",
         )
-    # Whoever drops the last view has waited for the copies (`Rank.close`); unmapped while registered, it would be the next mapping's.
+    # Whoever drops the last view has waited for the copies (`Rank.close`); unmapped while registered, it would be the
+    # next mapping's.
     weakref.finalize(rows.untyped_storage(), _unpin, rows.data_ptr(), memory)
     return rows
 

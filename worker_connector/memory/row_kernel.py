@@ -1,7 +1,7 @@
 """Copies of scattered rows by a handful of thread blocks, through Triton, which comes with a CUDA build of torch.
 
-torch's own indexing kernels take all multiprocessors for as long as the bus needs, so that no compute runs beside them (measured on an
-H200: nothing of a copy was hidden, against 0.7 of a load with this one; docs/performance.md).
+torch's own indexing kernels take all multiprocessors for as long as the bus needs, so that no compute runs beside them
+(measured on an H200: nothing of a copy was hidden, against 0.7 of a load with this one; docs/performance.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _WARPS = 16
 
 
 @triton.jit(do_not_specialize=["tiles"])  # type: ignore[untyped-decorator, unused-ignore]
-def _copy_rows(target, source, target_rows, source_rows, target_step, source_step, words, tiles, per_row, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # fmt: skip
+def _copy_rows(  # type: ignore[no-untyped-def]
+    target, source, target_rows, source_rows, target_step, source_step, words, tiles, per_row, BLOCK: tl.constexpr
+):  # fmt: skip
     tile = tl.program_id(0)
     step = tl.num_programs(0)
     while tile < tiles:
@@ -35,8 +37,9 @@ def _copy_rows(target, source, target_rows, source_rows, target_step, source_ste
 def copy_rows(
     target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor, count: int
 ) -> None:
-    """`target[target_rows[i]] = source[source_rows[i]]` for i < count, on the current stream. Both two-dimensional, equally wide, of one
-    integer type, the words of a row side by side; indices int64 on the same device, each tensor of them on a 16 byte boundary."""
+    """`target[target_rows[i]] = source[source_rows[i]]` for i < count, on the current stream. Both two-dimensional,
+    equally wide, of one integer type, the words of a row side by side; indices int64 on the same device, each tensor of
+    them on a 16 byte boundary."""
     words = target.shape[1]
     per_row = -(-words // BLOCK)
     _copy_rows[(PROGRAMS,)](

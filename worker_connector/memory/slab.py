@@ -1,18 +1,21 @@
 """HostSlab: one rank's host memory for blocks, and the proof that a block still holds what was put into it.
 
-When is the proof due? TensorRT-LLM takes an offer for a promise: after it, a load that fails can only end the executor. So a block is
-verified *before* it is offered. But a 32k-token prompt is hundreds of MiB of KV for a real model, which no checksum reads within the
-millisecond that an offer may take on the scheduler's thread. Therefore the work is spread:
+When is the proof due? TensorRT-LLM takes an offer for a promise: after it, a load that fails can only end the executor.
+So a block is verified *before* it is offered. But a 32k-token prompt is hundreds of MiB of KV for a real model, which
+no checksum reads within the millisecond that an offer may take on the scheduler's thread. Therefore the work is spread:
 
-* *Seal*: once a block's copy has landed, its checksum is computed off the hot path, and only then may the leader offer the block.
-  Writing to a slot breaks its seal first, so a slot that is being written, or whose copy never ended, is never offered.
-* *Check at the offer*: within a budget (about 0.1 ms), the block of the offer that was checked longest ago and those behind it are read.
-  Small offers are so verified whole, and repeated offers of a long prompt go round all of its blocks.
-* *Scrub*: a background thread reads sealed blocks again and again at a low rate, those just loaded first, so that damage is found
-  before somebody asks, and a damaged block that was loaded is at least reported.
+* *Seal*: once a block's copy has landed, its checksum is computed off the hot path, and only then may the leader offer
+  the block. Writing to a slot breaks its seal first, so a slot that is being written, or whose copy never ended, is
+  never offered.
+* *Check at the offer*: within a budget (about 0.1 ms), the block of the offer that was checked longest ago and those
+  behind it are read. Small offers are so verified whole, and repeated offers of a long prompt go round all of its
+  blocks.
+* *Scrub*: a background thread reads sealed blocks again and again at a low rate, those just loaded first, so that
+  damage is found before somebody asks, and a damaged block that was loaded is at least reported.
 * A block that fails any check is never offered again, and with it every block that continues it.
 
-The slab knows slots and bytes, not tokens, keys or requests. Writers: the rank's copies only. Readers: the rank, and the offer's check.
+The slab knows slots and bytes, not tokens, keys or requests. Writers: the rank's copies only. Readers: the rank, and
+the offer's check.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ NO_READING = Budget(rows=0, size=0)
 
 
 def slots_for(slab_bytes: int, bytes_per_block: int, available: Available | None) -> int:
-    """How many blocks fit into `connector.slab_bytes`. Refused, with the numbers, when none does or there is not that much memory."""
+    """How many blocks fit into `connector.slab_bytes`. Refused, with the numbers, when none does or there is not that
+    much memory."""
     row = padded(bytes_per_block)
     slots = slab_bytes // row
     if slots < 1:
@@ -72,7 +76,8 @@ def slots_for(slab_bytes: int, bytes_per_block: int, available: Available | None
             "connector.slab_bytes",
             slab_bytes,
             f"{slots * row // _MIB} MiB are wanted and {available.size // _MIB} MiB are available: {available.bound}",
-            f"set it to at most {int(available.size * _RESERVE_SHARE)} (it counts per rank), or give the container more memory",
+            f"set it to at most {int(available.size * _RESERVE_SHARE)} (it counts per rank), or give the container "
+            "more memory",
         )
     return slots
 
@@ -80,8 +85,8 @@ def slots_for(slab_bytes: int, bytes_per_block: int, available: Available | None
 class HostSlab:
     """`slots` rows of host memory, pinned where the engine's pages are on a GPU, so that copies are asynchronous DMA.
 
-    Slot states: broken (being written, or never written) or sealed. `verify` and `seal` may run on any thread; a lock covers the seals,
-    never a copy or a checksum.
+    Slot states: broken (being written, or never written) or sealed. `verify` and `seal` may run on any thread; a lock
+    covers the seals, never a copy or a checksum.
     """
 
     def __init__(self, slots: int, bytes_per_block: int, *, pinned: bool = False) -> None:
@@ -151,8 +156,9 @@ class HostSlab:
                 oldest = int(checked.argmin()) if len(index) else 0
             count = len(index) if budget is None else budget.of(self.row_bytes)
             if count < len(index):
-                # And those on the side of it that was checked longer ago, which most often lie side by side and were checked together
-                # before. Each check reads the oldest one, so checks of the same slots go round all of them.
+                # And those on the side of it that was checked longer ago, which most often lie side by side and were
+                # checked together before. Each check reads the oldest one, so checks of the same slots go round all of
+                # them.
                 last = len(index) - 1
                 upwards = oldest == 0 or (oldest < last and checked[oldest + 1] <= checked[oldest - 1])
                 first = max(0, min(oldest if upwards else oldest - count + 1, len(index) - count))
@@ -182,7 +188,8 @@ class HostSlab:
         return [] if same.all() else sorted(index[untouched & ~same].tolist())
 
     def copy_sealed(self, slot: int, into: npt.NDArray[np.uint8]) -> bool:
-        """Copies a slot, shape [1, row_bytes]; False if it has no seal, was written meanwhile, or does not hold what was sealed."""
+        """Copies a slot, shape [1, row_bytes]; False if it has no seal, was written meanwhile, or does not hold what
+        was sealed."""
         with self._lock:
             sealed, writes, expected = bool(self._checked[slot]), int(self._writes[slot]), self._seals[slot]
         if not sealed:
@@ -210,7 +217,8 @@ class HostSlab:
         self._checked[index] = self._clock
 
     def _compute(self, index: Slots) -> Words:
-        """Seals of these slots as they are now. Runs of neighbouring slots are read without a copy, many scattered small ones with one."""
+        """Seals of these slots as they are now. Runs of neighbouring slots are read without a copy, many scattered
+        small ones with one."""
         count, first, last = len(index), int(index[0]), int(index[-1])
         if last - first == count - 1 and index.tolist() == list(range(first, first + count)):
             return seals(self._bytes[first : first + count])

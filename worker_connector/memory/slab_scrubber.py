@@ -1,6 +1,8 @@
-"""SlabKeeper: the rank's thread that waits for copies, seals what has landed, and reads sealed blocks again (see memory/slab.py).
+"""SlabScrubber: the rank's thread that waits for copies, seals what has landed, and reads sealed blocks again (see
+memory/slab.py).
 
-It takes the waiting and the checksums off the engine's threads. Jobs first; in between one small step of the scrub at a time.
+It takes the waiting and the checksums off the engine's threads. Jobs first; in between one small step of the scrub at a
+time.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Scrubber:
         return len(batch) * self._slab.row_bytes
 
 
-class SlabKeeper:
+class SlabScrubber:
     """Runs jobs in order on its thread. `inline=True`: on the caller's, and no scrub runs by itself (tests)."""
 
     def __init__(self, name: str, scrubber: Scrubber, *, inline: bool = False) -> None:

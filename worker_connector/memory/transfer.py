@@ -1,13 +1,13 @@
 """Bytes between page slots and host slots, ordered against the engine's stream.
 
-One code path for CPU and CUDA: what differs is a `CopyStream` (memory/copy_stream.py, memory/cuda_stream.py). On CUDA copies run on side streams; on the
-CPU they are done when the call returns and there is nothing to order.
+One code path for CPU and CUDA: what differs is a `CopyStream` (memory/copy_stream.py, memory/cuda_stream.py). On CUDA
+copies run on side streams; on the CPU they are done when the call returns and there is nothing to order.
 
 Order, which no layer hook is needed for (CUDA graphs skip those, ai-dynamo/dynamo#3297):
-* loads: side stream waits for the engine's stream (pages may still be read), copies, engine's stream waits for the copies before the
-  forward pass reads a page;
-* saves: side stream waits for the engine's stream (the forward pass has written the pages), copies; the engine's stream waits until they
-  have read the pages before the next forward pass may write those that were freed meanwhile.
+* loads: side stream waits for the engine's stream (pages may still be read), copies, engine's stream waits for the
+  copies before the forward pass reads a page;
+* saves: side stream waits for the engine's stream (the forward pass has written the pages), copies; the engine's stream
+  waits until they have read the pages before the next forward pass may write those that were freed meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from worker_connector.memory.slab import HostSlab
 PIECE = 2_048
 """Moves."""
 FEW = 128
-"""Moves that are looked at one by one: with cold caches, as between two forward passes, twenty small arrays cost more."""
+"""Moves that are looked at one by one: with cold caches, as between two forward passes, twenty small arrays cost
+more."""
 
 
 class Move(NamedTuple):
@@ -45,7 +46,8 @@ def copy_stream_for(device: torch.device) -> CopyStream:
 
 
 def check_moves(geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:
-    """LoadFailed, naming the number, for a slot or page outside the slab or the pool: a wrong number must never become a copy."""
+    """LoadFailed, naming the number, for a slot or page outside the slab or the pool: a wrong number must never become
+    a copy."""
     limits = geometry.num_pages
     if len(moves) <= FEW:
         _check_one_by_one(moves, slab.slots, limits)
@@ -106,7 +108,8 @@ def prepare_copies(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, *
 def load_by_layer(
     stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]
 ) -> dict[int, Ticket]:
-    """`copy_to_pages`, in the order in which a pass reaches the layers. For every layer a ticket of all that it reads."""
+    """`copy_to_pages`, in the order in which a pass reaches the layers. For every layer a ticket of all that it
+    reads."""
     tickets: dict[int, Ticket] = {}
     planes = geometry.by_layer
     ends = {plane.layers[0]: index for index, plane in enumerate(planes)}  # the last plane that begins with that layer

@@ -1,8 +1,10 @@
-"""RankDisk: the rank's thread for its disk store. It obeys the leader's orders (disk/messages.py) and answers each of them, whatever happens.
+"""RankDisk: the rank's thread for its disk store. It obeys the leader's orders (disk/messages.py) and answers each of
+them, whatever happens.
 
-Into the slab: the file's checksum, header and tokens are verified over the very memory of the slot, which is sealed only then. Out of it: a
-copy of the slot is taken and checked against its seal before it is written, so damage in memory never becomes a file with a right checksum.
-The leader holds a lease on what is written and keeps to itself what is being read, so no slot changes hands meanwhile.
+Into the slab: the file's checksum, header and tokens are verified over the very memory of the slot, which is sealed
+only then. Out of it: a copy of the slot is taken and checked against its seal before it is written, so damage in memory
+never becomes a file with a right checksum. The leader holds a lease on what is written and keeps to itself what is
+being read, so no slot changes hands meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 FOUND_AT_ONCE = 64
-"""Blocks in one report of what is there: it has to fit a frame, and the leader's lock is held for as long as it takes to enter them."""
+"""Blocks in one report of what is there: it has to fit a frame, and the leader's lock is held for as long as it takes
+to enter them."""
 _GONE_AT_ONCE = 4_096
 _STORES = 256
 _END_SECONDS = 5.0
@@ -55,9 +58,9 @@ _END_SECONDS = 5.0
 class DiskPlace:
     """`connector.disk_path` and `connector.disk_bytes`, made out for one rank.
 
-    A store is a directory `<layout and shard>-<n>` below the path, the first that no other rank is using. So engines may share a path, an
-    engine finds its blocks whatever it is called this time (they are told apart by what they are, not by who wrote them), and
-    engines of other layouts leave them alone.
+    A store is a directory `<layout and shard>-<n>` below the path, the first that no other rank is using. So engines
+    may share a path, an engine finds its blocks whatever it is called this time (they are told apart by what they are,
+    not by who wrote them), and engines of other layouts leave them alone.
     """
 
     path: Path
@@ -77,7 +80,8 @@ class DiskPlace:
         others = [found.name for found in self.path.iterdir() if found.is_dir() and not found.name.startswith(digest)]
         if others:
             _log.info(
-                "semkv connector: %d stores of other layouts or shards in %s; those that no engine uses any more may be removed",
+                "semkv connector: %d stores of other layouts or shards in %s; those that no engine uses any more may "
+                "be removed",
                 len(others),
                 self.path,
             )
@@ -95,7 +99,8 @@ class DiskPlace:
 
 
 def check_room(directory: Path, limit_bytes: int, free: Callable[[Path], int] | None = None) -> None:
-    """Refused when `connector.disk_bytes` is more than the file system can still give, blocks that are there already included."""
+    """Refused when `connector.disk_bytes` is more than the file system can still give, blocks that are there already
+    included."""
     left = shutil.disk_usage(directory).free if free is None else free(directory)
     if limit_bytes <= left:
         return
@@ -117,8 +122,8 @@ def _size_of(path: Path) -> int:
 
 
 class RankDisk:
-    """`order` may be called from any thread, and waits for nothing but, when the books of its leader begin anew, the block that is just
-    being read. `manual=True`: no thread, orders run in `run_pending` (tests)."""
+    """`order` may be called from any thread, and waits for nothing but, when the books of its leader begin anew, the
+    block that is just being read. `manual=True`: no thread, orders run in `run_pending` (tests)."""
 
     def __init__(
         self,
@@ -166,7 +171,8 @@ class RankDisk:
         with self._wake:
             if isinstance(order, Tell):
                 self._life = order.order_id
-                # The pool was rebuilt on some rank. What is being read into a slot of the old books ends before the new ones use it.
+                # The pool was rebuilt on some rank. What is being read into a slot of the old books ends before the new
+                # ones use it.
                 self._wake.wait_for(lambda: not self._staging, _END_SECONDS)
             if isinstance(order, Stage):
                 self._first.append(order)
@@ -177,8 +183,9 @@ class RankDisk:
             self._wake.notify_all()
 
     def make_resets_durable(self) -> None:
-        """What was ordered to be cleared is never served again, also not after a restart: the store has another epoch when this returns.
-        One small write that is flushed to the disk, so not from an engine's callback. Raises OSError when the disk does not take it."""
+        """What was ordered to be cleared is never served again, also not after a restart: the store has another epoch
+        when this returns. One small write that is flushed to the disk, so not from an engine's callback. Raises OSError
+        when the disk does not take it."""
         with self._resetting:
             ordered = self._resets
             if not self._closed and self._durable != ordered:
@@ -199,8 +206,8 @@ class RankDisk:
             return self._wake.wait_for(lambda: not self._first and not self._then and not self._busy, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends after the order in hand; those that wait stay unanswered: their leader's books end too. Files stay, but for a `Clear` that
-        waits: what it forgets may not be found by the next start."""
+        """Ends after the order in hand; those that wait stay unanswered: their leader's books end too. Files stay, but
+        for a `Clear` that waits: what it forgets may not be found by the next start."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -258,8 +265,8 @@ class RankDisk:
             batch = following
 
     def _work(self, order: DiskOrder, resets: int) -> None:
-        """Answers the order, which `resets` came before; what left the store on the way is told first, or the leader would believe in a
-        file that made room."""
+        """Answers the order, which `resets` came before; what left the store on the way is told first, or the leader
+        would believe in a file that made room."""
         try:
             answer = self._do(order, resets)
         except Exception:  # noqa: BLE001 - an unanswered order would hold slots and leases for ever

@@ -1,5 +1,6 @@
-"""LandingLoads: loads in front of a forward pass whose copies are on their way. The leader is told of each when it has landed, and how long
-it took: by the clock of the stream that copies, so on a GPU too, where the host is long done by then.
+"""LandingLoads: loads in front of a forward pass whose copies are on their way. The leader is told of each when it has
+landed, and how long it took: by the clock of the stream that copies, so on a GPU too, where the host is long done by
+then.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class LandingLoads:
         self._batches.append(_Batch(iteration, orders, began, ended))
 
     def landed(self) -> list[LoadDone]:
-        """What to tell the leader, each load once, in order. A pass waits for all of its loads together, and by layer they are copied
-        together: each has the share of that time that its blocks are of all blocks."""
+        """What to tell the leader, each load once, in order. A pass waits for all of its loads together, and by layer
+        they are copied together: each has the share of that time that its blocks are of all blocks."""
         done: list[LoadDone] = []
         while self._batches and self._batches[0].ended.done():
             iteration, orders, began, ended = self._batches.popleft()

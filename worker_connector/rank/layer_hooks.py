@@ -1,14 +1,14 @@
 """LayerHooks: may a pass wait for its loads layer by layer?
 
-`start_load_kv` is the last call that surely comes before a forward pass. Whether the hooks of its layers will come cannot be known there: a
-graph replay skips them, in context passes too where pieces of the model are captured (ai-dynamo/dynamo#3297). So the engine's stream waits
-there for all loads, unless
+`start_load_kv` is the last call that surely comes before a forward pass. Whether the hooks of its layers will come
+cannot be known there: a graph replay skips them, in context passes too where pieces of the model are captured
+(ai-dynamo/dynamo#3297). So the engine's stream waits there for all loads, unless
 
 * the operator says that no graph covers a pass with a new request (`connector.trust_layer_hooks`), and
 * a pass with loads was seen in which the hook of every layer came, in order.
 
-Every pass is held to it: one whose hooks did not all come has read pages too early. It fails before any of its tokens leaves the engine,
-and from then on loads are waited for in front of the pass again.
+Every pass is held to it: one whose hooks did not all come has read pages too early. It fails before any of its tokens
+leaves the engine, and from then on loads are waited for in front of the pass again.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class LayerHooks:
         self.watching = False
 
     def loads_begin(self, tickets: Mapping[int, Ticket] | None) -> None:
-        """The pass has loads. `tickets`: by layer, for copies that only the hooks wait for; None: they were waited for already."""
+        """The pass has loads. `tickets`: by layer, for copies that only the hooks wait for; None: they were waited for
+        already."""
         self.tickets = dict(tickets or {})
         self._came = []
         self.watching = True
 
     def before_layer(self, layer: int, engine_stream: Any, *, recording: bool = False) -> None:
-        """The hook. `recording`: the stream is recorded into a graph, and what is said now is not said in its replays."""
+        """The hook. `recording`: the stream is recorded into a graph, and what is said now is not said in its
+        replays."""
         if self._came is None or recording:
             return
         self._came.append(layer)
@@ -58,8 +60,8 @@ class LayerHooks:
             ticket.hold(engine_stream)
 
     def waited_elsewhere(self) -> None:
-        """The engine's stream was made to wait for everything: the pass that should have did not come, or its loads were asked for
-        twice."""
+        """The engine's stream was made to wait for everything: the pass that should have did not come, or its loads
+        were asked for twice."""
         self.tickets.clear()
 
     def pass_done(self) -> bool:

@@ -18,8 +18,9 @@ def check_load(
     slab: HostSlab,
     on_damaged: Callable[[Sequence[int], bool], None] | None,
 ) -> None:
-    """`on_damaged`: of a rank in another process than its leader, who could only check the rows of its own rank before it offered; here
-    they are checked within the same budget, and what is found is told. None: of the leader's own rank."""
+    """`on_damaged`: of a rank in another process than its leader, who could only check the rows of its own rank before
+    it offered; here they are checked within the same budget, and what is found is told. None: of the leader's own
+    rank."""
     if order.plan.provider_generation != metadata.generation:
         raise LoadFailed(f"plan {tuple(order.key)} is of another life of the cache")
     check_moves(geometry, slab, order.moves)

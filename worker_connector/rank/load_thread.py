@@ -1,12 +1,14 @@
 """LoadThread: one rank's loads of requests that the engine has parked, copied beside its forward passes.
 
-The engine names in `get_finished` the ids that it parked, and waits until it is told each of them once. Then it runs on those pages: the
-base API has no way to say that a load failed (NVIDIA/TensorRT-LLM#18762). So a load that failed or is late is done again at once, in front
-of the next forward pass and from the same host rows; only where even that fails is there nothing left but to raise. A runtime that takes
-failed parked loads back (`take_failed_async_load_requests`) is told instead, and computes the request.
+The engine names in `get_finished` the ids that it parked, and waits until it is told each of them once. Then it runs on
+those pages: the base API has no way to say that a load failed (NVIDIA/TensorRT-LLM#18762). So a load that failed or is
+late is done again at once, in front of the next forward pass and from the same host rows; only where even that fails is
+there nothing left but to raise. A runtime that takes failed parked loads back (`take_failed_async_load_requests`) is
+told instead, and computes the request.
 
-Two orders hold: a copy begins when what the engine has enqueued before is done, since the pages may still be read; and after a load was
-stopped, no forward pass runs before what is already on the way has landed (`fence`), since the engine may have given the pages away.
+Two orders hold: a copy begins when what the engine has enqueued before is done, since the pages may still be read; and
+after a load was stopped, no forward pass runs before what is already on the way has landed (`fence`), since the engine
+may have given the pages away.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class _Load:
         self.ended = False
         """Set by the thread: its copies have landed."""
         self.last: Ticket | None = None
-        """Of what the thread had copied for it when it was stopped. The thread itself may come to it much later, or be stuck in another
-        load."""
+        """Of what the thread had copied for it when it was stopped. The thread itself may come to it much later, or be
+        stuck in another load."""
         self.wrong: Reason | None = None
         self.error = ""
         self.seconds: float | None = None
@@ -92,8 +94,8 @@ class LoadThread:
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Job], None] | None = None,
     ) -> None:
-        """`side`: a stream of this thread's own. `ahead`: that of the loads in front of a forward pass. `run`: in place of a thread
-        (tests)."""
+        """`side`: a stream of this thread's own. `ahead`: that of the loads in front of a forward pass. `run`: in place
+        of a thread (tests)."""
         self._number = number
         self._geometry = geometry
         self._slab = slab
@@ -142,8 +144,8 @@ class LoadThread:
         self._conclude(request_id, why)
 
     def stop(self, keys: Collection[PlanKey]) -> None:
-        """The engine needs these loads no more, and their pages may be somebody else's: see `fence`. An engine that still waits for such a
-        request is told that it is over."""
+        """The engine needs these loads no more, and their pages may be somebody else's: see `fence`. An engine that
+        still waits for such a request is told that it is over."""
         for key in keys:
             load = self._loads.get(key)
             if load is not None and not load.decided:
@@ -153,14 +155,16 @@ class LoadThread:
                 self._conclude(key.request_id, None)
 
     def fence(self, engine_stream: Any) -> None:
-        """Before a forward pass: copies of stopped loads that are on their way land first, and so do those that were repeated."""
+        """Before a forward pass: copies of stopped loads that are on their way land first, and so do those that were
+        repeated."""
         if self._fence:
             self._fence = False
             self._side.before(engine_stream)
             self._ahead.before(engine_stream)
 
     def finished(self, parked: Collection[int]) -> list[int]:
-        """`get_finished`: ids whose loads have ended, out of those that the engine has named, each once. `parked`: newly named.
+        """`get_finished`: ids whose loads have ended, out of those that the engine has named, each once. `parked`:
+        newly named.
 
         Raises LoadFailed where one cannot be loaded and the engine has no way to be told.
         """

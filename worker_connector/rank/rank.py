@@ -1,10 +1,11 @@
-"""Rank: the connector's worker side without an engine in it. One per rank; it owns the rank's slab and obeys the leader's orders.
+"""Rank: the connector's worker side without an engine in it. It owns one rank's slab and obeys the leader's orders.
 
-Order of an iteration: `start_load` before the forward pass, `forward_done` behind it, `poll` in every iteration, also idle ones. The
-metadata of one iteration is executed once, however often the engine calls (it stays bound until the next).
+Order of an iteration: `start_load` before the forward pass, `forward_done` behind it, `poll` in every iteration, also
+idle ones. The metadata of an iteration is executed once, however often the engine calls: it stays bound until the next.
 
-A fault while saving costs the blocks. A fault while loading is raised: the engine counts those tokens as computed already, and the API has
-no way to take that back (KV Cache Connector doc; NVIDIA/TensorRT-LLM connector ABC of #18762), unless its runtime has one (leader/api_variants.py).
+A fault while saving costs the blocks. A fault while loading is raised: the engine counts those tokens as computed
+already, and the API has no way to take that back (KV Cache Connector doc; NVIDIA/TensorRT-LLM connector ABC of #18762),
+unless its runtime has one (leader/api_variants.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from worker_connector.link.leader_link import LeaderLink
 from worker_connector.link.metadata import ConnectorMetadata, LoadOrder, SaveOrder
 from worker_connector.memory.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.memory.slab import OFFER_BUDGET, HostSlab, slots_for
-from worker_connector.memory.slab_scrubber import Scrubber, SlabKeeper
+from worker_connector.memory.slab_scrubber import Scrubber, SlabScrubber
 from worker_connector.memory.transfer import copy_stream_for, copy_to_pages, load_by_layer, prepare_copies
 from worker_connector.rank.disk import DiskPlace, RankDisk
 from worker_connector.rank.landing import LandingLoads
@@ -39,7 +40,8 @@ _throttled = Throttled(_log)
 
 
 class Rank:
-    """The engine's calls come from its thread; `verify` and `verify_soon` from the leader's, which is the same one in TensorRT-LLM."""
+    """The engine's calls come from its thread; `verify` and `verify_soon` from the leader's, which is the same one in
+    TensorRT-LLM."""
 
     def __init__(
         self,
@@ -56,10 +58,11 @@ class Rank:
         trust_layer_hooks: bool = False,
         apart: bool = False,
     ) -> None:
-        """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed` before the
-        forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
-        `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier below the slab.
-        `trust_layer_hooks`: see rank/layer_hooks.py. `apart`: the leader is in another process (tensor parallelism)."""
+        """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed`
+        before the forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
+        `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier
+        below the slab. `trust_layer_hooks`: see rank/layer_hooks.py. `apart`: the leader is in another process (tensor
+        parallelism)."""
         self._apart = apart
         self._number = number
         self._slab_bytes = slab_bytes
@@ -80,14 +83,14 @@ class Rank:
         self.hooks = LayerHooks((), trusted=False)
         self._slab: HostSlab | None = None
         self._scrubber: Scrubber | None = None
-        self._keeper: SlabKeeper | None = None
+        self._keeper: SlabScrubber | None = None
         self._saves: RankSaves | None = None
         self._loaded = 0
         self._forwarded = 0
         self._awaiting_forward: ConnectorMetadata | None = None
         self.counts: Counter[str] = Counter()
-        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`, `called_leader`,
-        `restarted`; of parked loads `late_loads`, `repeated_loads`."""
+        """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`,
+        `called_leader`, `restarted`; of parked loads `late_loads`, `repeated_loads`."""
         self._link = LeaderLink(channel, self, number, apart, self.counts)
         self._landing = LandingLoads(number)
 
@@ -116,7 +119,7 @@ class Rank:
             self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
             prepare_copies(self._stream, geometry, self._slab, by_layer=self._trust_layer_hooks)
             self._scrubber = Scrubber(self._slab, self._on_damaged)
-            self._keeper = SlabKeeper(str(self._number), self._scrubber, inline=self._inline)
+            self._keeper = SlabScrubber(str(self._number), self._scrubber, inline=self._inline)
             self._saves = RankSaves(self._number, geometry, self._slab, self._link.post, self.counts)
             self._loads = LoadThread(
                 self._number,
@@ -186,7 +189,7 @@ class Rank:
         return self._slab
 
     @property
-    def keeper(self) -> SlabKeeper | None:
+    def keeper(self) -> SlabScrubber | None:
         return self._keeper
 
     @property
@@ -196,8 +199,6 @@ class Rank:
     @property
     def scrubber(self) -> Scrubber | None:
         return self._scrubber
-
-    # the engine's calls
 
     def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Enqueues this iteration's loads in front of its forward pass. Raises LoadFailed if one cannot be done."""
@@ -237,8 +238,9 @@ class Rank:
         self.hooks.before_layer(layer, engine_stream, recording=bool(self.hooks.tickets) and self._stream.recording())
 
     def forward_done(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
-        """Enqueues this iteration's saves behind its forward pass. An exception here fails every running request, so there is none, but
-        for a forward pass that ran with a request whose load had failed, or in front of its loads: LoadFailed."""
+        """Enqueues this iteration's saves behind its forward pass. An exception here fails every running request, so
+        there is none, but for a forward pass that ran with a request whose load had failed, or in front of its loads:
+        LoadFailed."""
         if metadata is None or metadata.iteration == self._forwarded:
             return
         self._forwarded = metadata.iteration
@@ -266,16 +268,17 @@ class Rank:
             self._save(saves, engine_stream)
 
     def at_rest(self) -> bool:
-        """Nothing is left over of earlier iterations: no forward pass is due, no load is on its way, and the engine waits for none.
-        `iteration_over` and `finished_loads` have nothing to do."""
+        """Nothing is left over of earlier iterations: no forward pass is due, no load is on its way, and the engine
+        waits for none. `iteration_over` and `finished_loads` have nothing to do."""
         if self._awaiting_forward is not None or self._landing or self._untaken or self._without_pages:
             return False
         loads = self._loads
         return loads is not None and not (loads.busy or self.hooks.watching or self.hooks.tickets)
 
     def finished_loads(self, parked: Collection[int]) -> list[int]:
-        """`get_finished`, in every iteration: requests whose parked loads have ended, each once. `parked`: ids that it names for the first
-        time. Raises LoadFailed if one cannot be loaded and the engine cannot be told (see rank/load_thread.py)."""
+        """`get_finished`, in every iteration: requests whose parked loads have ended, each once. `parked`: ids that it
+        names for the first time. Raises LoadFailed if one cannot be loaded and the engine cannot be told (see
+        rank/load_thread.py)."""
         self.poll()
         if self._loads is not None:
             return self._loads.finished(parked)
@@ -288,27 +291,27 @@ class Rank:
         return self._loads.take_failed() if self._loads is not None else set()
 
     def iteration_over(self) -> None:
-        """No forward pass comes behind the last `start_load` any more: the batch was dropped or emptied, or the pass failed. Its saves are
-        answered as not done; without an answer their slots would stay pending for ever."""
+        """No forward pass comes behind the last `start_load` any more: the batch was dropped or emptied, or the pass
+        failed. Its saves are answered as not done; without an answer their slots would stay pending for ever."""
         metadata, self._awaiting_forward = self._awaiting_forward, None
         if metadata is not None and metadata.iteration != self._forwarded:
             self._drop_saves(metadata)
 
     def take_failed(self) -> set[int]:
-        """Requests of the last `start_load` whose pages were not all written. Once: the caller keeps them out of the forward pass."""
+        """Requests of the last `start_load` whose pages were not all written. Once: the caller keeps them out of the
+        forward pass."""
         failed, self._untaken = self._untaken, set()
         return failed
 
     def drop_saves_of(self, request_ids: Collection[int]) -> None:
-        """These requests leave the coming forward pass, says the engine: their pages will not hold what was to be saved."""
+        """These requests leave the coming forward pass, says the engine: their pages will not hold what was to be
+        saved."""
         self._without_pages.update(request_ids)
 
     def poll(self) -> None:
         """Reports loads whose copies have landed, in order."""
         for result in self._landing.landed():
             self._link.post(result)
-
-    # the leader's calls
 
     def verify(self, slots: Sequence[int]) -> list[int]:
         return list(slots) if self._slab is None else self._slab.verify(slots, OFFER_BUDGET)
@@ -337,8 +340,6 @@ class Rank:
             "disk_failed": self._disk.failed if self._disk is not None else 0,
             "files": dict(self._disk.store.counts) if self._disk is not None else None,
         }
-
-    # inside
 
     def _start_parked(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
         """Before anything else of an iteration: what is stopped may not write into pages that its forward pass uses."""

@@ -1,7 +1,9 @@
-"""RankSaves: one rank's saves, from pages to slab rows behind a forward pass, and the answers to them once the rows are sealed.
+"""RankSaves: one rank's saves, from pages to slab rows behind a forward pass, and the answers to them once the rows are
+sealed.
 
-The copies are enqueued on the engine's thread; waiting for them, the checksums and the answers are the keeper's. All orders of one forward
-pass are one copy and one job: between two passes each further step costs what reading its code into cold caches does.
+The copies are enqueued on the engine's thread; waiting for them, the checksums and the answers are the keeper's. All
+orders of one forward pass are one copy and one job: between two passes each further step costs what reading its code
+into cold caches does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from worker_connector.link.channel import SaveDone
 from worker_connector.link.metadata import SaveOrder
 from worker_connector.memory.copy_stream import CopyStream, Ticket
 from worker_connector.memory.slab import HostSlab
-from worker_connector.memory.slab_scrubber import SlabKeeper
+from worker_connector.memory.slab_scrubber import SlabScrubber
 from worker_connector.memory.transfer import check_moves, copy_to_slab
 
 _log = logging.getLogger(__name__)
@@ -42,8 +44,9 @@ class RankSaves:
         self._post = post
         self._counts = counts
 
-    def save(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabKeeper) -> None:
-        """Enqueues the copies of one forward pass on `stream`. What cannot be enqueued is answered as not saved; never raises."""
+    def save(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabScrubber) -> None:
+        """Enqueues the copies of one forward pass on `stream`. What cannot be enqueued is answered as not saved; never
+        raises."""
         try:
             ticket = self._copy(orders, stream, engine_stream)
         except Exception:  # noqa: BLE001 - behind a forward pass an exception fails every running request; these lose blocks

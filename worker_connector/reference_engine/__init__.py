@@ -1,8 +1,9 @@
 """A CPU engine with TensorRT-LLM's connector lifecycle: real attention over real paged KV, without a GPU.
 
 Import the public names from here. `Engine` runs a real model with a thread per rank. `SteppedEngine` is one rank that a
-caller steps, with a `ShadowModel` that computes nothing and checks every page: `engine/stepped.py` says how it is used. Both
-take TensorRT-LLM's less common paths as `EngineConfig.behaviours` says (`engine/behaviours.py` lists them, each with its source).
+caller steps, with a `ShadowModel` that computes nothing and checks every page: `engine/stepped.py` says how it is used.
+Both take TensorRT-LLM's less common paths as `EngineConfig.behaviours` says (`engine/behaviours.py` lists them, each
+with its source).
 """
 
 from worker_connector.reference_engine.engine.behaviours import Behaviours, Dice, SeededDice

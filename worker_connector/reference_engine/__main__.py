@@ -96,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         "--disaggregation-mode",
         choices=[role.value for role in Role],
         default=Role.AGGREGATED.value,
-        help="prefill: compute prompts and hand over to a decode worker (no KV moves: that one computes the prompt again)",
+        help="prefill: compute prompts and hand over to a decode worker (no KV moves: that one computes the prompt "
+        "again)",
     )
     parser.add_argument(
         "--served-model-name",

@@ -1,9 +1,9 @@
-"""ParkedLoads: the leader's side of asynchronous loads, from the allocation to the engine's next report of the request.
+"""AsyncLoads: the leader's side of asynchronous loads, from the allocation to the engine's next report of the request.
 
-The engine parks a request whose offer was asynchronous, also if it honours nothing of it, and reports it in no batch until `get_finished`
-has named it. So the pages come from `update_state_after_alloc`, and the order goes out with the next metadata (NVIDIA/TensorRT-LLM#18762).
-While the copies run the engine may drop the request without a word, and give its pages to another one: every page that is reported is
-therefore held against those that are being filled.
+The engine parks a request whose offer was asynchronous, also if it honours nothing of it, and reports it in no batch
+until `get_finished` has named it. So the pages come from `update_state_after_alloc`, and the order goes out with the
+next metadata (NVIDIA/TensorRT-LLM#18762). While the copies run the engine may drop the request without a word, and give
+its pages to another one: every page that is reported is therefore held against those that are being filled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker_connector.link.metadata import LoadOrder, Orders, Unloadable
 from worker_connector.requests.attempt import Attempt
 from worker_connector.requests.attempts import AttemptBook
 from worker_connector.requests.load_order import load_order
-from worker_connector.requests.request_state import TrackedRequest
+from worker_connector.requests.request_state import RequestState
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -32,7 +32,7 @@ _throttled = Throttled(_log)
 Grouped = Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None
 
 
-class ParkedLoads:
+class AsyncLoads:
     """Not thread-safe: the leader's lock covers it."""
 
     def __init__(
@@ -156,10 +156,12 @@ class ParkedLoads:
             attempt.parked = False
             self._attempts.end(attempt, Reason.CANCELLED)
 
-    def resume(self, attempt: Attempt, tracked: TrackedRequest, iteration: int, *, stale: bool) -> int:
-        """The first report of a request that was parked: only where it says that the forward pass starts is what was materialized.
+    def resume(self, attempt: Attempt, tracked: RequestState, iteration: int, *, stale: bool) -> int:
+        """The first report of a request that was parked: only where it says that the forward pass starts is what was
+        materialized.
 
-        Raises LoadFailed where the engine relies on pages that are not filled. `stale`: the cache was reset while it was parked.
+        Raises LoadFailed where the engine relies on pages that are not filled. `stale`: the cache was reset while it
+        was parked.
         """
         plan, at = attempt.plan, tracked.computed
         assert plan is not None
@@ -190,8 +192,8 @@ class ParkedLoads:
 
 
 def _own_tokens(attempt: Attempt) -> int:
-    """What the engine held itself when it allocated. Its own cache may have come to reach beyond the whole offer, which `cancel_load` of
-    that offer cannot say."""
+    """What the engine held itself when it allocated. Its own cache may have come to reach beyond the whole offer, which
+    `cancel_load` of that offer cannot say."""
     plan = attempt.plan
     assert plan is not None
     if attempt.load_start is not None:

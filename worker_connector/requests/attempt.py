@@ -11,7 +11,7 @@ from worker_connector.ledger.plan import LoadPlan, PlanKey, PlanState
 from worker_connector.requests.hints import ParsedHints
 from worker_connector.requests.load_decision import Decline, Question
 from worker_connector.requests.report import Ending
-from worker_connector.timings import Moments
+from worker_connector.timings import Timings
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +36,8 @@ class Attempt:
     load_start: int | None = None
     """First token position that an asynchronous load fills: what the engine held itself when it allocated."""
     content: int = 0
-    """Which of the cache's contents was offered from; a reset of the cache makes the next one (`CacheLife.content`)."""
+    """Which of the cache's contents was offered from; a reset of the cache makes the next one
+    (`CacheGeneration.content`)."""
     parked: bool = False
     """Its asynchronous load went out, and the engine has not reported the request since."""
     scheduled: bool = False
@@ -45,7 +46,7 @@ class Attempt:
     """The request ended by itself before the ranks had said that its copies landed."""
     leased: bool = False
     closed: bool = False
-    moments: Moments = field(default_factory=Moments)
+    timings: Timings = field(default_factory=Timings)
 
     @property
     def unanswered(self) -> bool:
@@ -73,4 +74,4 @@ class ClosedAttempt(NamedTuple):
     ending: Ending | Decline
     hints: ParsedHints | None
     generation: Generation
-    moments: Moments = Moments()
+    timings: Timings = Timings()

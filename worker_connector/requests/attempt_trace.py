@@ -1,10 +1,11 @@
 """Spans of one attempt, made when it is reported, on the background thread: the engine's threads only note times.
 
-    AttemptTracer(tracing).begin(closed, hints, carrier) -> AttemptTrace      .traceparent   .reported(report, began_ns, sent)
+    AttemptTracer(tracing).begin(closed, hints, carrier) -> AttemptTrace
+        .traceparent   .reported(report, began_ns, sent)
 
-The engine carries no trace context to a connector (dynamo.trtllm hands it to the engine's own tracer only), so it comes with the hint.
-Without a hint the attempt begins a trace of its own: its report carries that context, and the router, which joins the report to its route,
-links to it. No parent is ever guessed.
+The engine carries no trace context to a connector (dynamo.trtllm hands it to the engine's own tracer only), so it comes
+with the hint. Without a hint the attempt begins a trace of its own: its report carries that context, and the router,
+which joins the report to its route, links to it. No parent is ever guessed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class AttemptTracer:
                 names.MATERIALIZE,
                 parent=context if carrier in _CHILD else None,
                 links=[context if carrier == Carrier.EQUAL_PROMPT else None],
-                start_ns=closed.moments.asked or None,
+                start_ns=closed.timings.asked or None,
                 attributes={names.CONTEXT_CARRIER: carrier},
             )
             return AttemptTrace(self._tracing, span, closed)
@@ -69,18 +70,18 @@ class AttemptTrace:
             _throttled.exception("semkv connector: spans of a report were not made")
 
     def _tell(self, report: MaterializationReport, began: int, sent: bool) -> None:
-        tracing, span, moments = self._tracing, self._span, self._closed.moments
-        if moments.asked and moments.answered:
+        tracing, span, timings = self._tracing, self._span, self._closed.timings
+        if timings.asked and timings.answered:
             offer = {names.LOCAL_TOKENS: report.local_tokens, names.OFFERED_TOKENS: report.offered}
-            tracing.record(names.OFFER, span, moments.asked, moments.answered, offer)
-        if moments.sent:
+            tracing.record(names.OFFER, span, timings.asked, timings.answered, offer)
+        if timings.sent:
             load = {names.COPIED_TOKENS: report.copied, names.LOAD_SECONDS: report.load_seconds}
-            landed = bool(moments.copied) and report.outcome not in _FAILED
+            landed = bool(timings.copied) and report.outcome not in _FAILED
             tracing.record(
                 names.LOAD,
                 span,
-                moments.sent,
-                moments.copied or moments.closed,
+                timings.sent,
+                timings.copied or timings.closed,
                 load,
                 error=None if landed else report.reason.value,
             )

@@ -1,4 +1,5 @@
-"""AttemptBook: all open attempts, their leases and their endings. Each attempt is closed once, and every lease comes back once.
+"""AttemptBook: all open attempts, their leases and their endings. Each attempt is closed once, and every lease comes
+back once.
 
 Not thread-safe: the leader's lock covers it.
 """
@@ -59,8 +60,8 @@ class AttemptBook:
         return previous is not None and previous.plan is not None and previous.plan.reason in _BROKEN
 
     def reset(self, request_id: int) -> None:
-        """The engine destroyed the request's allocation and will ask again: what was promised for it is void, and the next question is
-        another attempt. A report that comes without a new question finds nothing to load."""
+        """The engine destroyed the request's allocation and will ask again: what was promised for it is void, and the
+        next question is another attempt. A report that comes without a new question finds nothing to load."""
         attempt = self._newest.get(request_id)
         if attempt is not None:
             self.end(attempt, Reason.CANCELLED)
@@ -68,8 +69,8 @@ class AttemptBook:
             attempt.parked = False  # an allocation that comes next was not loaded for
 
     def next_epoch(self, request_id: int) -> int:
-        """Ends what was open for this request. A question that is put again before the request was in a batch is the same attempt and
-        replaces the first one, unreported; a request whose allocation was destroyed is another one."""
+        """Ends what was open for this request. A question that is put again before the request was in a batch is the
+        same attempt and replaces the first one, unreported; a request whose allocation was destroyed is another one."""
         self._asked = time.time_ns()
         self._given_up.pop(request_id, None)
         previous = self._newest.pop(request_id, None)
@@ -89,7 +90,7 @@ class AttemptBook:
     def add(self, attempt: Attempt) -> None:
         """Takes the lease of the blocks that its plan offers."""
         self.counts["asked"] += 1
-        attempt.moments.asked, attempt.moments.answered = self._asked, time.time_ns()
+        attempt.timings.asked, attempt.timings.answered = self._asked, time.time_ns()
         self._newest[attempt.key.request_id] = attempt
         plan = attempt.plan
         if plan is not None and self._ledger is not None:
@@ -102,18 +103,19 @@ class AttemptBook:
         """Its plan went out to the ranks."""
         if attempt.plan is not None and attempt.plan.copying:
             self._copying[attempt.key] = attempt
-            attempt.moments.sent = time.time_ns()
+            attempt.timings.sent = time.time_ns()
 
     def copied(
         self, key: PlanKey, iteration: int, ok: bool, seconds: float | None, reason: Reason | None = None
     ) -> Attempt | None:
-        """The ranks' answer to what was sent in `iteration`; None where nothing was sent, or it was answered already."""
+        """The ranks' answer to what was sent in `iteration`; None where nothing was sent, or it was answered
+        already."""
         attempt = self._copying.get(key)
         if attempt is None or attempt.plan is None or attempt.plan.sent_in != iteration:
             return None
-        moments = attempt.moments
-        moments.copied = time.time_ns()
-        self.load_seconds.add((moments.copied - moments.sent) / 1e9)
+        timings = attempt.timings
+        timings.copied = time.time_ns()
+        self.load_seconds.add((timings.copied - timings.sent) / 1e9)
         del self._copying[key]
         attempt.plan.copy_done(ok, seconds, reason or Reason.COPY_FAILED)
         if attempt.plan.state is PlanState.COPIED:
@@ -124,8 +126,8 @@ class AttemptBook:
         return attempt
 
     def batch_dropped(self, iteration: int) -> None:
-        """There was no forward pass of that iteration. What was copied for it waits until the request is in a batch again, which may take
-        the engine some iterations."""
+        """There was no forward pass of that iteration. What was copied for it waits until the request is in a batch
+        again, which may take the engine some iterations."""
         for attempt in (*self._copying.values(), *self.copied_open.values()):
             if attempt.plan is not None and attempt.plan.iteration == iteration and not attempt.parked:
                 attempt.plan.iteration = None
@@ -183,8 +185,9 @@ class AttemptBook:
                     block.origin = None
 
     def finish(self, request_id: int) -> None:
-        """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is only said later. Not
-        where the batch was dropped behind the copy and it was in none since: then the engine failed it, and no pass ran."""
+        """The request ended by itself, so its forward pass ran: what was copied for it is confirmed, also if that is
+        only said later. Not where the batch was dropped behind the copy and it was in none since: then the engine
+        failed it, and no pass ran."""
         attempt = self._newest.get(request_id)
         plan = attempt.plan if attempt is not None else None
         if attempt is None or plan is None or attempt.parked or plan.ended:
@@ -206,8 +209,8 @@ class AttemptBook:
             self.end(attempt, Reason.CANCELLED)
 
     def give_up(self, attempt: Attempt) -> None:
-        """Nobody has spoken of the request for long. Its lease returns; if the engine took the offer and comes with it after all, that must
-        be seen, for nothing will have been loaded."""
+        """Nobody has spoken of the request for long. Its lease returns; if the engine took the offer and comes with it
+        after all, that must be seen, for nothing will have been loaded."""
         relied_on = attempt.relied_on
         self.forget(attempt.key.request_id)
         if relied_on:
@@ -236,6 +239,6 @@ class AttemptBook:
         if attempt.closed:
             return
         attempt.closed = True
-        attempt.moments.closed = time.time_ns()
+        attempt.timings.closed = time.time_ns()
         self.counts["closed"] += 1
         self._on_closed(attempt, ending)

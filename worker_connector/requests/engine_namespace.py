@@ -1,8 +1,8 @@
 """The CacheNamespace of an engine, and of a request on it (RFC semantic KV cache reuse, "Namespace and Compatibility").
 
-Read from `llm_args` by name, because versions and engines differ in what they carry, and from the pool that was registered, which is
-what the engine really made of its settings (NVIDIA/TensorRT-LLM#13320: the two may disagree). A field that cannot be known stays None,
-and one such field keeps every request from being materialized.
+Read from `llm_args` by name, because versions and engines differ in what they carry, and from the pool that was
+registered, which is what the engine really made of its settings (NVIDIA/TensorRT-LLM#13320: the two may disagree). A
+field that cannot be known stays None, and one such field keeps every request from being materialized.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SCOPES = 4_096
 def engine_namespace(
     llm_args: Any, pool: RankReady, served_model: str | None, weights_revision: str | None = None
 ) -> CacheNamespace:
-    """Without a request in it: tenant, adapter and media are None. `weights_revision`: of weights that were put in place of those that
-    `llm_args` names."""
+    """Without a request in it: tenant, adapter and media are None. `weights_revision`: of weights that were put in
+    place of those that `llm_args` names."""
     return CacheNamespace(
         model=_model(llm_args, served_model, weights_revision),
         engine=_engine(),
@@ -125,8 +125,8 @@ class RequestNamespaces:
 
 
 def adapters_of(llm_args: Any) -> Mapping[int, str]:
-    """Revision of each adapter by LoRA task id. TensorRT-LLM has no such thing today, so requests with an adapter are not materialized
-    there; the reference engine knows its adapters' weights."""
+    """Revision of each adapter by LoRA task id. TensorRT-LLM has no such thing today, so requests with an adapter are
+    not materialized there; the reference engine knows its adapters' weights."""
     found = getattr(llm_args, "lora_revisions", None)
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -182,8 +182,8 @@ def _window(llm_args: Any, pool: RankReady) -> str:
 
 
 def _shape(llm_args: Any, pool: RankReady) -> str:
-    """Head counts from the model's own config.json where `model` is a directory; else the bytes that a token takes, which together
-    with model and layout say the same."""
+    """Head counts from the model's own config.json where `model` is a directory; else the bytes that a token takes,
+    which together with model and layout say the same."""
     heads = _heads(getattr(llm_args, "model", None))
     return f"{heads or 'heads-by-model'};{pool.bytes_per_block // pool.tokens_per_block}B/token"
 
@@ -207,7 +207,8 @@ def _parallelism(llm_args: Any) -> str:
 
 
 def configured_rank(llm_args: Any) -> int | None:
-    """0 without attention data parallelism; else the rank if the engine says it, or None until the first scheduler output does."""
+    """0 without attention data parallelism; else the rank if the engine says it, or None until the first scheduler
+    output does."""
     if not getattr(llm_args, "enable_attention_dp", False):
         return 0
     rank = getattr(llm_args, "attention_dp_rank", None)

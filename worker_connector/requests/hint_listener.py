@@ -1,5 +1,5 @@
-"""HintListener: the replica's hint subject, read on a thread of its own. Hints are not kept by the bus: what comes while it is away is
-lost, and costs the hint only."""
+"""HintListener: the replica's hint subject, read on a thread of its own. Hints are not kept by the bus: what comes
+while it is away is lost, and costs the hint only."""
 
 from __future__ import annotations
 

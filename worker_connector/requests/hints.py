@@ -1,9 +1,9 @@
 """Hints that reached this engine: parsing, and the out-of-band table.
 
-TensorRT-LLM carries no hint to its requests yet (NVIDIA/TensorRT-LLM#18153), so the router also sends each envelope to the replica,
-keyed by the digest of the request's tokens, and the leader finds it by hashing the tokens itself. A request that does carry
-`kv_hints` needs no table. A hint is advice: nothing here decides what is correct, and a lost one costs the route's id on the
-report and nothing else.
+TensorRT-LLM carries no hint to its requests yet (NVIDIA/TensorRT-LLM#18153), so the router also sends each envelope to
+the replica, keyed by the digest of the request's tokens, and the leader finds it by hashing the tokens itself. A
+request that does carry `kv_hints` needs no table. A hint is advice: nothing here decides what is correct, and a lost
+one costs the route's id on the report and nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from dynamo_semkv.telemetry.traceparent import parse as parse_traceparent
 
 _PER_PROMPT = 64
 _REMEMBERED_TTLS = 30.0
-"""How long it is remembered that a hint expired before its request came, in times to live: a request may wait long in an engine."""
+"""How long it is remembered that a hint expired before its request came, in times to live: a request may wait long in
+an engine."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class ParsedHints:
 
 
 class HintReader:
-    """Envelope -> known actions. What is not known, or not well formed, is skipped and counted; the other actions go on."""
+    """Envelope -> known actions. What is not known, or not well formed, is skipped and counted; the other actions go
+    on."""
 
     def __init__(self, *, fetches: bool = False) -> None:
         """`fetches`: this worker pulls blocks on `kv.fetch`."""
@@ -52,14 +54,14 @@ class HintReader:
         self.on_fetch: Callable[[Any], None] | None = None
         """Told of each `Attempt`, on the scheduler's thread; must be quick."""
         self.counts: Counter[str] = Counter()
-        """`donor`, `fetch`, `fetch_not_supported`, `fetch_foreign`, `unknown_action`, `unknown_version`, `bad_payload`, `bad_envelope`,
-        `unsupported_envelope`."""
+        """`donor`, `fetch`, `fetch_not_supported`, `fetch_foreign`, `unknown_action`, `unknown_version`, `bad_payload`,
+        `bad_envelope`, `unsupported_envelope`."""
 
     def parse(
         self, envelope: KvHintsEnvelope, traceparent: str | None = None, *, by_dynamo: bool = False
     ) -> ParsedHints:
-        """`by_dynamo`: it came with the request that Dynamo dispatched. Only Dynamo's router says where blocks may be pulled from: a
-        `kv.fetch` that came another way is `fetch_foreign`, and not looked at."""
+        """`by_dynamo`: it came with the request that Dynamo dispatched. Only Dynamo's router says where blocks may be
+        pulled from: a `kv.fetch` that came another way is `fetch_foreign`, and not looked at."""
         donor: DonorHint | None = None
         fetch: FetchHint | None = None
         try:
@@ -116,9 +118,10 @@ class _Row:
 class HintTable:
     """Deliveries of the last seconds by prompt key; bounded; thread-safe (the bus thread puts, the reporter takes).
 
-    Equal prompts in flight have one row each, oldest first. A row's route id is given out once, or one route would be closed by another
-    route's report; its last row then stays until it expires, without the id, for a request that comes again. That a hint expired
-    unused is remembered for a while longer, so that the report of the request it was for can say so.
+    Equal prompts in flight have one row each, oldest first. A row's route id is given out once, or one route would be
+    closed by another route's report; its last row then stays until it expires, without the id, for a request that comes
+    again. That a hint expired unused is remembered for a while longer, so that the report of the request it was for can
+    say so.
     """
 
     def __init__(
@@ -171,8 +174,8 @@ class HintTable:
                 self.counts["crowded_out"] += len(oldest)
 
     def take(self, prompt_key: bytes, asked_ns: int = 0) -> tuple[HintDelivery, bool] | None:
-        """A live delivery for a prompt, and whether its route id is still to be given out. `asked_ns`: when the engine asked about the
-        request (Unix nanoseconds; 0: not known), whose hint came just before that."""
+        """A live delivery for a prompt, and whether its route id is still to be given out. `asked_ns`: when the engine
+        asked about the request (Unix nanoseconds; 0: not known), whose hint came just before that."""
         now = self._clock()
         with self._lock:
             rows = self._rows.get(prompt_key)
@@ -184,7 +187,8 @@ class HintTable:
             self.counts["taken"] += 1
             unspent = [row for row in rows if not row.spent]
             before = [row for row in unspent if row.received_ns <= asked_ns]
-            # A hint whose request never came must not be given to the next one, and so on down the line: that request has its own.
+            # A hint whose request never came must not be given to the next one, and so on down the line: that request
+            # has its own.
             row = before[-1] if before else unspent[0] if unspent else rows[-1]
             fresh, row.spent = not row.spent, True
             for other in [other for other in rows if other.spent and other is not row]:
@@ -202,7 +206,8 @@ class HintTable:
         return self._count
 
     def _expire(self, now: float) -> None:
-        """Rows of the least recently fed prompts first; a prompt that is fed again is looked at when it is asked for."""
+        """Rows of the least recently fed prompts first; a prompt that is fed again is looked at when it is asked
+        for."""
         while self._rows:
             key, rows = next(iter(self._rows.items()))
             self._drop_expired(key, rows, now)

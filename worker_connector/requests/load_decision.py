@@ -1,7 +1,8 @@
 """May this request be served from the slab, and if not, why? Pure functions; no I/O, no state, no clock.
 
-Exact reuse needs no hint: it is decided by tokens and namespace alone. A hint says which donor the router had in mind, and so only
-refines *why* nothing was offered (RFC semantic KV cache reuse, "Quality and Profitability Gates": bounded reasons, one outcome each).
+Exact reuse needs no hint: it is decided by tokens and namespace alone. A hint says which donor the router had in mind,
+and so only refines *why* nothing was offered (RFC semantic KV cache reuse, "Quality and Profitability Gates": bounded
+reasons, one outcome each).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Question(NamedTuple):
 
     @property
     def limit_blocks(self) -> int:
-        """Whole blocks of the prompt that may be served at all: at least one token is left to compute, or the engine has no logits to
-        sample from (LMCache#3322, NVIDIA/TensorRT-LLM#7228)."""
+        """Whole blocks of the prompt that may be served at all: at least one token is left to compute, or the engine
+        has no logits to sample from (LMCache#3322, NVIDIA/TensorRT-LLM#7228)."""
         return max(self.prompt_tokens - 1, 0) // self.tokens_per_block
 
     @property
@@ -65,8 +66,8 @@ def before_lookup(question: Question) -> Decline | None:
 
 
 def judge(question: Question, matched_blocks: int, end: MatchEnd, damaged: bool = False) -> Accept | Decline:
-    """`matched_blocks`: resident, token-verified and undamaged blocks from the start of the prompt. `damaged`: the match ended at a
-    block whose bytes are not what was sealed."""
+    """`matched_blocks`: resident, token-verified and undamaged blocks from the start of the prompt. `damaged`: the
+    match ended at a block whose bytes are not what was sealed."""
     blocks = min(matched_blocks, question.limit_blocks)
     offer = (blocks - question.local_blocks) * question.tokens_per_block
     if offer <= 0:
@@ -125,8 +126,8 @@ _OWN = _PREVENTED | frozenset(
 def explain(
     decline: Decline, question: Question, hint: DonorHint | None, facts: HintFacts, *, hint_expired: bool = False
 ) -> Decline:
-    """The decline as it is reported. Without a hint, a request that may not be served from the slab simply had no donor, unless one was
-    hinted and the hint was too old when the request came (`hint_expired`)."""
+    """The decline as it is reported. Without a hint, a request that may not be served from the slab simply had no
+    donor, unless one was hinted and the hint was too old when the request came (`hint_expired`)."""
     if hint is None:
         said = _unhinted(decline, question)
         if hint_expired and said.outcome is Outcome.NO_DONOR:
@@ -167,7 +168,8 @@ def _namespace(decline: Decline, question: Question, hint: DonorHint, facts: Hin
 
 
 def _stale(decline: Decline, question: Question, hint: DonorHint, facts: HintFacts) -> Decline | None:
-    """Generations are compared for equality only. A donor that is registered is as fresh as it gets, whatever the hint says."""
+    """Generations are compared for equality only. A donor that is registered is as fresh as it gets, whatever the hint
+    says."""
     if facts.donor_known or not hint.generation:
         return None
     reason = Reason.DONOR_EVICTED if hint.generation == facts.generation else Reason.GENERATION_STALE
@@ -195,8 +197,8 @@ _CHECKS: tuple[_Check, ...] = (_local, _own, _namespace, _stale, _approximate, _
 
 
 def _claimed(hint: DonorHint, tokens_per_block: int) -> int:
-    """What the placement was made for. A claim of a block or more beyond the exact prefix is one of similar text: a prefix that both
-    share, such as a chat template's first block, does not redeem it."""
+    """What the placement was made for. A claim of a block or more beyond the exact prefix is one of similar text: a
+    prefix that both share, such as a chat template's first block, does not redeem it."""
     if hint.token_count - hint.exact_prefix_tokens >= tokens_per_block:
         return hint.token_count
     return hint.exact_prefix_tokens

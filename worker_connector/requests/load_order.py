@@ -25,8 +25,9 @@ def load_order(
 ) -> LoadOrder | None:
     """Sends the attempt's plan: None when the engine honours nothing of it.
 
-    Raises LoadFailed when a page that must be filled is not there: a block of the honoured prefix without a page in a full-attention
-    group, or one whose pages were not reported. Blocks that a window has passed have no page and need none.
+    Raises LoadFailed when a page that must be filled is not there: a block of the honoured prefix without a page in a
+    full-attention group, or one whose pages were not reported. Blocks that a window has passed have no page and need
+    none.
     """
     plan = attempt.plan
     assert plan is not None

@@ -1,5 +1,6 @@
-"""From the engine's question to an attempt: read the request, look into the ledger, verify, decide. Runs on the scheduler's thread, so it
-does no I/O; its cost is packing the tokens, one step per matched block and the bounded check of checksums.
+"""From the engine's question to an attempt: read the request, look into the ledger, verify, decide. Runs on the
+scheduler's thread, so it does no I/O; its cost is packing the tokens, one step per matched block and the bounded check
+of checksums.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OnMiss = Callable[[bytes, bytes, int, int, BlockKey], None]
 """(namespace digest, packed tokens, ordinal of the missing block, blocks that may be served, its key)"""
 
 
-class Offering:
+class PrefixLookup:
     """Not thread-safe: the leader's lock covers it."""
 
     def __init__(

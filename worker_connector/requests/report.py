@@ -1,6 +1,8 @@
-"""MaterializationReport: from what the leader saw of one attempt to what it tells the routers. Pure, but for the random report id.
+"""MaterializationReport: from what the leader saw of one attempt to what it tells the routers. Pure, but for the random
+report id.
 
-An attempt is one (request, allocation epoch) that the engine asked about. Each gets exactly one report, whatever happens to it.
+An attempt is one (request, allocation epoch) that the engine asked about. Each gets exactly one report, whatever
+happens to it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Ending:
     load_seconds: float | None
     """Of the copies into pages, and of what came up from another tier for them. None: nothing was copied."""
     tier: Tier | None = None
-    """Where the confirmed tokens came from: the furthest tier that a block of them came up from, if it served nobody before."""
+    """Where the confirmed tokens came from: the furthest tier that a block of them came up from, if it served nobody
+    before."""
 
 
 _OUTCOMES = {
@@ -82,8 +85,8 @@ def build_report(
     route_is_ours: bool,
     traceparent: str | None = None,
 ) -> MaterializationReport:
-    """`route_is_ours`: this attempt is the first to use the hint; a later one of an equal prompt may not close the same route.
-    `traceparent`: of the span made of this attempt; else the report carries the one that came with the hint."""
+    """`route_is_ours`: this attempt is the first to use the hint; a later one of an equal prompt may not close the same
+    route. `traceparent`: of the span made of this attempt; else the report carries the one that came with the hint."""
     donor = hints.donor if hints is not None else None
     counts = ending if isinstance(ending, Ending) else Ending(0, 0, 0, 0, ending.outcome, ending.reason, None)
     return MaterializationReport(

@@ -1,6 +1,7 @@
-"""TrackedRequest: what the leader knows of one request that has pages: its tokens, pages and how far they are computed.
+"""RequestState: what the leader knows of one request that has pages: its tokens, pages and how far they are computed.
 
-Tokens come from the engine's reports, each once (ai-dynamo/dynamo#5620), and positions are the engine's, never our own sums.
+Tokens come from the engine's reports, each once (ai-dynamo/dynamo#5620), and positions are the engine's, never our own
+sums.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PendingSave:
 
 
 @dataclass(eq=False, slots=True)
-class TrackedRequest:
+class RequestState:
     request_id: int
     namespace: CacheNamespace
     digest: bytes
@@ -61,9 +62,9 @@ class TrackedRequest:
     seen: int = 0
     """Iteration of the last report."""
     quiet_until: int = 0
-    """A report of one more token and no page, of a forward pass that ends before this position, changes nothing but numbers: no block is
-    completed, and nothing of it waits for an answer. Others keep `tokens`, `computed`, `scheduled`, `started`, `seen` and `pages_before`
-    (leader/scheduler_output.py)."""
+    """A report of one more token and no page, of a forward pass that ends before this position, changes nothing but
+    numbers: no block is completed, and nothing of it waits for an answer. Others keep `tokens`, `computed`,
+    `scheduled`, `started`, `seen` and `pages_before` (leader/scheduler_output.py)."""
 
     @property
     def token_count(self) -> int:
@@ -93,10 +94,10 @@ class TrackedRequest:
         self.seen = iteration
 
 
-def begin(data: Any, attempt: Attempt, group_ids: Sequence[int], iteration: int, *, saves: bool) -> TrackedRequest:
+def begin(data: Any, attempt: Attempt, group_ids: Sequence[int], iteration: int, *, saves: bool) -> RequestState:
     """From a request's first report since its pages were allocated. `scheduled` is the caller's to set."""
     question = attempt.question
-    request = TrackedRequest(
+    request = RequestState(
         int(data.request_id), attempt.namespace, attempt.digest, PageTable(group_ids), question.prompt_tokens
     )
     request.donates = question.problem in (None, Reason.MATERIALIZATION_OFF)

@@ -1,14 +1,17 @@
 """SavePlanner: which blocks go into the slab, and when one of them may be offered.
 
 Rules, each against a public fault:
-* only full blocks whose last token is known, and only below `computed_position + num_scheduled_tokens` (NVIDIA/TensorRT-LLM#12673);
-* copied behind the forward pass that computes them, offered only after the copy is sealed *and* a later report, or the request's end,
-  says that they really were computed: older builds overstate `num_scheduled_tokens` (#13318);
-* a request that vanishes without `request_finished` was cancelled or failed: what is not proven by then is thrown away (#15018);
+* only full blocks whose last token is known, and only below `computed_position + num_scheduled_tokens`
+  (NVIDIA/TensorRT-LLM#12673);
+* copied behind the forward pass that computes them, offered only after the copy is sealed *and* a later report, or the
+  request's end, says that they really were computed: older builds overstate `num_scheduled_tokens` (#13318);
+* a request that vanishes without `request_finished` was cancelled or failed: what is not proven by then is thrown away
+  (#15018);
 * a block that is there already, or that another request is just saving, is not saved twice;
 * a block without a page in every layer group is not saved, and nothing that continues it;
-* nor is a block that the smallest window has passed, or is about to: its page may be another request's by then, and no report says so (KV
-  Cache Connector doc, "Blocks with no page"). So a save that had to be put off is made under full attention only.
+* nor is a block that the smallest window has passed, or is about to: its page may be another request's by then, and no
+  report says so (KV Cache Connector doc, "Blocks with no page"). So a save that had to be put off is made under full
+  attention only.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from worker_connector.ledger.block import BlockEntry
 from worker_connector.ledger.ledger import Ledger
 from worker_connector.link.metadata import SaveOrder
 from worker_connector.memory.transfer import Move
-from worker_connector.requests.request_state import PendingSave, TrackedRequest
+from worker_connector.requests.request_state import PendingSave, RequestState
 from worker_connector.timings import Durations
 
 _SAVE_IDS = count(1)
@@ -38,22 +41,22 @@ class SavePlanner:
         """`windows`: attention window of each layer group in tokens; None for full attention."""
         self._ledger = ledger
         self._window = min((window for window in windows if window is not None), default=None)
-        self._orders: dict[int, tuple[TrackedRequest, list[PendingSave]]] = {}
+        self._orders: dict[int, tuple[RequestState, list[PendingSave]]] = {}
         self._ordered_at: dict[int, float] = {}
-        self.admitted: list[tuple[TrackedRequest, BlockEntry]] = []
+        self.admitted: list[tuple[RequestState, BlockEntry]] = []
         """Blocks that became resident and were not taken yet (`take_admitted`)."""
         self.seconds = Durations(SAVE_SECONDS.buckets)
         """From an order to the seals of its blocks."""
         self.counts: Counter[str] = Counter()
-        """Blocks: `ordered`, `already_there`, `no_slot`, `admitted`, `withdrawn`, `failed`, `overstated`; requests: `no_page`,
-        `window_passed`, `chain_evicted`."""
+        """Blocks: `ordered`, `already_there`, `no_slot`, `admitted`, `withdrawn`, `failed`, `overstated`; requests:
+        `no_page`, `window_passed`, `chain_evicted`."""
 
     @property
     def open_orders(self) -> int:
         """Orders that the ranks have not answered."""
         return len(self._orders)
 
-    def plan(self, request: TrackedRequest) -> SaveOrder | None:
+    def plan(self, request: RequestState) -> SaveOrder | None:
         """The blocks that the coming forward pass completes, and earlier ones that could not be saved before."""
         ledger, size = self._ledger, self._ledger.tokens_per_block
         limit = min(request.scheduled, request.token_count) // size
@@ -111,18 +114,19 @@ class SavePlanner:
         self._ordered_at[save_id] = time.perf_counter()
         return SaveOrder(save_id, tuple(moves), request.request_id)
 
-    def _passed(self, request: TrackedRequest, end: int) -> bool:
-        """Would a page of the block that ends here be free by the time of the copy? With a block to spare: with overlap scheduling the
-        engine is a token ahead of its report."""
+    def _passed(self, request: RequestState, end: int) -> bool:
+        """Would a page of the block that ends here be free by the time of the copy? With a block to spare: with overlap
+        scheduling the engine is a token ahead of its report."""
         size = self._ledger.tokens_per_block
         return (
             self._window is not None and end <= request.computed - self._window + 1 + size and end <= request.computed
         )
 
-    def progressed(self, request: TrackedRequest, *, repeated: bool = False) -> None:
-        """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled but was not computed
-        is withdrawn, and saved again when it is; during decoding the report may lag one token behind, and that is waited for, unless the
-        report starts where the one before did (`repeated`): that pass may not have run at all."""
+    def progressed(self, request: RequestState, *, repeated: bool = False) -> None:
+        """A later report: what lies below its `computed_position` was computed. What an earlier report had scheduled
+        but was not computed is withdrawn, and saved again when it is; during decoding the report may lag one token
+        behind, and that is waited for, unless the report starts where the one before did (`repeated`): that pass may
+        not have run at all."""
         if not request.pending:
             return
         for index, pending in enumerate(request.pending):
@@ -135,13 +139,13 @@ class SavePlanner:
                 break
         self._admit(request)
 
-    def finished(self, request: TrackedRequest) -> None:
+    def finished(self, request: RequestState) -> None:
         """`request_finished`: everything that was scheduled has been computed."""
         for pending in request.pending:
             pending.computed = True
         self._admit(request)
 
-    def landed(self, save_id: int, ok: bool) -> TrackedRequest | None:
+    def landed(self, save_id: int, ok: bool) -> RequestState | None:
         """A rank's answer. Returns the request, None for an unknown order."""
         order = self._orders.pop(save_id, None)
         if order is None:
@@ -158,17 +162,17 @@ class SavePlanner:
         self._admit(request)
         return request
 
-    def withdraw(self, request: TrackedRequest) -> None:
+    def withdraw(self, request: RequestState) -> None:
         """The request was cancelled, failed or replayed: nothing of it that is not resident yet ever will be."""
         request.saving = False
         self._withdraw(request, list(request.pending))
 
-    def take_admitted(self) -> list[tuple[TrackedRequest, BlockEntry]]:
+    def take_admitted(self) -> list[tuple[RequestState, BlockEntry]]:
         """Blocks that became resident since the last call, in order."""
         admitted, self.admitted = self.admitted, []
         return admitted
 
-    def _admit(self, request: TrackedRequest) -> None:
+    def _admit(self, request: RequestState) -> None:
         while request.pending and request.pending[0].landed and request.pending[0].computed:
             entry = request.pending.popleft().entry
             if entry.removed or (entry.parent is not None and entry.parent.removed):
@@ -179,7 +183,7 @@ class SavePlanner:
             self.admitted.append((request, entry))
             self.counts["admitted"] += 1
 
-    def _withdraw(self, request: TrackedRequest, blocks: Iterable[PendingSave]) -> None:
+    def _withdraw(self, request: RequestState, blocks: Iterable[PendingSave]) -> None:
         gone = list(blocks)
         if not gone:
             return

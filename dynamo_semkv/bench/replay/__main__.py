@@ -32,8 +32,8 @@ COLUMNS = (
 WIDTH = 80
 """Of what is printed where stdout is no terminal."""
 LEGEND = (
-    "host: share of prompt tokens confirmed from host memory; device: found on the device; prefill: tokens computed a request; "
-    "mean, p50, p99: TTFT; regret: mean TTFT against the oracle; --json has more"
+    "host: share of prompt tokens confirmed from host memory; device: found on the device; prefill: tokens computed a "
+    "request; mean, p50, p99: TTFT; regret: mean TTFT against the oracle; --json has more"
 )
 
 
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(
-        f"{len(trace)} requests over {trace[-1].at:.0f} s, {sum(r.tokens for r in trace) / len(trace):.0f} tokens on average; an endless "
-        f"cache would have {repeated_share(trace):.1%} of the blocks; {fleet}\n{LEGEND}",
+        f"{len(trace)} requests over {trace[-1].at:.0f} s, {sum(r.tokens for r in trace) / len(trace):.0f} tokens on "
+        f"average; an endless cache would have {repeated_share(trace):.1%} of the blocks; {fleet}\n{LEGEND}",
         highlight=False,
     )
     for engine, rows in found.items():

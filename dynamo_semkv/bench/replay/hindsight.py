@@ -1,8 +1,9 @@
 """The oracle's plan: a replica for each request of a trace, searched for with the whole trace in view.
 
-The best plan is a scheduling problem that nobody solves for thousands of requests, so this is a search: it starts from the best plan that
-any policy came to, moves all later requests of a prompt family to another replica, and keeps what lowers the mean time to first token.
-It is therefore never beaten by what it started from. How far the best possible plan is below it stays unknown.
+The best plan is a scheduling problem that nobody solves for thousands of requests, so this is a search: it starts from
+the best plan that any policy came to, moves all later requests of a prompt family to another replica, and keeps what
+lowers the mean time to first token. It is therefore never beaten by what it started from. How far the best possible
+plan is below it stays unknown.
 """
 
 from __future__ import annotations

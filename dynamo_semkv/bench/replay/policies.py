@@ -1,4 +1,5 @@
-"""Who chooses the replica. Each policy sees what it could know in a live graph; only the oracle sees what the engine will do."""
+"""Who chooses the replica. Each policy sees what it could know in a live graph; only the oracle sees what the engine
+will do."""
 
 from __future__ import annotations
 
@@ -58,8 +59,9 @@ class RoundRobin:
 
 
 class DynamoKv:
-    """The rule of Dynamo's KvRouter at temperature 0: least prefill tokens to wait for and to compute, where overlap counts by tier; ties
-    by lot. `index_sees_host`: whether its index knows the host slab (it does for requests without a salt)."""
+    """The rule of Dynamo's KvRouter at temperature 0: least prefill tokens to wait for and to compute, where overlap
+    counts by tier; ties by lot. `index_sees_host`: whether its index knows the host slab (it does for requests without
+    a salt)."""
 
     name = "Dynamo kv"
 
@@ -81,8 +83,8 @@ class DynamoKv:
 
 
 class Greedy:
-    """Least time to first token for this request, knowing what the engine will really do; ties by lot, as Dynamo's. It does not plan for
-    requests to come, so it is where the oracle's search begins and no oracle itself."""
+    """Least time to first token for this request, knowing what the engine will really do; ties by lot, as Dynamo's. It
+    does not plan for requests to come, so it is where the oracle's search begins and no oracle itself."""
 
     name = "greedy"
 

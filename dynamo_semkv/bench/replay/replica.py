@@ -1,9 +1,11 @@
-"""SimulatedReplica: one rank with a prefill queue, a device cache and a host slab. The cost model of the replay, no more.
+"""SimulatedReplica: one rank with a prefill queue, a device cache and a host slab. The cost model of the replay, no
+more.
 
-* Prefill is served in order of arrival at `rate` tokens a second; what is reused on the device costs nothing, what is loaded from the host
-  costs `host_cost` of its prefill. Decode is not modelled: time to first token is queue plus prefill.
-* Both caches are LRU over blocks. What was computed enters both (the connector writes through); a host block is loaded only where the
-  engine *materializes*.
+* Prefill is served in order of arrival at `rate` tokens a second; what is reused on the device costs nothing, what is
+  loaded from the host costs `host_cost` of its prefill. Decode is not modelled: time to first token is queue plus
+  prefill.
+* Both caches are LRU over blocks. What was computed enters both (the connector writes through); a host block is loaded
+  only where the engine *materializes*.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from dynamo_semkv.bench.replay.trace import TraceRequest
 from dynamo_semkv.config.schema import Config
 
 ENGINES = ("materializes", "declines", "half", "slow", "lies")
-"""`half`: replicas with an even number materialize, the others decline everything. `slow`: all materialize, and loading costs SLOW_COST.
-`lies`: replicas with an odd number report that they loaded, and compute."""
+"""`half`: replicas with an even number materialize, the others decline everything. `slow`: all materialize, and loading
+costs SLOW_COST. `lies`: replicas with an odd number report that they loaded, and compute."""
 HINDSIGHT_STEPS = 60
 """Changes that the search for the oracle's plan tries."""
 SLOW_COST = 1.5
@@ -113,7 +113,8 @@ def compare(
     index_sees_host: bool = True,
     hindsight_steps: int = HINDSIGHT_STEPS,
 ) -> list[Figures]:
-    """Round robin, Dynamo, ours and the oracle on the same trace and engines; the oracle last. It knows the trace, and none beats it."""
+    """Round robin, Dynamo, ours and the oracle on the same trace and engines; the oracle last. It knows the trace, and
+    none beats it."""
     able, lies = materializing(engine, fleet.replicas), lying(engine, fleet.replicas)
     fleet = replace(fleet, host_cost=SLOW_COST) if engine == "slow" else fleet
 

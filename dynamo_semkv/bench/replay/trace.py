@@ -1,4 +1,5 @@
-"""A trace of requests as chains of blocks: equal ids mean equal blocks behind an equal prefix, as in Mooncake's traces (FAST'25)."""
+"""A trace of requests as chains of blocks: equal ids mean equal blocks behind an equal prefix, as in Mooncake's traces
+(FAST'25)."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class TraceRequest:
 
 
 def read_mooncake(path: Path, *, scale: int = 1, limit: int | None = None, speed: float = 1.0) -> list[TraceRequest]:
-    """`scale` divides every length (512-token blocks become `512 / scale`), `speed` divides the times. Raises ContractError that names the
-    line."""
+    """`scale` divides every length (512-token blocks become `512 / scale`), `speed` divides the times. Raises
+    ContractError that names the line."""
     if MOONCAKE_BLOCK_TOKENS % scale or scale < 1:
         raise ContractError("scale", scale, f"a divisor of {MOONCAKE_BLOCK_TOKENS}")
     if not speed > 0:
@@ -56,8 +57,8 @@ def read_mooncake(path: Path, *, scale: int = 1, limit: int | None = None, speed
 def synthetic(
     requests: int, *, seed: int = 0, documents: int = 400, blocks: int = 24, rate: float = 4.0, block_tokens: int = 512
 ) -> list[TraceRequest]:
-    """Conversations over documents, drawn by Zipf's law: a turn repeats the document and the turns before it. Poisson arrivals at `rate` a
-    second."""
+    """Conversations over documents, drawn by Zipf's law: a turn repeats the document and the turns before it. Poisson
+    arrivals at `rate` a second."""
     rng = random.Random(seed)
     weights = [1.0 / (rank + 1) for rank in range(documents)]
     said: dict[int, list[int]] = {}

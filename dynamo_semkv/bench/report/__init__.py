@@ -1,4 +1,5 @@
-"""The RFC's benchmark scenarios, measured against what a user would run instead, as one page: `dynamo_semkv bench report`.
+"""The RFC's benchmark scenarios, measured against what a user would run instead, as one page: `dynamo_semkv bench
+report`.
 
     workload   what is sent, when (arrivals), from which text (library)
     quality    answers against those of the cold run

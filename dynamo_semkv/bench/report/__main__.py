@@ -1,6 +1,7 @@
 """`dynamo_semkv bench report`: runs the sections, writes the page, its plots and the raw figures.
 
-A run can be cut and put together: `--sections scaling --json-in EARLIER.json` measures one section and takes the others from a file.
+A run can be cut and put together: `--sections scaling --json-in EARLIER.json` measures one section and takes the others
+from a file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ PAGE, PICTURES, LATEST = "benchmarks.md", "benchmarks", "latest.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """2 for a `--json-in` that is no run; 1 when a section that was asked for could not be measured (the page says why); else 0."""
+    """2 for a `--json-in` that is no run; 1 when a section that was asked for could not be measured (the page says
+    why); else 0."""
     arguments = _parser().parse_args(argv)
     try:
         run = _earlier(arguments.json_in)
@@ -62,7 +64,8 @@ def _earlier(path: Path | None) -> dict[str, Any]:
 
 
 def _with_groups(earlier: Mapping[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """Groups that were measured one by one make one section: those of before stay where they were not measured again."""
+    """Groups that were measured one by one make one section: those of before stay where they were not measured
+    again."""
     if "found" not in earlier or "found" not in measured:
         return measured
     before, now = earlier["found"], measured["found"]
@@ -153,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--docs",
         type=Path,
-        help=f"where {PAGE} and {PICTURES}/ go (docs; with --quick quick/ beside the raw run, as nothing of it is to be kept)",
+        help=f"where {PAGE} and {PICTURES}/ go (docs; with --quick quick/ beside the raw run, as nothing of it is to "
+        f"be kept)",
     )
     parser.add_argument("--raw", type=Path, default=Path(".run/bench"), help="where the raw run goes (.run/bench)")
     return parser

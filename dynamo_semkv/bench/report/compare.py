@@ -1,7 +1,8 @@
 """`dynamo_semkv bench compare A B`: two runs, figure by figure.
 
-A ratio is B's median over A's. It is marked when every value of B lies outside the spread of A's (and so the other way round): `better` or
-`worse` where the figure has a good direction, else `differs`. Figures that only one run has are counted.
+A ratio is B's median over A's. It is marked when every value of B lies outside the spread of A's (and so the other way
+round): `better` or `worse` where the figure has a good direction, else `differs`. Figures that only one run has are
+counted.
 """
 
 from __future__ import annotations

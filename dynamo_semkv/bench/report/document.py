@@ -76,13 +76,14 @@ def _left(head: list[str], rows: list[list[str]]) -> str:
 
 def _contenders() -> str:
     return (
-        "*semkv*: our router (enforce) and our connector. *Dynamo kv*: the frontend with `--router-mode kv`, engines without a "
-        "connector, as who has not installed us runs it. *Dynamo kv + connector*: the same with our connector in the engines, which "
-        "shows what of a gain is not the placement's. *Router off*: our router with `placement.mode: off` in front of engines "
-        "without a connector, which shows what any router process between frontend and workers takes. *Round robin*: as Dynamo kv, "
-        "with `--router-mode round-robin`. *semkv with SemBlend*: our router with SemBlend's provider alone and a deadline of a "
-        "second, since on a CPU it needs that. *Cold*: every prompt once under a salt of its own, so nothing can be reused; its "
-        "answers are what the others' are compared with. All run the same engine, Dynamo and requests."
+        "*semkv*: our router (enforce) and our connector. *Dynamo kv*: the frontend with `--router-mode kv`, engines "
+        "without a connector, as who has not installed us runs it. *Dynamo kv + connector*: the same with our "
+        "connector in the engines, which shows what of a gain is not the placement's. *Router off*: our router with "
+        "`placement.mode: off` in front of engines without a connector, which shows what any router process between "
+        "frontend and workers takes. *Round robin*: as Dynamo kv, with `--router-mode round-robin`. *semkv with "
+        "SemBlend*: our router with SemBlend's provider alone and a deadline of a second, since on a CPU it needs "
+        "that. *Cold*: every prompt once under a salt of its own, so nothing can be reused; its answers are what the "
+        "others' are compared with. All run the same engine, Dynamo and requests."
     )
 
 

@@ -1,6 +1,8 @@
-"""Records of the scenarios -> figures, one value a repeat: what the RFC asks to be reported, per scenario and contender.
+"""Records of the scenarios -> figures, one value a repeat: what the RFC asks to be reported, per scenario and
+contender.
 
-    figures(group) -> {"working_set_uniform/semkv/ttft_mean": Figure, ...}        reasons(group) -> why KV was not loaded, counted
+    figures(group) -> {"working_set_uniform/semkv/ttft_mean": Figure, ...}
+    reasons(group) -> why KV was not loaded, counted
 
 `group` is what `graphs.bench` wrote. Pure.
 """
@@ -25,7 +27,8 @@ WARM_SHARE = 0.5
 
 
 def where_from(record: Record) -> str:
-    """`cold`, `warm` (the device), `loaded` (the connector) or `mixed`; by our router where it knows, else by the engine's own count."""
+    """`cold`, `warm` (the device), `loaded` (the connector) or `mixed`; by our router where it knows, else by the
+    engine's own count."""
     route = record["route"]
     if route is not None:
         return str(route["ttft_class"] or "mixed")
@@ -155,8 +158,8 @@ OURS_ONLY = frozenset({"materialized_share"})
 
 
 def figures(group: Mapping[str, Any]) -> Figures:
-    """Per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL follow as `.../ttft_mean_to_kv`, ours
-    also to `no_lookup`."""
+    """Per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL follow as
+    `.../ttft_mean_to_kv`, ours also to `no_lookup`."""
     found: Figures = {}
     for scenario in group["scenarios"]:
         mine = [record for record in group["records"] if record["scenario"] == scenario]
@@ -176,8 +179,8 @@ def figures(group: Mapping[str, Any]) -> Figures:
 
 
 def _request_by_request(records: Sequence[Record]) -> Figures:
-    """Medians over the same requests, which a few slow ones do not move: our time to first token less the rival's (where nothing is
-    reused, what our router costs), and over it."""
+    """Medians over the same requests, which a few slow ones do not move: our time to first token less the rival's
+    (where nothing is reused, what our router costs), and over it."""
     times: dict[str, dict[tuple[Any, ...], float]] = {"semkv": {}, RIVAL: {}}
     for record in records:
         if record["contender"] in times and record["ok"] and record["ttft"]:

@@ -1,4 +1,5 @@
-"""Every goal of the project as one row: what was promised, the figure, where it comes from, yes or no (judges.py says how).
+"""Every goal of the project as one row: what was promised, the figure, where it comes from, yes or no (judges.py says
+how).
 
 A goal whose section was not measured says so: it is neither met nor missed.
 """

@@ -1,7 +1,8 @@
-"""From figures to verdicts: one judge a kind of promise. A judge takes all figures and says what was measured, and whether it keeps it.
+"""From figures to verdicts: one judge a kind of promise. A judge takes all figures and says what was measured, and
+whether it keeps it.
 
-The worst repeat is the verdict, not the median of several. Where a bound needs more than was measured (donors, negative controls), the
-figure is shown and nothing is claimed.
+The worst repeat is the verdict, not the median of several. Where a bound needs more than was measured (donors, negative
+controls), the figure is shown and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def wrong_segments(figures: Figures) -> Measured | None:
 
 
 def recall_with_threshold(figures: Figures) -> Measured | None:
-    """Of scenarios whose true common tokens make up a fifth, at the false positives that the negatives of all lengths leave possible."""
+    """Of scenarios whose true common tokens make up a fifth, at the false positives that the negatives of all lengths
+    leave possible."""
     recalls = []
     for path, figure in matching(figures, "evidence/", "/recall_at_1").items():
         share = figures.get(path.replace("/recall_at_1", "/true_share"))
@@ -173,7 +175,8 @@ def paraphrase(figures: Figures) -> Measured | None:
 
 
 def against_semblend(figures: Figures) -> Measured | None:
-    """Speed of the slowest repeat against the fastest of theirs, and recall over the scenarios that both were asked about."""
+    """Speed of the slowest repeat against the fastest of theirs, and recall over the scenarios that both were asked
+    about."""
     speed = {path.split("/")[2]: f for path, f in matching(figures, "evidence/peers", "/find_p50").items()}
     ours, theirs = (next((n for n in speed if word in n.lower()), None) for word in ("fingerprint", "semblend"))
     if ours is None or theirs is None:
@@ -192,7 +195,8 @@ def against_semblend(figures: Figures) -> Measured | None:
 
 
 def at_scale(names: tuple[str, ...], limit: float, show: Callable[[float], str], *, most: bool) -> Judge:
-    """The worst of the named figures at every number of donors that the goal names; with one of those missing nothing is claimed."""
+    """The worst of the named figures at every number of donors that the goal names; with one of those missing nothing
+    is claimed."""
 
     def judge(figures: Figures) -> Measured | None:
         found = {

@@ -12,8 +12,8 @@ _CHARACTERS_A_WORD = 3.5
 
 
 class Library:
-    """Takes text of installed packages from the front; never the same twice. Plain ASCII, so that for the byte tokenizer of the `tiny`
-    model a character is a token."""
+    """Takes text of installed packages from the front; never the same twice. Plain ASCII, so that for the byte
+    tokenizer of the `tiny` model a character is a token."""
 
     def __init__(self, characters: int, sources: Iterable[str]) -> None:
         """Holds at least `characters`; ValueError when the sources do not."""

@@ -1,5 +1,5 @@
-"""What this machine can do at most: memory copied a second, a cache miss, floating point. Best of several rounds, one thread but for the
-matrix product, which takes all cores as the engine's does."""
+"""What this machine can do at most: memory copied a second, a cache miss, floating point. Best of several rounds, one
+thread but for the matrix product, which takes all cores as the engine's does."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def measure(*, mib: int = 128, rounds: int = 5, order: int = 1_024) -> Limits:
 
 
 def _miss(table: np.ndarray[tuple[int], np.dtype[np.int64]], rounds: int, steps: int = 20_000) -> float:
-    """Gathers from random places, whose neighbours are far away. The processor overlaps some of these reads: so this is less than the
-    latency of one alone, and what code that looks up many things can hope for."""
+    """Gathers from random places, whose neighbours are far away. The processor overlaps some of these reads: so this is
+    less than the latency of one alone, and what code that looks up many things can hope for."""
     places = np.random.default_rng(0).integers(0, len(table), steps)
     return _best(lambda: table.take(places), rounds) / steps
 

@@ -43,7 +43,8 @@ def words(machine: dict[str, Any]) -> Sequence[str]:
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}",
-        f"Python {machine['python']}, dynamo_semkv {machine['dynamo_semkv']} ({machine['commit'] or 'no commit known'}), {packages}",
+        f"Python {machine['python']}, dynamo_semkv {machine['dynamo_semkv']} "
+        f"({machine['commit'] or 'no commit known'}), {packages}",
     )
 
 

@@ -1,4 +1,5 @@
-"""The parts of the page that other benches measured: connector, evidence side by side, replay, router. Pure: sections in, Markdown out."""
+"""The parts of the page that other benches measured: connector, evidence side by side, replay, router. Pure: sections
+in, Markdown out."""
 
 from __future__ import annotations
 
@@ -68,9 +69,10 @@ def evidence(found: Mapping[str, Any] | None) -> str:
             for score in report["scores"]
         ]
         parts.append(
-            f"**{report['tokens']:,} tokens a document**, {report['donors']:,} donors; lookup p50 {report['lookup_p50'] * 1e3:.2f} ms, p99 "
-            f"{report['lookup_p99'] * 1e3:.2f} ms; {report['cross_tenant']} matches across tenants; negatives share at most "
-            f"{report['worst_hidden_overlap']:.1%} of their word 8-grams with donors"
+            f"**{report['tokens']:,} tokens a document**, {report['donors']:,} donors; lookup p50 "
+            f"{report['lookup_p50'] * 1e3:.2f} ms, p99 {report['lookup_p99'] * 1e3:.2f} ms; {report['cross_tenant']} "
+            f"matches across tenants; negatives share at most {report['worst_hidden_overlap']:.1%} of their word "
+            "8-grams with donors"
         )
         head = [
             "scenario",
@@ -121,7 +123,8 @@ def replay(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "Not measured in this run."
     parts = [
-        f"{found['requests']:,} requests, trace: {found['trace']}; `bench replay {found['fleet']}`; a simulation, so the same every time."
+        f"{found['requests']:,} requests, trace: {found['trace']}; `bench replay {found['fleet']}`; a simulation, so "
+        "the same every time."
     ]
     for index, title in (
         ("index_sees_host", "Dynamo's index sees the host tier"),
@@ -199,10 +202,11 @@ def _throughput(row: Mapping[str, Any], of: Mapping[str, Figure]) -> Iterator[st
         "ours": "ours",
     }
     yield (
-        f"Through the frontend to mock engines of {row['ranks']} ranks, prompts of {row['tokens']:,} tokens, {row['concurrency']} at a "
-        f"time, {row['rounds']} rounds in turns. Requests a second over the bare pass-through: {row['ours_over_bare']:.2f}; over "
-        f"Dynamo's own router: {row['ours_over_rust']:.2f}; the bare pass-through over Dynamo's own: {row['bare_over_rust']:.2f}. "
-        "Processor time is that of the process that routes; of Dynamo's own it is the whole frontend, so those two do not compare."
+        f"Through the frontend to mock engines of {row['ranks']} ranks, prompts of {row['tokens']:,} tokens, "
+        f"{row['concurrency']} at a time, {row['rounds']} rounds in turns. Requests a second over the bare "
+        f"pass-through: {row['ours_over_bare']:.2f}; over Dynamo's own router: {row['ours_over_rust']:.2f}; the bare "
+        f"pass-through over Dynamo's own: {row['bare_over_rust']:.2f}. Processor time is that of the process that "
+        "routes; of Dynamo's own it is the whole frontend, so those two do not compare."
     )
     rows = [
         [titles.get(name, name), *(spread(of.get(f"{start}/contenders/{name}/{what}"), 1.0, 1) for what in _THROUGHPUT)]

@@ -1,4 +1,5 @@
-"""The page's pictures as SVG, by matplotlib (extra `report`). The same figures give the same files, but for matplotlib's version."""
+"""The page's pictures as SVG, by matplotlib (extra `report`). The same figures give the same files, but for
+matplotlib's version."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The raw run as a file, and its figures as a smaller one: what `bench compare` reads.
 
-{"schema": 1, "command", "at", "quick", "repeats", "seed", "machine": {...}, "sections": {...}}     .run/bench/<time>.json
-{"schema": 1, ..., "figures": {"path": {"unit", "better", "median", "values"}}}                     docs/benchmarks/latest.json
+{"schema": 1, "command", "at", "quick", "repeats", "seed", "machine": {...}, "sections": {...}}
+.run/bench/<time>.json {"schema": 1, ..., "figures": {"path": {"unit", "better", "median", "values"}}}
+docs/benchmarks/latest.json
 """
 
 from __future__ import annotations

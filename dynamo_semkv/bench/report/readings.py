@@ -1,6 +1,7 @@
 """Other benches' JSON -> figures under paths, so that goals, tables and `bench compare` read all sections alike.
 
-all_figures(sections) -> {"scenarios/rfc/negative/semkv/ttft_mean": Figure, "connector/lookup/32768/array/p99": ..., ...}
+all_figures(sections) -> {"scenarios/rfc/negative/semkv/ttft_mean": Figure, "connector/lookup/32768/array/p99": ...,
+...}
 """
 
 from __future__ import annotations

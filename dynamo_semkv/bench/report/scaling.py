@@ -2,8 +2,8 @@
 
     python -m dynamo_semkv.bench.report.scaling --json FILE
 
-Each number of donors is a process of its own, since memory is measured. What an offer costs by the length of the prompt is measured on the
-engine side (`bench connector lookup`).
+Each number of donors is a process of its own, since memory is measured. What an offer costs by the length of the prompt
+is measured on the engine side (`bench connector lookup`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MATCHES = 8
 
 
 def decision_seconds(replicas: int, rounds: int) -> dict[str, float]:
-    """A score sheet over `replicas` replicas with MATCHES donors, p50 and p99 of the thread's own time and of the clock's."""
+    """A score sheet over `replicas` replicas with MATCHES donors, p50 and p99 of the thread's own time and of the
+    clock's."""
     keys = [ReplicaKey(n + 1, 0) for n in range(replicas)]
     views = [
         ReplicaView(key, queued_prefill_tokens=37 * n % 4_096, device_tokens=32 * (n % 7)) for n, key in enumerate(keys)

@@ -120,8 +120,8 @@ def page(sections: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
     limits = sections["scaling"]["found"]["limits"]
     parts = [
         f"This machine: {limits['copy_bytes_per_second'] / 1e9:.1f} GB/s copied and "
-        f"{limits['read_bytes_per_second'] / 1e9:.1f} GB/s read on one thread, {limits['miss_seconds'] * 1e9:.1f} ns a scattered read, "
-        f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32)."
+        f"{limits['read_bytes_per_second'] / 1e9:.1f} GB/s read on one thread, {limits['miss_seconds'] * 1e9:.1f} ns a "
+        f"scattered read, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32)."
     ]
     rows = []
     for name, curve in found.items():
@@ -155,8 +155,9 @@ def _events(found: Mapping[str, Any]) -> str:
         same = [row for row in found["donors"] if row["donors"] == donors]
         rows.append([f"{donors:,}", *(f"{min(row[f'{name}_per_second'] for row in same):,.0f}" for name in EVENTS)])
     return (
-        f"Donor events a second on one core, from their bytes into catalog and index, the worst repeat (each registration of "
-        f"{found['prompt_tokens']:,} tokens carries its sketch):\n\n{table(['donors', *EVENTS.values()], rows)}"
+        "Donor events a second on one core, from their bytes into catalog and index, the worst repeat (each "
+        f"registration of {found['prompt_tokens']:,} tokens carries its "
+        f"sketch):\n\n{table(['donors', *EVENTS.values()], rows)}"
     )
 
 

@@ -58,19 +58,21 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
     parts.append("Time to first token, mean over the scenario, ms; the last column is paired within each repeat:")
     parts.append(table(["scenario", *(TITLES[c] for c in contenders), "semkv / Dynamo kv"], rows))
     parts.append(
-        "By where the prompt's KV came from, median, ms (cold: computed; warm: on the device; loaded: by the connector):"
+        "By where the prompt's KV came from, median, ms (cold: computed; warm: on the device; loaded: by the "
+        "connector):"
     )
     parts.append(_classes(scenarios, of))
     parts.append(
-        "What became of the prompts. Cached: the engine's own count of tokens that it did not compute, over all prompt tokens:"
+        "What became of the prompts. Cached: the engine's own count of tokens that it did not compute, over all prompt "
+        "tokens:"
     )
     parts.append(_funnel(scenarios, contenders, of))
     for contender in ours:
         parts.append(f"{TITLES[contender]}: lookups, loads and declines:")
         parts.append(_routes(group, scenarios, contender, of))
     parts.append(
-        "Answers against the cold run's (8 tokens each; token match / ROUGE-L / F1) and prompt tokens served a second. No model judges "
-        "the answers: what is the same to the token needs no judge."
+        "Answers against the cold run's (8 tokens each; token match / ROUGE-L / F1) and prompt tokens served a second. "
+        "No model judges the answers: what is the same to the token needs no judge."
     )
     parts.append(_quality(scenarios, contenders, of))
     return "\n\n".join(parts)
@@ -164,7 +166,8 @@ def _exactness(rows: list[Mapping[str, Any]]) -> str:
         "same answer",
     ]
     return (
-        "### Exact to the last bit\n\nLargest absolute difference of any log-probability of the vocabulary, over 16 answer tokens; "
-        "the reference engine in one process. *Aligned*: the prompt ends just behind a chunk, so all runs compute the same last chunk. "
-        "*Unaligned*: the cold run adds in another order there, with and without a connector.\n\n" + table(head, cells)
+        "### Exact to the last bit\n\nLargest absolute difference of any log-probability of the vocabulary, over 16 "
+        "answer tokens; the reference engine in one process. *Aligned*: the prompt ends just behind a chunk, so all "
+        "runs compute the same last chunk. *Unaligned*: the cold run adds in another order there, with and without a "
+        "connector.\n\n" + table(head, cells)
     )

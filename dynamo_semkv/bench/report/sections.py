@@ -1,4 +1,5 @@
-"""The parts of the report, each a program of its own whose figures come back as JSON: what it runs, and what is missing for it.
+"""The parts of the report, each a program of its own whose figures come back as JSON: what it runs, and what is missing
+for it.
 
 Sections(options).run("evidence") -> {"at", "load_before", "seconds", and "found": {...} or "missing": "why"}
 """
@@ -30,7 +31,8 @@ class Options:
     repeats: int = 3
     seed: int = 7
     trace: Path | None = None
-    """A trace in Mooncake's form. None: the stored sample of its arrivals, and synthetic conversations for the replay."""
+    """A trace in Mooncake's form. None: the stored sample of its arrivals, and synthetic conversations for the
+    replay."""
     donors: Sequence[int] = (1_000, 10_000, 100_000)
     groups: Sequence[str] = ()
     """Of the scenarios; empty: all."""

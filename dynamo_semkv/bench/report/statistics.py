@@ -1,4 +1,5 @@
-"""Figures: a value a repeat, shown as a median with its spread. Ratios are taken within a repeat, where both sides saw the same machine.
+"""Figures: a value a repeat, shown as a median with its spread. Ratios are taken within a repeat, where both sides saw
+the same machine.
 
 Figure("ttft", "s", (0.41, 0.39, 0.44), better="lower").median      paired(ours, theirs) -> ratio of each repeat
 growth(xs, ys) -> exponent of the power law that fits best
@@ -42,7 +43,8 @@ class Figure:
         return max(self.values)
 
     def worst(self, *, most: bool) -> float:
-        """Of the repeats, where at most (else at least) something is promised: a promise that one repeat breaks is broken."""
+        """Of the repeats, where at most (else at least) something is promised: a promise that one repeat breaks is
+        broken."""
         return self.high if most else self.low
 
     def plain(self) -> dict[str, Any]:
@@ -78,8 +80,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def upper_bound(count: int, of: int, confidence: float = 0.95) -> float:
-    """The largest share that `count` in `of` independent trials leaves possible (Clopper and Pearson, one-sided): 0 in 400 is 0.75 %, and 0
-    in 53 is 5.5 %."""
+    """The largest share that `count` in `of` independent trials leaves possible (Clopper and Pearson, one-sided): 0 in
+    400 is 0.75 %, and 0 in 53 is 5.5 %."""
     if count >= of:
         return 1.0
     low, high = 0.0, 1.0

@@ -1,8 +1,9 @@
 """What the report sends: the RFC's benchmark scenarios ("Benchmark scenarios"), sized for an engine on a CPU.
 
-A scenario is passes; a pass is requests with the times at which they are sent, from the start of the pass. A pass is over when its last
-answer is. `empties_device` in front of a pass makes the engines forget their own blocks (their reset route), so that what is in host memory
-shows. Which contenders a scenario is for is said by its group (`graphs.bench.groups`).
+A scenario is passes; a pass is requests with the times at which they are sent, from the start of the pass. A pass is
+over when its last answer is. `empties_device` in front of a pass makes the engines forget their own blocks (their reset
+route), so that what is in host memory shows. Which contenders a scenario is for is said by its group
+(`graphs.bench.groups`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class Pass:
     """Seconds, one a request, not falling."""
     empties_device: bool = False
     phases: tuple[str, ...] = ()
-    """One a request, for figures that are of one phase only: `first`, `again`, `after_eviction`. Empty: no such figures."""
+    """One a request, for figures that are of one phase only: `first`, `again`, `after_eviction`. Empty: no such
+    figures."""
 
     def __post_init__(self) -> None:
         if len(self.offsets) != len(self.requests) or len(self.phases) not in (0, len(self.requests)):
             raise ValueError(
-                f"offsets and phases: got {len(self.offsets)} and {len(self.phases)}, there are {len(self.requests)} requests"
+                f"offsets and phases: got {len(self.offsets)} and {len(self.phases)}, there are {len(self.requests)} "
+                "requests"
             )
 
     def phase(self, number: int) -> str:
@@ -44,8 +47,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Timed:
-    """One scenario as it is sent. `kind`: `reuse` (something was sent before), `negative` (nothing was), `unhurried` (nothing was, and the
-    engines are mostly idle), or `load`."""
+    """One scenario as it is sent. `kind`: `reuse` (something was sent before), `negative` (nothing was), `unhurried`
+    (nothing was, and the engines are mostly idle), or `load`."""
 
     name: str
     title: str
@@ -134,8 +137,8 @@ def working_set(
     title: str = "host offload: working set twice the device pools",
     salt: str | None = None,
 ) -> Timed:
-    """Every document once a pass, in the same order: when a document comes again, all others have been in between. `salt`: of a tenant,
-    whose blocks in host memory Dynamo's index does not know."""
+    """Every document once a pass, in the same order: when a document comes again, all others have been in between.
+    `salt`: of a tenant, whose blocks in host memory Dynamo's index does not know."""
     documents = library.many(sizes.documents, sizes.characters)
     made = scenarios.large_working_set(documents, sizes.passes).requests
     size = len(documents)
@@ -169,15 +172,16 @@ def negatives(library: Library, sizes: Sizes) -> Timed:
 
 
 def unhurried(library: Library, sizes: Sizes) -> Timed:
-    """Negative controls that find the engines idle: what we cost a request by itself, and not what missing processors make of it."""
+    """Negative controls that find the engines idle: what we cost a request by itself, and not what missing processors
+    make of it."""
     made = scenarios.negative_controls(library.many(sizes.negatives, sizes.characters))
     title = "negative controls, three times as far apart"
     return _timed("negative_unhurried", title, "unhurried", made.requests, UNHURRIED * sizes.gap)
 
 
 def by_length(library: Library, lengths: Sequence[int], name: str = "long", unit: str = "tokens") -> list[Timed]:
-    """For each length in characters (of which a byte tokenizer makes as many tokens): cold, exactly the same again, and the same once the
-    device has forgotten it."""
+    """For each length in characters (of which a byte tokenizer makes as many tokens): cold, exactly the same again, and
+    the same once the device has forgotten it."""
     found = []
     for length in lengths:
         ask = _answers([_ask(library.take(length))])

@@ -114,8 +114,9 @@ def _show(found: dict[str, Any], ranks: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     if "stages" in found:
         console.print(
-            f"{found['donors']:,} donors, prompts of {found['tokens']:,} tokens (every second one with a donor), {ranks} replicas, "
-            f"{found['requests']} requests. Goal of `whole`: p50 {GOAL_P50_MS:g}, p99 {GOAL_P99_MS:g} ms.",
+            f"{found['donors']:,} donors, prompts of {found['tokens']:,} tokens (every second one with a donor), "
+            f"{ranks} replicas, {found['requests']} requests. Goal of `whole`: p50 {GOAL_P50_MS:g}, p99 "
+            f"{GOAL_P99_MS:g} ms.",
             highlight=False,
         )
         console.print(_stages_table(found["stages"]))
@@ -125,14 +126,15 @@ def _show(found: dict[str, Any], ranks: int) -> None:
     for result in found.get("throughput", ()):
         console.print(_throughput_table(result))
         console.print(
-            f"ours over bare {result.ratio(OURS, BARE):.2f} (goal {GOAL_RATIO:g}), ours over Rust {result.ratio(OURS, RUST):.2f}, "
-            f"bare over Rust {result.ratio(BARE, RUST):.2f}: medians over {result.rounds} rounds of alternating slices. processor: of "
-            "the process that routes; Rust routes inside the frontend, so its figure is the frontend's.",
+            f"ours over bare {result.ratio(OURS, BARE):.2f} (goal {GOAL_RATIO:g}), ours over Rust "
+            f"{result.ratio(OURS, RUST):.2f}, bare over Rust {result.ratio(BARE, RUST):.2f}: medians over "
+            f"{result.rounds} rounds of alternating slices. processor: of the process that routes; Rust routes inside "
+            "the frontend, so its figure is the frontend's.",
             highlight=False,
         )
     console.print(
-        "own: processor time (of all threads for `lookup` and `whole`); wall is larger on a busy machine. `exact` is our side of Dynamo's "
-        "answers; what Dynamo itself takes is not in it.",
+        "own: processor time (of all threads for `lookup` and `whole`); wall is larger on a busy machine. `exact` is "
+        "our side of Dynamo's answers; what Dynamo itself takes is not in it.",
         highlight=False,
     )
 

@@ -1,7 +1,8 @@
-"""The best bare Python router: what any router in Python pays, and nothing else. Push egress, no buffer, one KvRouter, nothing per chunk.
+"""The best bare Python router: what any router in Python pays, and nothing else. Push egress, no buffer, one KvRouter,
+nothing per chunk.
 
-A program of its own: `python -m dynamo_semkv.bench.router.bare WORKER_ENDPOINT ROUTER_ENDPOINT MODEL BLOCK_SIZE MODEL_DIR`. It does not
-survive what ours does (a lost pin, n > 1, typed failures): it is a floor, not a router to use.
+A program of its own: `python -m dynamo_semkv.bench.router.bare WORKER_ENDPOINT ROUTER_ENDPOINT MODEL BLOCK_SIZE
+MODEL_DIR`. It does not survive what ours does (a lost pin, n > 1, typed failures): it is a floor, not a router to use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Requests a second through each router, in slices that alternate, so that what else the machine does hits all of them alike."""
+"""Requests a second through each router, in slices that alternate, so that what else the machine does hits all of them
+alike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Real processes: a mocker, a frontend with Dynamo's own KV router, one that goes round the routers, a bare Python router, and ours.
+"""Real processes: a mocker, a frontend with Dynamo's own KV router, one that goes round the routers, a bare Python
+router, and ours.
 
-Everything listens on loopback and ends with the `with` block. Our router knows `donors` documents, on the ranks of the mocker, from the
-bus, as it would in service; that the mocker loads nothing does not matter to what routing costs.
+Everything listens on loopback and ends with the `with` block. Our router knows `donors` documents, on the ranks of the
+mocker, from the bus, as it would in service; that the mocker loads nothing does not matter to what routing costs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class RouterGraph:
         return f"http://{LOOPBACK}:{self.ports['kv' if model == RUST else 'round-robin']}/v1/chat/completions"
 
     def processor_seconds(self, model: str) -> float:
-        """What the process that routes this model has used so far; of Rust, the frontend, which is more than a router."""
+        """What the process that routes this model has used so far; of Rust, the frontend, which is more than a
+        router."""
         pid = self._processes["frontend-kv" if model == RUST else model].pid
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,8 @@
-"""A router in one process: the real advisor, service, lookup and record around a simulated Dynamo that answers at once. No bus, no engine.
+"""A router in one process: the real advisor, service, lookup and record around a simulated Dynamo that answers at once.
+No bus, no engine.
 
-What Dynamo's own answers cost is not in it (its index and its bookings are Rust, asked over a binding; facts of that are measured by
-`graph.py`), and neither is the token stream.
+What Dynamo's own answers cost is not in it (its index and its bookings are Rust, asked over a binding; facts of that
+are measured by `graph.py`), and neither is the token stream.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class Record:
 
 
 class Scene:
-    """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has donors (alike.py)."""
+    """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has donors
+    (alike.py)."""
 
     def __init__(self, *, donors: int, tokens: int, replicas: int) -> None:
         # A machine that does other things too may not turn a slow moment into another code path.
@@ -180,7 +182,8 @@ class Scene:
         self.lookup.close()
 
     def request(self, number: int) -> dict[str, Any]:
-        """As Dynamo hands it over: token ids as a list. Even numbers begin as FAMILY donors do, odd ones share nothing with any."""
+        """As Dynamo hands it over: token ids as a list. Even numbers begin as FAMILY donors do, odd ones share nothing
+        with any."""
         if number % 2 == 0 and self.donors:
             own = asked(number * 7_919 % max(1, self.donors // FAMILY), number, self.tokens, from_the_start=True)
         else:

@@ -1,4 +1,5 @@
-"""What each stage of the router costs, and all of them together: wall time, and processor time, which a busy machine changes little."""
+"""What each stage of the router costs, and all of them together: wall time, and processor time, which a busy machine
+changes little."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class _Clock:
 
 
 def stages(scene: Scene, requests: int) -> list[Cost]:
-    """Stage by stage, and `whole`: everything from the arrival of a request to its first chunk, Dynamo's own answers left out."""
+    """Stage by stage, and `whole`: everything from the arrival of a request to its first chunk, Dynamo's own answers
+    left out."""
     return asyncio.run(_stages(scene, requests))
 
 

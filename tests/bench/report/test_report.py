@@ -1,4 +1,5 @@
-"""The command: sections, files, a run that is put together of two; and the harness itself, small and without a look at times."""
+"""The command: sections, files, a run that is put together of two; and the harness itself, small and without a look at
+times."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def test_limits_and_decisions_are_measured() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_harness_measures_real_graphs(tmp_path: Path) -> None:
-    """Two contenders, one repeat, everything in between real. What is checked is what must be so on any machine, never a time."""
+    """Two contenders, one repeat, everything in between real. What is checked is what must be so on any machine, never
+    a time."""
     arguments = ["--quick", "--sections", "scenarios", "--repeats", "1", "--contenders", "semkv", "kv"]
     ran = subprocess.run(
         [sys.executable, "-m", "dynamo_semkv", "bench", "report", *arguments, "--docs", "docs", "--raw", "raw"],

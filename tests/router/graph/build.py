@@ -62,7 +62,8 @@ class Answer:
 
 
 def stream_chat(port: int, body: dict[str, Any], look: Callable[[dict[str, Any]], None] | None = None) -> Answer:
-    """Send a streamed chat request and read it to its end. Tokens are the numbers of the words; `look` gets each nvext at once."""
+    """Send a streamed chat request and read it to its end. Tokens are the numbers of the words; `look` gets each nvext
+    at once."""
     answer = Answer()
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=WAIT_SECONDS)
     try:
@@ -211,7 +212,8 @@ class TestGraph:
         return [line for line in lines if line["kind"] == kind]
 
     def dispatches(self) -> list[dict[str, Any]]:
-        """What the routers' dispatches ended with, once each that began has: a client may have its answer a little earlier."""
+        """What the routers' dispatches ended with, once each that began has: a client may have its answer a little
+        earlier."""
 
         def all_ended() -> list[dict[str, Any]]:
             began, ends = self.records("routers", "request"), self.records("routers", "dispatch")

@@ -1,4 +1,5 @@
-"""Call one Dynamo endpoint with a JSON request and print the chunks as JSON lines: `call.py ENDPOINT REQUEST`. Run as a module."""
+"""Call one Dynamo endpoint with a JSON request and print the chunks as JSON lines: `call.py ENDPOINT REQUEST`. Run as a
+module."""
 
 from __future__ import annotations
 

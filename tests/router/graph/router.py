@@ -1,7 +1,7 @@
 """A router process of the tests: the edge, with a handler as thin as one can be. Run as a module.
 
-A request's annotation `pin:<worker>:<rank>` makes the handler pin; everything else goes where Dynamo likes. What the dispatch told is
-appended to the record file as JSON lines.
+A request's annotation `pin:<worker>:<rank>` makes the handler pin; everything else goes where Dynamo likes. What the
+dispatch told is appended to the record file as JSON lines.
 """
 
 from __future__ import annotations

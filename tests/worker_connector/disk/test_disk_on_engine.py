@@ -32,7 +32,8 @@ def settle(bench: Bench) -> None:
 
 @pytest.mark.parametrize("manager", ["v1", "v2"])
 def test_e2e_persistent_cache(tmp_path: Path, manager: str) -> None:
-    """As TensorRT-LLM's own test of that name: run, destroy the engine, make another one, and the same prompt is restored from disk."""
+    """As TensorRT-LLM's own test of that name: run, destroy the engine, make another one, and the same prompt is
+    restored from disk."""
     tokens = prompt(200, 1)
     first = bench_on(tmp_path)
     with engine(first, kv_cache_manager=manager) as running:
@@ -68,7 +69,8 @@ def test_owners_of_attention_data_parallelism_have_a_store_each(tmp_path: Path) 
 
 
 def test_a_small_slab_above_a_disk_serves_more_than_it_holds(tmp_path: Path) -> None:
-    """The slab holds 64 blocks and the device 24; twelve prompts of 8 blocks come round and round, each announced by a hint."""
+    """The slab holds 64 blocks and the device 24; twelve prompts of 8 blocks come round and round, each announced by a
+    hint."""
     bench = Bench(settings(MIB, disk_path=str(tmp_path), disk_bytes=64 * MIB))
     prompts = [prompt(260, seed) for seed in range(12)]
     with engine(bench, num_blocks=24) as running:

@@ -1,4 +1,5 @@
-"""Things in a store's directory that are no block files, or that the system keeps from being read: they cost themselves only."""
+"""Things in a store's directory that are no block files, or that the system keeps from being read: they cost themselves
+only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random schedules with a disk below a slab of 16 blocks: whatever is evicted, written, brought up, held for, damaged or reset, and in
-whatever order the disk comes to it, every page that a forward pass reads is right, nobody waits for what cannot come, and books, donors and
-Dynamo's view agree with what is there."""
+"""Random schedules with a disk below a slab of 16 blocks: whatever is evicted, written, brought up, held for, damaged
+or reset, and in whatever order the disk comes to it, every page that a forward pass reads is right, nobody waits for
+what cannot come, and books, donors and Dynamo's view agree with what is there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.worker_connector.test_random_engine import EngineMachine
 from worker_connector.donors.donor import KEPT_SHARE
 from worker_connector.donors.registry import SHRINK_SECONDS
 from worker_connector.engine_api.request_view import RequestScope, unpack_tokens
-from worker_connector.leader.disk_prefetch_wait import DiskDoor
+from worker_connector.leader.disk_prefetch_wait import DiskPrefetchWait
 
 _KEPT = 7 / 8
 _LONG = st.lists(st.integers(0, 2), min_size=2, max_size=7).map(
@@ -41,7 +41,7 @@ class DiskMachine(EngineMachine):
         if small:
             disk_of(self.engine).store._limit = 9_000  # about a dozen blocks
         self.running, self.asked, self.gone = [], [], []
-        self.door = DiskDoor(self.engine.leader, it.connector, clock=lambda: self.engine.now)
+        self.door = DiskPrefetchWait(self.engine.leader, it.connector, clock=lambda: self.engine.now)
         self.held: list[tuple[Future[int], int]] = []
         self.recorder = Recorder()
         self.cache = Cache(self.engine.leader)
@@ -123,7 +123,7 @@ class DiskMachine(EngineMachine):
     def a_second_passes(self) -> None:
         """Then donors that the slab began to lose are told as short as they are."""
         self.engine.now += SHRINK_SECONDS
-        registry = self.engine.parts.outlet.donors
+        registry = self.engine.parts.event_publisher.donors
         assert registry is not None
         registry.tell_shrunk()
         assert not registry._changing
@@ -133,7 +133,7 @@ class DiskMachine(EngineMachine):
         if not hasattr(self, "engine"):
             return
         said = donors(self.engine.sink)
-        registry = self.engine.parts.outlet.donors
+        registry = self.engine.parts.event_publisher.donors
         assert registry is not None
         assert set(said) == set(registry._donors)
         index = tier_of(self.engine).index
@@ -144,7 +144,7 @@ class DiskMachine(EngineMachine):
             for ordinal, block in enumerate(end.chain()):
                 in_slab = ordinal < donor.in_slab
                 assert not in_slab or self.engine.leader._life.ledger.by_key(block.key) is not None  # type: ignore[union-attr]
-                held = self.engine.parts.outlet.on_device(block.key)
+                held = self.engine.parts.event_publisher.on_device(block.key)
                 assert ordinal >= on_device or held
                 assert in_slab or held or index.get(block.key) is not None
             tokens, tier = said[donor.donor_id]

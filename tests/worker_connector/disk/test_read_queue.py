@@ -1,4 +1,5 @@
-"""Chains that are to come up from disk: who goes first, who waits for what, and that nobody waits for what cannot come any more."""
+"""Chains that are to come up from disk: who goes first, who waits for what, and that nobody waits for what cannot come
+any more."""
 
 from __future__ import annotations
 

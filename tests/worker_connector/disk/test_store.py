@@ -284,7 +284,8 @@ def test_file_that_cannot_be_removed_is_counted(tmp_path: Path, monkeypatch: pyt
 
 
 def test_crash_in_the_middle_of_writing(tmp_path: Path) -> None:
-    """A process that is killed while it writes leaves whole blocks, and at most something unfinished, which the next start removes."""
+    """A process that is killed while it writes leaves whole blocks, and at most something unfinished, which the next
+    start removes."""
     script = textwrap.dedent(
         """
         import sys
@@ -361,7 +362,8 @@ def test_a_block_is_kept_only_with_the_one_that_it_continues(tmp_path: Path) -> 
 
 
 def test_chains_are_evicted_from_their_end(tmp_path: Path) -> None:
-    """Least recent use alone would take the first block, which was written first, and leave nothing that can be reached."""
+    """Least recent use alone would take the first block, which was written first, and leave nothing that can be
+    reached."""
     long, short = chain(3), record(1)
     with store(tmp_path, blocks=4) as it:
         for block in (*long, short):

@@ -1,4 +1,5 @@
-"""A disk below the slabs of several ranks, each a process of its own: a block on disk is what all ranks can read of it."""
+"""A disk below the slabs of several ranks, each a process of its own: a block on disk is what all ranks can read of
+it."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_file_that_one_rank_has_not_is_served_by_none(make: Make, tmp_path: Path
 def test_what_a_rank_saved_is_awaited_however_late_the_leader_hears_of_it(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine the other rank's results come after many iterations; here they come when the engine has asked for the 50th time."""
+    """On a busy machine the other rank's results come after many iterations; here they come when the engine has asked
+    for the 50th time."""
     engine = make(disk_path=str(tmp_path))
     engine.meet()
     engine.settle_disks()

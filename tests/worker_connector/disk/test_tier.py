@@ -1,4 +1,5 @@
-"""The tier below the slab: what leaves the slab comes back before it is offered, with the right bytes, or does not come back."""
+"""The tier below the slab: what leaves the slab comes back before it is offered, with the right bytes, or does not come
+back."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def test_restart_finds_the_blocks_and_registers_their_donors_again(tmp_path: Pat
     settle(second)
     assert second.prefill(request) == 40
     assert donors(second.sink) == {restored: (40, "host_pinned")}
-    assert second.leader.snapshot()["outlet"].get("residency_errors", 0) == 0
+    assert second.leader.snapshot()["event_publisher"].get("residency_errors", 0) == 0
 
 
 def test_restart_with_other_weights_shares_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What the disk tier may not do: touch a file on the scheduler's thread, wait, thrash the slab, believe one rank alone, overfill a disk."""
+"""What the disk tier may not do: touch a file on the scheduler's thread, wait, thrash the slab, believe one rank alone,
+overfill a disk."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from worker_connector.disk.messages import Stage
 from worker_connector.engine_api.geometry import PoolGeometry
 from worker_connector.engine_api.request_view import pack_tokens
 from worker_connector.errors import Refused
-from worker_connector.leader.event_publisher import Outlet
+from worker_connector.leader.event_publisher import EventPublisher
 from worker_connector.leader.leader import Leader
 from worker_connector.link.channel import leader_channel
 from worker_connector.rank.disk import DiskPlace, check_room
@@ -58,7 +59,8 @@ def no_files_here() -> Iterator[None]:
 
 
 class ThreadedEngine(ScriptedEngine):
-    """As in production: the leader's background, the slab's keeper and the disk each have a thread; this one is the scheduler's."""
+    """As in production: the leader's background, the slab's keeper and the disk each have a thread; this one is the
+    scheduler's."""
 
     def __init__(self, path: Path) -> None:
         it = settings(MIB, disk_path=str(path), **OPTIONS)
@@ -66,9 +68,9 @@ class ThreadedEngine(ScriptedEngine):
         self.rank.close()
         args = llm_args(4)
         background = Background("test", 10_000, 3600.0, lambda: None)
-        outlet = Outlet(self.sink, background, it.connector, lambda: self.now)
-        leader = Leader(it, args, leader_channel(args), outlet, lambda: self.now)
-        self.parts, self.leader = LeaderParts(leader, outlet, background, background), leader
+        event_publisher = EventPublisher(self.sink, background, it.connector, lambda: self.now)
+        leader = Leader(it, args, leader_channel(args), event_publisher, lambda: self.now)
+        self.parts, self.leader = LeaderParts(leader, event_publisher, background, background), leader
         background.start()
         self.rank = assemble_rank_with(args, it)
         self.rank.register(PoolGeometry.from_layout(self.layout()))
@@ -254,7 +256,8 @@ def test_each_rank_gets_its_own_bytes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["stage", "spill"])
 def test_orders_of_an_earlier_life_are_not_done(tmp_path: Path, what: str) -> None:
-    """One rank rebuilt its pool, and the leader's books begin anew: the slots of the others are somebody else's by then."""
+    """One rank rebuilt its pool, and the leader's books begin anew: the slots of the others are somebody else's by
+    then."""
     books = Books(slots=2)
     rank = Store(books, 0, tmp_path)
     begin(books, [rank])

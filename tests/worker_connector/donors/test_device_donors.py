@@ -1,4 +1,5 @@
-"""An exact deployment knows by the engine's events what the device holds: where its donors are, and which blocks the slab may give up."""
+"""An exact deployment knows by the engine's events what the device holds: where its donors are, and which blocks the
+slab may give up."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ OTHER = [500 + token for token in TOKENS]
 def later(engine: ScriptedEngine) -> None:
     """What waits for its time is told."""
     engine.now += SHRINK_SECONDS
-    registry = engine.parts.outlet.donors
+    registry = engine.parts.event_publisher.donors
     assert registry is not None
     registry.tell_due()
 
 
 def said(engine: ScriptedEngine) -> KvEvents:
-    engine.parts.outlet.announce()
+    engine.parts.event_publisher.announce()
     return engine.sink.announcements[-1].kv_events
 
 
@@ -62,7 +63,7 @@ def test_block_that_is_removed_and_stored_again_at_once_is_no_news() -> None:
     cache = Cache(engine.leader)
     cache.stored(TOKENS)
     donate(engine, TOKENS)
-    before = engine.parts.outlet.donors
+    before = engine.parts.event_publisher.donors
     assert before is not None
     moved = before.counts["moved"]
     cache.removed(TOKENS, *range(9, -1, -1))

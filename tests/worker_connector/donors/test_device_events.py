@@ -1,4 +1,5 @@
-"""Donors of the device tier live and die by the engine's own events; donors of our tiers do not, and nothing is offered because of one."""
+"""Donors of the device tier live and die by the engine's own events; donors of our tiers do not, and nothing is offered
+because of one."""
 
 from __future__ import annotations
 
@@ -297,7 +298,7 @@ def test_queue_is_bounded_and_what_is_dropped_is_a_gap(monkeypatch: pytest.Monke
     cache = Cache(engine.leader)
     cache.stored(TOKENS)
     donate(engine, TOKENS)
-    hearing = engine.leader._outlet.device
+    hearing = engine.leader._event_publisher.device
     assert hearing is not None
     jobs: list[Any] = []
     hearing._submit = lambda job: jobs.append(job) is None

@@ -1,4 +1,5 @@
-"""Batches of the streaming publisher, in the serializer's shape: what was stored, removed, cleared, and what was lost on the way."""
+"""Batches of the streaming publisher, in the serializer's shape: what was stored, removed, cleared, and what was lost
+on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The engine's streaming publisher over real sockets: a leader subscribes by the engine's own arguments, and hears of what it missed."""
+"""The engine's streaming publisher over real sockets: a leader subscribes by the engine's own arguments, and hears of
+what it missed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from worker_connector.leader.cache_reset import owns_cache
 
 
 def test_kthena_1428_restart_is_a_new_generation() -> None:
-    """volcano-sh/kthena#1428: same replica name, empty cache. Its events start at 0 with a reset, and nothing old is offered."""
+    """volcano-sh/kthena#1428: same replica name, empty cache. Its events start at 0 with a reset, and nothing old is
+    offered."""
     first, second = make(), make()
     tokens = list(range(41))
     first.serve(tokens)
@@ -32,7 +33,8 @@ def test_kthena_1428_restart_is_a_new_generation() -> None:
 
 
 def test_vllm_42695_weight_update_drops_what_was_saved() -> None:
-    """vllm-project/vllm#42695: the engine's cache was reset, the connector's store must be too, under a new generation."""
+    """vllm-project/vllm#42695: the engine's cache was reset, the connector's store must be too, under a new
+    generation."""
     engine = make()
     tokens = list(range(41))
     engine.serve(tokens)

@@ -21,7 +21,7 @@ from tests.worker_connector.scripted import llm_args
 from worker_connector.assembly import assemble_leader, assemble_rank
 from worker_connector.donors import kv_event_registry as event_intake
 from worker_connector.donors import kv_event_socket as event_pipe
-from worker_connector.donors.kv_event_socket import EventEar, EventPipe, pipe_path
+from worker_connector.donors.kv_event_socket import KvEventListener, KvEventSender, pipe_path
 from worker_connector.engine_api.geometry import PoolGeometry
 from worker_connector.link import local_server
 
@@ -35,7 +35,7 @@ EVENT = {
 class Heard:
     def __init__(self, path: Path) -> None:
         self.events: list[Any] = []
-        self.ear = EventEar(path, self.events.extend)
+        self.ear = KvEventListener(path, self.events.extend)
         self.ear.start()
 
 
@@ -52,13 +52,13 @@ def heard(path: Path) -> Iterator[Heard]:
 
 
 @pytest.fixture
-def pipe(path: Path) -> Iterator[EventPipe]:
-    found = EventPipe(path)
+def pipe(path: Path) -> Iterator[KvEventSender]:
+    found = KvEventSender(path)
     yield found
     found.close()
 
 
-def test_events_arrive_whole_and_in_order(heard: Heard, pipe: EventPipe) -> None:
+def test_events_arrive_whole_and_in_order(heard: Heard, pipe: KvEventSender) -> None:
     events = [EVENT | {"event_id": n} for n in range(1000)]
     for at in range(0, 1000, 7):
         pipe.send(events[at : at + 7])
@@ -66,7 +66,7 @@ def test_events_arrive_whole_and_in_order(heard: Heard, pipe: EventPipe) -> None
     assert heard.events == events
 
 
-def test_events_of_before_anybody_listened_are_kept(path: Path, pipe: EventPipe) -> None:
+def test_events_of_before_anybody_listened_are_kept(path: Path, pipe: KvEventSender) -> None:
     pipe.send([EVENT])
     found = Heard(path)
     try:
@@ -77,7 +77,7 @@ def test_events_of_before_anybody_listened_are_kept(path: Path, pipe: EventPipe)
 
 def test_too_many_of_them_lose_the_oldest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_pipe, "MAX_WAITING", 5)
-    pipe = EventPipe(path)
+    pipe = KvEventSender(path)
     pipe.send([EVENT | {"event_id": n} for n in range(9)])
     found = Heard(path)
     try:
@@ -88,7 +88,7 @@ def test_too_many_of_them_lose_the_oldest(path: Path, monkeypatch: pytest.Monkey
         found.ear.close()
 
 
-def test_listener_that_comes_back_is_found_again(path: Path, pipe: EventPipe) -> None:
+def test_listener_that_comes_back_is_found_again(path: Path, pipe: KvEventSender) -> None:
     first = Heard(path)
     pipe.send([EVENT])
     wait_for(lambda: len(first.events) == 1)
@@ -108,7 +108,7 @@ def test_listener_that_comes_back_is_found_again(path: Path, pipe: EventPipe) ->
         second.ear.close()
 
 
-def test_what_cannot_be_said_costs_itself_only(heard: Heard, pipe: EventPipe) -> None:
+def test_what_cannot_be_said_costs_itself_only(heard: Heard, pipe: KvEventSender) -> None:
     pipe.send([EVENT, {"event_id": 1, "data": object()}, EVENT | {"event_id": 2}])
     wait_for(lambda: len(heard.events) == 2)
     assert pipe.counts["not_events"] == 1
@@ -117,7 +117,9 @@ def test_what_cannot_be_said_costs_itself_only(heard: Heard, pipe: EventPipe) ->
 @pytest.mark.parametrize(
     "frame", [b"\xff\xff\xff\xff", struct.pack(">I", 3) + b"\xc1xx", struct.pack(">I", 1) + b"\x05"]
 )
-def test_nonsense_is_disconnected_and_others_are_heard(path: Path, heard: Heard, pipe: EventPipe, frame: bytes) -> None:
+def test_nonsense_is_disconnected_and_others_are_heard(
+    path: Path, heard: Heard, pipe: KvEventSender, frame: bytes
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(10)
         stranger.connect(str(path))
@@ -162,12 +164,12 @@ def test_engine_in_another_process_hears_by_its_name(socket_folder: Path, monkey
     """The public function in one process, the ear in another, as TensorRT-LLM runs by default."""
     script = (
         "import sys, threading\n"
-        "from worker_connector.donors.kv_event_socket import EventEar, pipe_path\n"
+        "from worker_connector.donors.kv_event_socket import KvEventListener, pipe_path\n"
         "heard = threading.Event()\n"
         "def hear(events):\n"
         "    print([event['event_id'] for event in events], flush=True)\n"
         "    heard.set()\n"
-        "ear = EventEar(pipe_path('engine-x', 1), hear)\n"
+        "ear = KvEventListener(pipe_path('engine-x', 1), hear)\n"
         "ear.start()\n"
         "assert heard.wait(60)\n"
         "ear.close()\n"
@@ -200,9 +202,9 @@ def test_without_a_name_there_is_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) 
 
 def test_sending_never_waits_for_a_listener_that_hangs(path: Path) -> None:
     stuck = threading.Event()
-    ear = EventEar(path, lambda events: (stuck.wait(30), None)[1])
+    ear = KvEventListener(path, lambda events: (stuck.wait(30), None)[1])
     ear.start()
-    pipe = EventPipe(path)
+    pipe = KvEventSender(path)
     try:
         for _ in range(200):
             pipe.send([EVENT] * 500)
@@ -231,7 +233,7 @@ def test_assembled_connector_listens_whatever_it_materializes(
         rank.register(PoolGeometry.from_tensor(torch.zeros(4, 1, 2, 8), 4))
         path = pipe_path("engine-y", 0)
         wait_for(path.exists)
-        pipe = EventPipe(path)
+        pipe = KvEventSender(path)
         pipe.send([EVENT])
         wait_for(lambda: parts.leader.snapshot()["kv_events"].get("offered") == 1)
         pipe.close()

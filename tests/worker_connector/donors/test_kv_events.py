@@ -114,7 +114,8 @@ def test_trtllm_11883_layer_groups_of_one_window_do_not_interfere() -> None:
     [(-1, 2**64 - 1, "ffffffffffffffff", "0xFFFFFFFFFFFFFFFF"), (-(2**63), 2**63, "8" + "0" * 15), (26, "1a", "0x1A")],
 )
 def test_trtllm_17023_signed_unsigned_and_hex_are_one_hash(names: tuple[Any, ...]) -> None:
-    """NVIDIA/TensorRT-LLM#17023 and ai-dynamo/dynamo#4533: the same 64 bits, read as i64 by one side and u64 by the other."""
+    """NVIDIA/TensorRT-LLM#17023 and ai-dynamo/dynamo#4533: the same 64 bits, read as i64 by one side and u64 by the
+    other."""
     assert len({block_hash(name) for name in names}) == 1
     found = state(stored([names[0]]), removed(names[1]))
     assert [found.resident(name) for name in names] == [False] * len(names)
@@ -142,7 +143,8 @@ def test_dynamo_2241_4533_vswa_reports_a_block_once_per_group(report: str) -> No
 
 
 def test_dynamo_711_a_gap_quarantines_its_rank_until_resync() -> None:
-    """ai-dynamo/dynamo#711: the queue was full and events were dropped; what was removed in the gap would look resident for ever."""
+    """ai-dynamo/dynamo#711: the queue was full and events were dropped; what was removed in the gap would look resident
+    for ever."""
     found = KvFreshness(SIZE)
     found.apply([event(0, stored([1]), attention_dp_rank=0), event(0, stored([1]), attention_dp_rank=1)])
     found.apply([event(2, stored([2]), attention_dp_rank=1)])
@@ -190,7 +192,8 @@ def test_engine_that_counts_from_zero_again_is_noticed() -> None:
 
 
 def test_llm_d_kv_cache_680_removing_twice_is_removing() -> None:
-    """llm-d/llm-d-kv-cache#680: duplicate removes drove reference counts below zero; one store after them must be enough."""
+    """llm-d/llm-d-kv-cache#680: duplicate removes drove reference counts below zero; one store after them must be
+    enough."""
     found = state(stored([1]), removed(1, 1), removed(1), stored([1]))
     assert found.resident(1)
     found = state(stored([1]), stored([1]), removed(1))

@@ -219,7 +219,8 @@ def test_tip_that_left_before_it_was_registered() -> None:
 
 
 def test_pressure_keeps_consumers_exact_to_an_eighth() -> None:
-    """Whatever leaves, a consumer knows no donor that is gone, overstates none by more than half, and a second later by an eighth."""
+    """Whatever leaves, a consumer knows no donor that is gone, overstates none by more than half, and a second later by
+    an eighth."""
     stand = Stand(slots=40, max_donors=100)
     for n in range(30):
         stand.donate(numbers(4 * (4 + n % 7), 1000 * n))

@@ -1,4 +1,5 @@
-"""What is resident is said again before the bus forgets how it began: a late router, or a confused one, is complete again."""
+"""What is resident is said again before the bus forgets how it began: a late router, or a confused one, is complete
+again."""
 
 from __future__ import annotations
 

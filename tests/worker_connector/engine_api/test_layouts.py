@@ -195,7 +195,8 @@ def test_group_is_part_of_the_key() -> None:
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(holes=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=4), flat=st.booleans())
 def test_saved_are_the_blocks_up_to_the_first_that_any_group_misses(holes: set[tuple[int, int]], flat: bool) -> None:
-    """-1 in any group, at any place of the list. The last page of each pool, which -1 would address, is somebody else's."""
+    """-1 in any group, at any place of the list. The last page of each pool, which -1 would address, is somebody
+    else's."""
     groups = 1 if flat else 3
     holes = {(0 if flat else group, ordinal) for group, ordinal in holes}
     engine = make(windows=(None,) * groups, flat=flat, num_pages=16)
@@ -282,7 +283,8 @@ def test_what_the_smallest_window_has_passed_is_neither_read_nor_written(windows
 
 @pytest.mark.parametrize("windows", [(None, 8), (8,)])
 def test_a_block_that_a_window_has_passed_is_never_saved_late(windows: tuple[int | None, ...]) -> None:
-    """KV Cache Connector doc, "Alignment is not the same as stability": its page is somebody else's by then, and no report said so."""
+    """KV Cache Connector doc, "Alignment is not the same as stability": its page is somebody else's by then, and no
+    report said so."""
     engine = make(windows=windows)
     first, second = engine.request(TOKENS), engine.request(TOKENS)
     for request in (first, second):

@@ -1,7 +1,8 @@
 """An engine whose settings say another block size than its pool has (NVIDIA/TensorRT-LLM#13320).
 
-A pool that is registered as one tensor does not say how many tokens a block holds, so the number comes from settings that an attention
-backend may have overruled. The first report of a request shows the contradiction: so many tokens do not take so many blocks.
+A pool that is registered as one tensor does not say how many tokens a block holds, so the number comes from settings
+that an attention backend may have overruled. The first report of a request shows the contradiction: so many tokens do
+not take so many blocks.
 """
 
 from __future__ import annotations

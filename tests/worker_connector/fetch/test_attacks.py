@@ -1,4 +1,5 @@
-"""Attacks on the pull: what would bring wrong bytes in, hold a request for nothing, or wear a worker out. Each was found to work once."""
+"""Attacks on the pull: what would bring wrong bytes in, hold a request for nothing, or wear a worker out. Each was
+found to work once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ from worker_connector.fetch.transport import Answer, Sent, Why
 
 
 def test_after_a_reset_without_a_name_nothing_comes_from_workers_that_were_not_reset_yet() -> None:
-    """Weights are replaced one worker after the other, each told by `reset_cache`: both namespaces are the same, and their KV is not."""
+    """Weights are replaced one worker after the other, each told by `reset_cache`: both namespaces are the same, and
+    their KV is not."""
     with workers(worker(), worker()) as (a, b):
         a.serve(TOKENS)
         b.leader.reset_cache()
@@ -99,7 +101,8 @@ def model(path: Any, change: int | None = None) -> str:
 
 @pytest.mark.parametrize("meanwhile", ["weights", "config", "model_kwargs", None])
 def test_a_directory_with_other_weights_is_another_model(meanwhile: str | None, tmp_path: Any) -> None:
-    """A fleet is rolled over to the next weights in the directory of the last ones: same name, same shapes, other KV."""
+    """A fleet is rolled over to the next weights in the directory of the last ones: same name, same shapes, other
+    KV."""
     path = model(tmp_path / "latest")
     options: dict[str, Any] = {}
     old = worker(args=llm_args(4, model=path))
@@ -186,7 +189,8 @@ def test_one_pull_at_a_time_tries_a_peer_that_hung() -> None:
 
 
 async def test_whoever_stops_waiting_takes_nothing_from_others_and_no_thread() -> None:
-    """`wait_for` cancels what it waited for; a thread that then could not answer would end, and after two of those nothing is pulled."""
+    """`wait_for` cancels what it waited for; a thread that then could not answer would end, and after two of those
+    nothing is pulled."""
     with workers(worker(), worker()) as (a, b):
         a.serve(TOKENS)
         first, second = (desk(b).fetch(TOKENS, hint(a)) for _ in range(2))
@@ -350,7 +354,8 @@ def test_a_greeting_that_was_overheard_is_worth_nothing_a_second_time() -> None:
 
 
 def test_prompts_that_end_alike_are_two_pulls_and_equal_ones_still_one() -> None:
-    """What is under way is found by the end of the prompt: the first to finish must not take the other one's place with it."""
+    """What is under way is found by the end of the prompt: the first to finish must not take the other one's place with
+    it."""
     tail = list(range(1_000, 1_081))
     one, other = [1, 2, 3, 4, *tail], [5, 6, 7, 8, *tail]
     with workers(worker(), worker()) as (a, b):

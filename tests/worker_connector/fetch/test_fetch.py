@@ -1,4 +1,5 @@
-"""Blocks of another worker: what enters, and what never does. Over TCP on loopback, with engines that find every wrong byte."""
+"""Blocks of another worker: what enters, and what never does. Over TCP on loopback, with engines that find every wrong
+byte."""
 
 from __future__ import annotations
 

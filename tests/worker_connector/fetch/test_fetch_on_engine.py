@@ -1,4 +1,5 @@
-"""Two real engines and TCP between them: KV that one computed serves the other, and its logits are those of a cold run, bit for bit."""
+"""Two real engines and TCP between them: KV that one computed serves the other, and its logits are those of a cold run,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from dynamo_semkv.contracts.hints import FetchHint
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import MIB, Bench, ended, engine, prompt, run, settings
-from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.fetch.peer_fetch import PeerFetch
 from worker_connector.reference_engine.engine.engine import Engine
 from worker_connector.reference_engine.models.sampling import SamplingParams
 
@@ -29,7 +30,7 @@ def bench(slab_bytes: int) -> Bench:
     return Bench(it)
 
 
-def desks(it: Bench) -> list[FetchDesk]:
+def desks(it: Bench) -> list[PeerFetch]:
     found = [scheduler.fetch_desk for scheduler in it.schedulers]
     return [desk for desk in found if desk is not None]
 

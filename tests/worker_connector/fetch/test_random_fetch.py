@@ -1,5 +1,6 @@
-"""Random schedules over three workers that serve, pull from each other, lie, run out of room and are reset. Every forward pass checks every
-byte that it reads, so a block of another prompt, tenant or life of a cache that entered anywhere is found.
+"""Random schedules over three workers that serve, pull from each other, lie, run out of room and are reset. Every
+forward pass checks every byte that it reads, so a block of another prompt, tenant or life of a cache that entered
+anywhere is found.
 
 The transport is a call: what enters does not depend on TCP, and this is all that another transport has to do.
 """

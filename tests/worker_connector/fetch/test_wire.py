@@ -1,4 +1,5 @@
-"""The protocol between workers: strangers, hostile bytes, peers that are slow, die or lie, and the bounds of both sides."""
+"""The protocol between workers: strangers, hostile bytes, peers that are slow, die or lie, and the bounds of both
+sides."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ def test_dialect_b_hooks_of_unknown_requests_are_no_fault() -> None:
 
 @pytest.mark.parametrize(("start", "served"), [(40, 40), (16, 16), (0, 0)])
 def test_dialect_b_cancel_load_truncates_the_offer(start: int, served: int) -> None:
-    """Where the request says no position, what is scheduled says it only for a prompt in one chunk; `cancel_load` says it always."""
+    """Where the request says no position, what is scheduled says it only for a prompt in one chunk; `cancel_load` says
+    it always."""
     engine = make()
     engine.serve(PROMPT)
     again = engine.request(PROMPT)
@@ -142,8 +143,8 @@ def test_dialect_b_cancelled_head_leaves_the_rest_of_the_offer() -> None:
 @pytest.mark.parametrize(("caught_up", "honoured"), [(8, 32), (36, 4), (40, 0)])
 @pytest.mark.parametrize("subtracts", [True, False])
 def test_dialect_b_overtaken_tokens_are_no_reuse(caught_up: int, honoured: int, subtracts: bool) -> None:
-    """What the engine's own cache took over from the head of an offer was not materialized by us, and is not loaded; also where the first
-    report counts what is served as computed."""
+    """What the engine's own cache took over from the head of an offer was not materialized by us, and is not loaded;
+    also where the first report counts what is served as computed."""
     engine = make()
     engine.serve(PROMPT)
     again = engine.request(PROMPT)
@@ -163,7 +164,8 @@ def test_dialect_b_overtaken_tokens_are_no_reuse(caught_up: int, honoured: int, 
 
 @pytest.mark.parametrize("page", [-1, 64])
 def test_dialect_b_failed_load_is_not_passed_to_the_forward(page: int) -> None:
-    """A page that the leader misses, and one that the rank refuses: the request leaves the batch, the other one in it is served."""
+    """A page that the leader misses, and one that the rank refuses: the request leaves the batch, the other one in it
+    is served."""
     engine = ScriptedEngine(settings(MIB, **OPTIONS), flat=True, restarts_failed=True)
     again = offered(engine)
     good = engine.request(PROMPT)
@@ -268,8 +270,8 @@ def test_dialect_b_is_known_by_the_engines_own_base_class() -> None:
 
 
 def test_dialect_b_layout_without_helpers_and_with_replicated_regions() -> None:
-    """No `dtype`, `slot_tensor` or `valid_page_slots`. Replicated regions hold bytes of the page as well: left out, a loaded page would
-    keep what was there before."""
+    """No `dtype`, `slot_tensor` or `valid_page_slots`. Replicated regions hold bytes of the page as well: left out, a
+    loaded page would keep what was there before."""
     memory = torch.arange(8 * 24, dtype=torch.uint8).view(8, 24)
 
     def region(start: int, size: int) -> SimpleNamespace:

@@ -1,4 +1,5 @@
-"""Requests held at the door of a real engine: the very request that asks is served from disk, and its logits are those of a warm one."""
+"""Requests held at the door of a real engine: the very request that asks is served from disk, and its logits are those
+of a warm one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.disk.test_disk_on_engine import settle
 from tests.worker_connector.harness import MIB, Bench, ended, engine, prompt, run, settings, wait_for
-from worker_connector.leader.disk_prefetch_wait import DiskDoor
+from worker_connector.leader.disk_prefetch_wait import DiskPrefetchWait
 from worker_connector.reference_engine.dynamo_worker.disk import DiskAhead
 from worker_connector.reference_engine.dynamo_worker.request import Submission
 from worker_connector.reference_engine.engine.engine import Engine
@@ -35,7 +36,7 @@ def asked(tokens: list[int] = TOKENS, rank: int | None = None, salt: str | None 
     return Submission(tokens, 8, SamplingParams(), frozenset(), 0, rank, salt)
 
 
-def door_of(bench: Bench, rank: int = 0) -> DiskDoor:
+def door_of(bench: Bench, rank: int = 0) -> DiskPrefetchWait:
     door = bench.schedulers[rank].disk_door
     assert door is not None
     return door

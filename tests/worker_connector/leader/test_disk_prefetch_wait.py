@@ -1,5 +1,5 @@
-"""Requests that are held at the door for what is on disk of their prompts: what is worth waiting for, for how long, and that no fault of
-the disk delays a request beyond its deadline or fails it."""
+"""Requests that are held at the door for what is on disk of their prompts: what is worth waiting for, for how long, and
+that no fault of the disk delays a request beyond its deadline or fails it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worker_connector.scripted import OPTIONS, ScriptedEngine, llm_args
 from tests.worker_connector.scripted_disk import PROMPT, chain_of, crowd, disk_of, settle, stop, tier_of, with_disk
 from worker_connector.assembly import assemble_leader_with
 from worker_connector.connector import disk_door
-from worker_connector.leader.disk_prefetch_wait import DiskDoor, offer
+from worker_connector.leader.disk_prefetch_wait import DiskPrefetchWait, offer
 
 # what it is for
 
@@ -106,7 +106,7 @@ async def test_nobody_waits_for_what_the_engine_holds_itself(tmp_path: Path) -> 
 
 async def test_nobody_waits_for_less_than_would_be_offered(tmp_path: Path) -> None:
     engine, _ = below(tmp_path)
-    strict = DiskDoor(engine.leader, settings(MIB, disk_path=str(tmp_path), min_offer_tokens=12).connector)
+    strict = DiskPrefetchWait(engine.leader, settings(MIB, disk_path=str(tmp_path), min_offer_tokens=12).connector)
     await gone_at_once(engine, strict, on_device=lambda: 32)
     assert strict.counts == {"too_little": 1}
 
@@ -153,7 +153,7 @@ async def test_a_tenant_waits_for_its_own_blocks(tmp_path: Path) -> None:
     engine.serve(PROMPT, cache_salt="a")
     settle(engine)
     crowd(engine)
-    door = DiskDoor(engine.leader, engine.parts.outlet._config)
+    door = DiskPrefetchWait(engine.leader, engine.parts.event_publisher._config)
     await gone_at_once(engine, door)
     await gone_at_once(engine, door, salt="b")
     waiting = await held(engine, door, salt="a")

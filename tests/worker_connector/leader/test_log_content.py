@@ -1,4 +1,5 @@
-"""The connector's lines hold no prompt, no token ids and no salt, whatever the engine or a hint brings. Everything at DEBUG."""
+"""The connector's lines hold no prompt, no token ids and no salt, whatever the engine or a hint brings. Everything at
+DEBUG."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def hints_of_anybody(engine: ScriptedEngine) -> None:
     engine.serve(TOKENS, cache_salt=SALT, kv_hints=envelope)
     engine.serve(TOKENS, cache_salt=SALT, kv_hints={"protocol_version": SALT, "tokens": TOKENS})
     key = engine.sink.reports[-1].prompt_key
-    engine.parts.outlet.table.put(
+    engine.parts.event_publisher.table.put(
         HintDelivery(
             version="1.0", stable_routing_id="engine-a", dp_rank=0, prompt_key=key, envelope=envelope, traceparent=SALT
         )

@@ -1,4 +1,5 @@
-"""A connector's numbers as Prometheus sees them: the catalogue, the numbers of a real run, and the server in the engine process."""
+"""A connector's numbers as Prometheus sees them: the catalogue, the numbers of a real run, and the server in the engine
+process."""
 
 from __future__ import annotations
 

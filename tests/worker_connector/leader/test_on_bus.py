@@ -59,8 +59,8 @@ def environment(
     interval = getattr(request, "param", 0.2)
     file = tmp_path / "semkv.yaml"
     file.write_text(
-        f"bus: {{url: '{broker.url}'}}\nmodel: {{name: tiny}}\n"
-        f"connector: {{slab_bytes: 4194304, announce_interval_seconds: {interval}}}\n"
+        f"bus: {{url: '{broker.url}'}}\nmodel: {{name: tiny}}\nconnector: {{slab_bytes: 4194304, "
+        f"announce_interval_seconds: {interval}}}\n"
     )
     monkeypatch.setenv("SEMKV_CONFIG", str(file))
     monkeypatch.setenv("DYN_STABLE_ROUTING_ID", HERE.stable_routing_id)
@@ -183,7 +183,7 @@ def test_announced_donated_hinted_loaded_and_reported(running: Engine, router: R
 
 
 def running_table(engine: Engine) -> Any:
-    return running_parts(engine).outlet.table
+    return running_parts(engine).event_publisher.table
 
 
 def running_parts(engine: Engine) -> LeaderParts:
@@ -218,7 +218,7 @@ def test_a_donor_that_shrank_is_told_though_nothing_else_happens(running: Engine
     run(running, prompt(200))
     wait_for(lambda: len(router.events) == 2 and len(router.reports) == 1)
     parts = running_parts(running)
-    registry = parts.outlet.donors
+    registry = parts.event_publisher.donors
     assert registry is not None
     (donor,) = registry._donors.values()
     assert donor.tip is not None

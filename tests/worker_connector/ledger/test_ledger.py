@@ -242,7 +242,8 @@ def test_what_is_removed_cannot_be_leased() -> None:
 
 
 def test_a_lease_covers_the_chain_before_it_also_when_it_is_removed_from_its_end() -> None:
-    """First the end goes, then the middle, then all: no slot is free before the lease ends, and none is kept after it."""
+    """First the end goes, then the middle, then all: no slot is free before the lease ends, and none is kept after
+    it."""
     ledger = Ledger(4, SIZE)
     first, second, third = fill(ledger, A, [1, 2, 3, 4, 5, 6])
     ledger.lease(third)
@@ -296,7 +297,8 @@ def test_partial_blocks_are_refused() -> None:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Random prompts over a tiny alphabet, so that chains share prefixes; leases, copies that end late, removals, pressure."""
+    """Random prompts over a tiny alphabet, so that chains share prefixes; leases, copies that end late, removals,
+    pressure."""
 
     leases = Bundle("leases")
     flights = Bundle("flights")
@@ -408,7 +410,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def leases_are_counted_at_the_ends(self) -> None:
-        """Of each lease: at the last block of its chain and, as far up as all is removed, at each one and the one before."""
+        """Of each lease: at the last block of its chain and, as far up as all is removed, at each one and the one
+        before."""
         due: Counter[BlockEntry] = Counter()
         for path in self.leased:
             for entry in reversed(path):

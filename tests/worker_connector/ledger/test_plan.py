@@ -63,8 +63,8 @@ def test_a_version_that_counts_external_tokens_as_computed_still_gets_its_load()
 
 
 class PlanMachine(RuleBasedStateMachine):
-    """Any legal or illegal call in any state: it ends once, counts never grow downstream, the lease ends exactly once and not before
-    the copy's end."""
+    """Any legal or illegal call in any state: it ends once, counts never grow downstream, the lease ends exactly once
+    and not before the copy's end."""
 
     def __init__(self) -> None:
         super().__init__()

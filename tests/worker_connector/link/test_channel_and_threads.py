@@ -15,7 +15,7 @@ from tests.worker_connector.scripted import ScriptedEngine, llm_args
 from worker_connector.assembly import assemble_leader_with, assemble_rank_with
 from worker_connector.background import Background
 from worker_connector.engine_api.geometry import PoolGeometry
-from worker_connector.leader.cache_generation import CacheLife
+from worker_connector.leader.cache_generation import CacheGeneration
 from worker_connector.link.channel import ForwardDone, channel_by_id, leader_channel, rank_channel
 
 
@@ -82,7 +82,7 @@ def test_two_ranks_that_were_given_one_object_are_sorted_out_by_the_first_metada
     for parts, rank in zip(leaders, ranks, strict=True):
         rank.meet(parts.leader.batch(output), channel_by_id)
     for parts, rank, pool in zip(leaders, ranks, pools, strict=True):
-        pool.leader, pool.rank, pool.sink = parts.leader, rank, parts.outlet._sink  # type: ignore[assignment]
+        pool.leader, pool.rank, pool.sink = parts.leader, rank, parts.event_publisher._sink  # type: ignore[assignment]
         tokens = list(range(41))
         pool.serve(tokens)
         assert pool.prefill(pool.request(tokens)) == 40
@@ -111,7 +111,7 @@ def test_pool_that_is_registered_anew_starts_a_new_life() -> None:
 
 def test_fault_of_the_books_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine(settings(MIB))
-    monkeypatch.setattr(CacheLife, "take", lambda life, result: 1 / 0)
+    monkeypatch.setattr(CacheGeneration, "take", lambda life, result: 1 / 0)
     engine.serve(list(range(41)))
     assert engine.leader.counts["result_errors"] > 0
 
@@ -262,7 +262,7 @@ def test_sink_that_fails_costs_nobody_else() -> None:
     engine.serve(tokens)
     assert engine.leader.snapshot()["donors"] == 1
     assert engine.prefill(engine.request(tokens)) == 40
-    assert engine.leader.snapshot()["outlet"]["residency_errors"] == 1
+    assert engine.leader.snapshot()["event_publisher"]["residency_errors"] == 1
 
 
 def test_sglang_24568_blocks_of_a_scope_are_flagged() -> None:

@@ -1,4 +1,5 @@
-"""Attention data parallelism with a process for each rank: each has a cache, a leader, donors and reports of its own."""
+"""Attention data parallelism with a process for each rank: each has a cache, a leader, donors and reports of its
+own."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedNats]:
 def ranks(broker: EmbeddedNats, tmp_path: Path) -> Iterator[list[RankProcess]]:
     file = tmp_path / "semkv.yaml"
     file.write_text(
-        f"bus: {{url: '{broker.url}'}}\nmodel: {{name: tiny}}\n"
-        "connector: {slab_bytes: 4194304, announce_interval_seconds: 0.2, min_donor_tokens: 32}\n"
+        f"bus: {{url: '{broker.url}'}}\nmodel: {{name: tiny}}\nconnector: {{slab_bytes: 4194304, "
+        "announce_interval_seconds: 0.2, min_donor_tokens: 32}\n"
     )
     env = {**os.environ, "SEMKV_CONFIG": str(file), "DYN_STABLE_ROUTING_ID": NAME}
     started = [RankProcess(number, env, tmp_path / f"rank-{number}.log") for number in range(RANKS)]

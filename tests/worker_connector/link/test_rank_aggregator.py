@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.ledger.plan import PlanKey
 from worker_connector.link.channel import ForwardDone, LoadDone, RankReady, RankResult, SaveDone, SlotsDamaged
-from worker_connector.link.rank_aggregator import EVERYBODY, RankBoard
+from worker_connector.link.rank_aggregator import EVERYBODY, RankAggregator
 from worker_connector.link.wire import WireResult
 
 KEY = PlanKey(7, 0)
@@ -34,15 +34,15 @@ def ready(rank: int, **changes: Any) -> RankReady:
     return RankReady(**options | changes)
 
 
-def board(world: int = 3) -> RankBoard:
-    made = RankBoard(world)
+def board(world: int = 3) -> RankAggregator:
+    made = RankAggregator(world)
     for rank in range(world):
         made.take(ready(rank))
     return made
 
 
 def test_ready_when_all_are_and_with_the_smallest_slab() -> None:
-    made = RankBoard(3)
+    made = RankAggregator(3)
     assert made.take(ready(2, slots=50)) == []
     assert made.take(ready(0)) == []
     assert (made.complete, made.missing) == (False, [1])
@@ -70,7 +70,7 @@ def test_pool_registered_anew_by_one_rank_is_a_new_life() -> None:
     ],
 )
 def test_ranks_that_do_not_agree_serve_nothing_and_say_why(changes: dict[str, Any]) -> None:
-    made = RankBoard(2)
+    made = RankAggregator(2)
     made.take(ready(0))
     assert made.take(ready(1, **changes)) == []
     assert not made.complete
@@ -83,7 +83,7 @@ def test_layouts_by_rank_make_one_layout() -> None:
     """Heads that do not divide evenly: rank 0 has others than rank 1, and swapped they are another layout."""
     layouts = []
     for pair in (("a" * 16, "b" * 16), ("b" * 16, "a" * 16), ("a" * 16, "a" * 16)):
-        made = RankBoard(2)
+        made = RankAggregator(2)
         made.take(ready(0, kv_layout=pair[0]))
         (merged,) = made.take(ready(1, kv_layout=pair[1]))
         assert isinstance(merged, RankReady)
@@ -173,7 +173,7 @@ def test_unknown_rank_says_nothing() -> None:
 
 
 def test_one_rank_is_passed_through_untouched() -> None:
-    made = RankBoard(1)
+    made = RankAggregator(1)
     assert not made.complete
     for result in (ready(3), *results_of(3), *results_of(3)):
         assert made.take(result) == [result]

@@ -169,7 +169,8 @@ def test_damage_that_only_the_load_finds_fails_the_pass_of_that_rank(make: Calla
 
 
 def test_failed_copy_on_one_rank_raises_there_and_is_reported(make: Callable[..., TensorEngine]) -> None:
-    """Also where the runtime could restart a request: the ranks would have to agree on which (NVIDIA/TensorRT-LLM#18676)."""
+    """Also where the runtime could restart a request: the ranks would have to agree on which
+    (NVIDIA/TensorRT-LLM#18676)."""
     engine = saved(make(restarts_failed=True))
     engine.others[0].fail_copies()
     request = engine.request(TOKENS)
@@ -217,7 +218,8 @@ def test_rank_whose_results_were_lost_begins_anew(make: Callable[..., TensorEngi
 
 
 def test_late_results_of_a_rank_confirm_late(make: Callable[..., TensorEngine]) -> None:
-    """The other rank's answers come behind the request's end: it is confirmed by them, and its lease is held until then."""
+    """The other rank's answers come behind the request's end: it is confirmed by them, and its lease is held until
+    then."""
     engine = saved(make())
     (other,) = engine.others
     board = engine.leader._board

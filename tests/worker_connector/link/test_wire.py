@@ -1,4 +1,5 @@
-"""The socket between ranks and their leader: who may speak, what is understood, and what becomes of results when a connection is lost."""
+"""The socket between ranks and their leader: who may speak, what is understood, and what becomes of results when a
+connection is lost."""
 
 from __future__ import annotations
 

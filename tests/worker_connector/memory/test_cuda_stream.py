@@ -1,5 +1,5 @@
-"""What the CUDA stream does with indices, words and its staging buffer, on the CPU: streams and events are names here. The real thing is
-run by tests/gpu."""
+"""What the CUDA stream does with indices, words and its staging buffer, on the CPU: streams and events are names here.
+The real thing is run by tests/gpu."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def rows_in_turn(
 
 
 class OnCpu(CudaStream):
-    """Without CUDA: host memory is seen as it is, and `left` notes at each record whether the host side had changed by then."""
+    """Without CUDA: host memory is seen as it is, and `left` notes at each record whether the host side had changed by
+    then."""
 
     def __init__(self, *, staging_bytes: int, kernel_below: int, own_kernel: bool = False) -> None:
         self._device = torch.device("cpu")
@@ -130,7 +131,8 @@ def test_same_bytes_as_the_cpu_s_stream(
 
 @pytest.mark.parametrize(("kernel_below", "own_kernel"), [(0, False), (1000, False), (1000, True)])
 def test_the_engine_waits_for_the_gathering_of_a_small_save_only(kernel_below: int, own_kernel: bool) -> None:
-    """`before` waits for what was recorded last: at that time all pages had been read, and the slow way had not begun."""
+    """`before` waits for what was recorded last: at that time all pages had been read, and the slow way had not
+    begun."""
     stream = OnCpu(staging_bytes=4096, kernel_below=kernel_below, own_kernel=own_kernel)
     pages, rows = views(16, 0, 0)
     stream.watched, before = rows, rows.clone()

@@ -1,5 +1,5 @@
-"""How long loads took, by the clock of the stream that copies: on a GPU the host is done long before the copies are. And by tier: what
-came up from disk or from another worker took the time of that, too."""
+"""How long loads took, by the clock of the stream that copies: on a GPU the host is done long before the copies are.
+And by tier: what came up from disk or from another worker took the time of that, too."""
 
 from __future__ import annotations
 

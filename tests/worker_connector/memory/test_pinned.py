@@ -1,4 +1,5 @@
-"""Pinned rows: registered as they are, given back before their memory goes. CUDA is a stand-in here; tests/gpu has the real one."""
+"""Pinned rows: registered as they are, given back before their memory goes. CUDA is a stand-in here; tests/gpu has the
+real one."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dynamo_semkv.config.host_memory import Available
 from worker_connector.errors import Refused
 from worker_connector.memory.checksum import ROW_BYTES, padded, seals
 from worker_connector.memory.slab import Budget, HostSlab, slots_for
-from worker_connector.memory.slab_scrubber import Scrubber, SlabKeeper
+from worker_connector.memory.slab_scrubber import Scrubber, SlabScrubber
 
 
 def filled(slots: int = 8, size: int = 5000) -> HostSlab:
@@ -95,7 +95,8 @@ def test_scattered_slots_are_checked_like_neighbours() -> None:
 
 
 def test_budget_goes_round_all_blocks() -> None:
-    """A long prompt's blocks are checked in turn: damage is found after as many offers as the budget needs for one round."""
+    """A long prompt's blocks are checked in turn: damage is found after as many offers as the budget needs for one
+    round."""
     slab = filled(slots=8)
     slab.rows[6, 3] ^= 1
     found = [slab.verify(range(8), Budget(2, 10 * slab.row_bytes)) for _ in range(4)]
@@ -108,7 +109,8 @@ def test_budget_goes_round_all_blocks() -> None:
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_check_reads_what_was_checked_longest_ago(data: st.DataObject) -> None:
-    """Whatever else was checked before, in between and in what order: after as many offers as a prompt has blocks, each was read."""
+    """Whatever else was checked before, in between and in what order: after as many offers as a prompt has blocks, each
+    was read."""
     slab = filled(slots=24)
     path = data.draw(st.permutations(range(24)))[: data.draw(st.integers(1, 24))]
     budget = Budget(data.draw(st.integers(1, 6)), 10**9)
@@ -221,7 +223,7 @@ def test_blocks_are_read_again_though_jobs_never_stop_coming() -> None:
             looked.set()
             return super().step()
 
-    keeper = SlabKeeper("test", Scrubbing(slab, lambda slots, loaded: None))
+    keeper = SlabScrubber("test", Scrubbing(slab, lambda slots, loaded: None))
 
     def job() -> None:
         if not looked.wait(0.001):
@@ -237,7 +239,7 @@ def test_blocks_are_read_again_though_jobs_never_stop_coming() -> None:
 
 
 def test_keeper_runs_jobs_in_order_and_survives_a_failing_one() -> None:
-    keeper = SlabKeeper("test", Scrubber(HostSlab(2, 10), lambda slots, loaded: None))
+    keeper = SlabScrubber("test", Scrubber(HostSlab(2, 10), lambda slots, loaded: None))
     try:
         order: list[int] = []
         gate = threading.Event()

@@ -1,5 +1,6 @@
-"""Counterparts of tests/unittest/_torch/test_connector.py of NVIDIA/TensorRT-LLM, under its names: the runtime's manager between executor
-and connector. There the manager is the subject; here our connector, given what such a manager reports. The table is in README.md."""
+"""Counterparts of tests/unittest/_torch/test_connector.py of NVIDIA/TensorRT-LLM, under its names: the runtime's
+manager between executor and connector. There the manager is the subject; here our connector, given what such a manager
+reports. The table is in README.md."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def test_connector_manager_num_matched_tokens() -> None:
 
 
 def test_connector_manager_query_is_side_effect_free() -> None:
-    """Asked and never heard of again, or asked twice: nothing is sent, nothing changes hands, and one lease is held at most."""
+    """Asked and never heard of again, or asked twice: nothing is sent, nothing changes hands, and one lease is held at
+    most."""
     engine = make()
     engine.serve(PROMPT)
     before = engine.leader.snapshot()["ledger"]
@@ -52,8 +54,9 @@ def test_connector_manager_commits_only_what_is_honoured(honoured: int) -> None:
 
 
 def test_scheduler_output_keeps_deltas_while_the_allocation_lives() -> None:
-    """The batch was dropped between report and forward pass: the next report is a cached one with nothing new in it. Tokens and pages are
-    not taken twice (ai-dynamo/dynamo#5620), nothing is loaded twice, and the pass that comes then runs on what the first one loaded."""
+    """The batch was dropped between report and forward pass: the next report is a cached one with nothing new in it.
+    Tokens and pages are not taken twice (ai-dynamo/dynamo#5620), nothing is loaded twice, and the pass that comes then
+    runs on what the first one loaded."""
     engine = make()
     engine.serve(PROMPT)
     again = engine.request(PROMPT)
@@ -65,7 +68,8 @@ def test_scheduler_output_keeps_deltas_while_the_allocation_lives() -> None:
     assert engine.metadata.loads == ()
     tracked = engine.leader._life.running.get(again.request_id)  # type: ignore[union-attr]
     assert tracked is not None
-    # Of the eleven pages the last one, which the dropped batch had grown by, may be another's by now: nothing is saved from it.
+    # Of the eleven pages the last one, which the dropped batch had grown by, may be another's by now: nothing is saved
+    # from it.
     assert (tracked.token_count, len(tracked.pages)) == (41, 10)
     again.tokens.append(1)
     engine.finish(again)
@@ -73,7 +77,8 @@ def test_scheduler_output_keeps_deltas_while_the_allocation_lives() -> None:
 
 
 def test_scheduler_output_num_scheduled_tokens_with_mtp() -> None:
-    """A decode that schedules draft tokens as well counts positions whose tokens nobody knows yet: no block is made of them."""
+    """A decode that schedules draft tokens as well counts positions whose tokens nobody knows yet: no block is made of
+    them."""
     engine = make()
     request = engine.request(list(range(10)))
     engine.prefill(request)
@@ -85,7 +90,8 @@ def test_scheduler_output_num_scheduled_tokens_with_mtp() -> None:
 
 @pytest.mark.parametrize("hashes", [[], [12345], [0, -1, 2**63]])
 def test_scheduler_output_block_hashes_read_through(hashes: list[int]) -> None:
-    """The engine's own hashes are nobody's identity: whatever comes in them, blocks are known by their tokens (TensorRT-LLM#14005)."""
+    """The engine's own hashes are nobody's identity: whatever comes in them, blocks are known by their tokens
+    (TensorRT-LLM#14005)."""
     engine = make()
     for served in (0, 40):
         request = engine.request(PROMPT)
@@ -117,7 +123,8 @@ def test_an_empty_group_list_reaches_the_flat_callbacks(groups: list[list[int]])
 
 @pytest.mark.parametrize("cuts", [[(32, 40), (24, 32)], [(32, 40), (32, 40), (24, 40)]])
 def test_connector_manager_cancel_load_is_additive(cuts: list[tuple[int, int]]) -> None:
-    """An offer that is cut twice ends where the deepest cut begins. Seen where a version says its position in no other way."""
+    """An offer that is cut twice ends where the deepest cut begins. Seen where a version says its position in no other
+    way."""
     engine = make()
     engine.serve(PROMPT)
     again = engine.request(PROMPT)

@@ -1,5 +1,5 @@
-"""Counterparts of TensorRT-LLM's unit tests of its connector manager under attention data parallelism, under their names: one scheduler
-and one worker per owner rank. The table is in README.md."""
+"""Counterparts of TensorRT-LLM's unit tests of its connector manager under attention data parallelism, under their
+names: one scheduler and one worker per owner rank. The table is in README.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_adp_requires_explicit_backend_support() -> None:
 
 @pytest.mark.parametrize("counts", [(2, 2), (3, 0), (0, 4)])
 def test_disjoint_owner_callbacks_and_metadata(counts: tuple[int, int]) -> None:
-    """Each owner is asked about its own requests only, and orders pages of its own pool, also beside an owner with nothing to do."""
+    """Each owner is asked about its own requests only, and orders pages of its own pool, also beside an owner with
+    nothing to do."""
     args = llm_args(4, enable_attention_dp=True, tensor_parallel_size=2)
     owners = [ScriptedEngine(settings(MIB, **OPTIONS), args=args, dp_rank=rank) for rank in range(2)]
     for owner, count in zip(owners, counts, strict=True):

@@ -1,6 +1,7 @@
-"""Counterparts of TensorRT-LLM's unit tests of the prefix path of KVCacheManagerV2 (NVIDIA/TensorRT-LLM#18762), under their names: when
-that manager asks, and how much of an offer it takes. There the manager is the subject; here what our connector makes of each of its
-decisions. Every forward pass checks the bytes that it reads. The table is in README.md."""
+"""Counterparts of TensorRT-LLM's unit tests of the prefix path of KVCacheManagerV2 (NVIDIA/TensorRT-LLM#18762), under
+their names: when that manager asks, and how much of an offer it takes. There the manager is the subject; here what our
+connector makes of each of its decisions. Every forward pass checks the bytes that it reads. The table is in
+README.md."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def asked(tokens: list[int] | None = None, **options: object) -> tuple[ScriptedE
 
 
 def test_the_scheduling_pass_does_not_ask() -> None:
-    """A version that did ask there could ask for what is then never scheduled: the lease comes back by itself, unreported as a success."""
+    """A version that did ask there could ask for what is then never scheduled: the lease comes back by itself,
+    unreported as a success."""
     engine, again = asked()
     assert engine.leader.snapshot()["leases"] == 1
     engine.idle(FORGET_AFTER + SWEEP_EVERY)
@@ -37,7 +39,8 @@ def test_the_scheduling_pass_does_not_ask() -> None:
 
 
 def test_the_connector_is_asked_once_per_allocation() -> None:
-    """And if it is asked twice all the same, the second question is the same attempt: one report, one lease, one load."""
+    """And if it is asked twice all the same, the second question is the same attempt: one report, one lease, one
+    load."""
     engine, again = asked()
     assert engine.ask(again) == 40
     engine.allocate(again, 0, 40, 41)
@@ -59,8 +62,8 @@ def test_a_second_pass_reports_one_allocation() -> None:
 
 
 def test_an_excluded_request_is_still_reported_once() -> None:
-    """Kinds that are never asked about (dummies, generation-only, disaggregated generation) have allocations and reports: nothing is
-    known of their KV, so nothing is loaded, saved or donated."""
+    """Kinds that are never asked about (dummies, generation-only, disaggregated generation) have allocations and
+    reports: nothing is known of their KV, so nothing is loaded, saved or donated."""
     engine = make()
     engine.serve(PROMPT)
     stranger = engine.request(PROMPT)
@@ -90,7 +93,8 @@ def test_the_last_prompt_token_stays_local(length: int) -> None:
 
 
 def test_the_query_is_anchored_at_the_local_match() -> None:
-    """Past what the engine holds, counted from there; a match that ends inside a block cannot be continued by whole blocks."""
+    """Past what the engine holds, counted from there; a match that ends inside a block cannot be continued by whole
+    blocks."""
     engine = make()
     engine.serve(PROMPT)
     again = engine.request(PROMPT)
@@ -122,7 +126,8 @@ def test_an_empty_offer_touches_nothing() -> None:
 
 @pytest.mark.parametrize("scheduled", [1, 13, 21])
 def test_the_chunk_end_does_not_move(scheduled: int) -> None:
-    """Inside the chunk: its start moves behind the offer, its end stays. The blocks that it completes are saved in the same pass."""
+    """Inside the chunk: its start moves behind the offer, its end stays. The blocks that it completes are saved in the
+    same pass."""
     engine, again = asked([*PROMPT[:40], *range(200, 221)])
     engine.allocate(again, 0, 40, 40 + scheduled)
     engine.iterate((again, scheduled))
@@ -135,7 +140,8 @@ def test_the_chunk_end_does_not_move(scheduled: int) -> None:
 
 
 def test_the_window_shifts_and_the_allocation_grows() -> None:
-    """An offer beyond the first chunk: pages up to its end and a chunk behind it, and no chunk inside what is served."""
+    """An offer beyond the first chunk: pages up to its end and a chunk behind it, and no chunk inside what is
+    served."""
     engine, again = asked([*PROMPT[:40], *range(200, 221)])
     engine.allocate(again, 0, 40, 40 + 8)
     assert len(again.pages[0]) == 12
@@ -146,7 +152,8 @@ def test_the_window_shifts_and_the_allocation_grows() -> None:
 
 @pytest.mark.parametrize("chunk_end", [8, 16, 30])
 def test_a_failed_grow_falls_back_to_the_pages_that_exist(chunk_end: int) -> None:
-    """The largest whole block inside the first chunk that leaves a token to compute: so much is loaded, and counted as honoured."""
+    """The largest whole block inside the first chunk that leaves a token to compute: so much is loaded, and counted as
+    honoured."""
     engine, again = asked()
     honoured = (chunk_end - 1) // SIZE * SIZE
     engine.allocate(again, 0, honoured, chunk_end)
@@ -184,7 +191,8 @@ def test_a_non_final_chunk_end_stays_block_aligned() -> None:
 
 
 def test_the_same_holds_for_a_synchronous_serve() -> None:
-    """The engine forgets that it was served and computes all of it: what was loaded is not called materialized, and nothing leaks."""
+    """The engine forgets that it was served and computes all of it: what was loaded is not called materialized, and
+    nothing leaks."""
     engine, again = asked()
     engine.allocate(again, 0, 40, 41)
     engine.iterate((again, 1), forward=False)
@@ -199,7 +207,8 @@ def test_the_same_holds_for_a_synchronous_serve() -> None:
 
 
 def test_a_served_request_that_runs_one_iteration_later_is_confirmed() -> None:
-    """Its batch was dropped behind the copy, as when another data-parallel rank has nothing to run; then the pass starts from there."""
+    """Its batch was dropped behind the copy, as when another data-parallel rank has nothing to run; then the pass
+    starts from there."""
     engine, again = asked()
     engine.allocate(again, 0, 40, 41)
     engine.iterate((again, 1), forward=False)
@@ -209,7 +218,8 @@ def test_a_served_request_that_runs_one_iteration_later_is_confirmed() -> None:
 
 
 def test_token_budget_rejection_releases_a_reservation() -> None:
-    """Asked, allocated, then dropped from the batch by the budget, and its pages taken back: the replay is asked and served as new."""
+    """Asked, allocated, then dropped from the batch by the budget, and its pages taken back: the replay is asked and
+    served as new."""
     engine, again = asked()
     engine.allocate(again, 0, 40, 41)
     engine.idle()

@@ -1,6 +1,6 @@
-"""Counterparts of tests/integration/defs/llmapi/test_llm_api_connector.py of NVIDIA/TensorRT-LLM, under its names: what a connector sees
-of a running engine. There a mock connector records the calls; here our connector is attached, and what it makes of the calls is asserted.
-The table of all of them is in README.md beside this file."""
+"""Counterparts of tests/integration/defs/llmapi/test_llm_api_connector.py of NVIDIA/TensorRT-LLM, under its names: what
+a connector sees of a running engine. There a mock connector records the calls; here our connector is attached, and what
+it makes of the calls is asserted. The table of all of them is in README.md beside this file."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_connector_runs_on_kv_cache_manager_v2(manager: str, registered: str) ->
 
 @BOTH
 def test_connector_simple(manager: str) -> None:
-    """Eight tokens: eight batches, one question, one end. One attempt, one report; nothing is ever held or named to `get_finished`."""
+    """Eight tokens: eight batches, one question, one end. One attempt, one report; nothing is ever held or named to
+    `get_finished`."""
     bench, calls = Bench(settings()), Calls()
     with engine(bench, spec=calls.spec(bench), kv_cache_manager=manager) as running:
         request_id, found = run(running, prompt(20), max_new_tokens=8)
@@ -165,7 +166,8 @@ def test_prefix_is_asked_once_and_shrinks_the_forward_pass(manager: str) -> None
 @BOTH
 @pytest.mark.parametrize("offer", [64, 192])
 def test_prefix_under_chunked_prefill(manager: str, offer: int) -> None:
-    """Inside the first chunk and beyond it: asked once, the rest is scheduled in chunks that follow each other without a gap."""
+    """Inside the first chunk and beyond it: asked once, the rest is scheduled in chunks that follow each other without
+    a gap."""
     bench, calls, head, tail = Bench(settings()), Calls(), prompt(192 + 1), prompt(200, 1)
     tokens = [*head[:offer], *tail]
     with engine(bench, spec=calls.spec(bench), kv_cache_manager=manager, max_num_tokens=96) as running:
@@ -190,7 +192,8 @@ def test_prefix_under_chunked_prefill(manager: str, offer: int) -> None:
 
 
 def test_connector_uniform_sliding_window() -> None:
-    """One group, and it has a window: its tail is served; blocks that the window has passed are neither read nor written."""
+    """One group, and it has a window: its tail is served; blocks that the window has passed are neither read nor
+    written."""
     engine = make(windows=(8,))
     tokens = list(range(41))
     first = engine.request(tokens)
@@ -207,7 +210,8 @@ def test_connector_uniform_sliding_window() -> None:
 
 @pytest.mark.parametrize("window", [6, 12])
 def test_sliding_window_prefix_is_backed_by_real_pages(window: int) -> None:
-    """Of a served prefix exactly the blocks that a later token still reads have pages, and exactly those are written."""
+    """Of a served prefix exactly the blocks that a later token still reads have pages, and exactly those are
+    written."""
     engine = make(windows=(None, window))
     tokens = list(range(41))
     first = engine.request(tokens)
@@ -277,7 +281,8 @@ def test_connector_vswa_reports_page_indices_per_layer_group() -> None:
 
 @pytest.mark.parametrize("served", [False, True])
 def test_connector_disagg_prefill(served: bool) -> None:
-    """A context-only request ends after its prefill: it is served and donates like any other, and holds no page afterwards."""
+    """A context-only request ends after its prefill: it is served and donates like any other, and holds no page
+    afterwards."""
     engine = make()
     tokens = list(range(41))
     if served:

@@ -1,5 +1,6 @@
-"""Counterparts of the unit tests of the Mooncake store connector (NVIDIA/TensorRT-LLM#18676), under their names: another connector with the
-same duties. Where ours does a thing in another way, the test says what must hold all the same. The table is in README.md."""
+"""Counterparts of the unit tests of the Mooncake store connector (NVIDIA/TensorRT-LLM#18676), under their names:
+another connector with the same duties. Where ours does a thing in another way, the test says what must hold all the
+same. The table is in README.md."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ def test_scheduler_skips_blocks_without_a_page_in_every_group() -> None:
 
 
 def test_scheduler_request_finished_pins_pages_only_when_saving() -> None:
-    """Ours never pins: saves read the pages in stream order, before whoever gets them next writes. A second end of it is no fault."""
+    """Ours never pins: saves read the pages in stream order, before whoever gets them next writes. A second end of it
+    is no fault."""
     engine = make()
     request = engine.request(TOKENS)
     engine.prefill(request)
@@ -239,8 +241,8 @@ def test_scheduler_bypasses_multimodal_requests_it_cannot_identify(positions: li
 def test_scheduler_cancel_load_preserves_uncanceled_range(
     cuts: list[tuple[int, int]], local: int, end: int, expected: list[int], says_position: bool
 ) -> None:
-    """An offer of the tokens [4, 20) is cut at either end; `local` and `end` is what the engine then holds and takes. A version that says
-    where its forward pass starts, and one that says it by `cancel_load` only."""
+    """An offer of the tokens [4, 20) is cut at either end; `local` and `end` is what the engine then holds and takes. A
+    version that says where its forward pass starts, and one that says it by `cancel_load` only."""
     engine = make()
     engine.serve(TOKENS)
     again = engine.request([*TOKENS[:20], *range(60, 70)])
@@ -262,7 +264,8 @@ def test_scheduler_cancel_load_preserves_uncanceled_range(
 
 
 def test_scheduler_rejects_cancellation_that_splits_an_offer() -> None:
-    """A cut out of the middle is none that a runtime makes; the hook may not raise, and the engine's own word on where it starts counts."""
+    """A cut out of the middle is none that a runtime makes; the hook may not raise, and the engine's own word on where
+    it starts counts."""
     engine = make()
     engine.serve(TOKENS)
     again = engine.request(TOKENS)

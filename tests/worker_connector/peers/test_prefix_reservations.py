@@ -1,6 +1,6 @@
-"""Counterparts of TensorRT-LLM's unit tests of prefix reservations, under their names. We have no reservations (test_dialects.py: how
-that is said); what they protect, an offer's source between promise and load, is here a lease, and must hold just the same. The table is in
-README.md."""
+"""Counterparts of TensorRT-LLM's unit tests of prefix reservations, under their names. We have no reservations
+(test_dialects.py: how that is said); what they protect, an offer's source between promise and load, is here a lease,
+and must hold just the same. The table is in README.md."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_sync_load_retains_ownership_until_identity_completion() -> None:
 
 
 def test_stale_completion_cannot_finish_a_replayed_allocation() -> None:
-    """Answers name request and epoch; one that comes for an earlier allocation, twice, or for nobody changes nothing."""
+    """Answers name request and epoch; one that comes for an earlier allocation, twice, or for nobody changes
+    nothing."""
     engine = small()
     request = offered(engine)
     engine.allocate(request, 0, 40, 41)

@@ -1,4 +1,5 @@
-"""Copies that land late, as on a GPU: nothing is confirmed, freed or reused before they have (TensorRT-LLM#19378, vllm-ascend#16662)."""
+"""Copies that land late, as on a GPU: nothing is confirmed, freed or reused before they have (TensorRT-LLM#19378,
+vllm-ascend#16662)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ SECONDS_A_COPY = 0.25
 
 
 class ManualStream:
-    """Copies happen when the test says so, and each takes `SECONDS_A_COPY` of the stream's own time. Records the order against the engine's
-    stream."""
+    """Copies happen when the test says so, and each takes `SECONDS_A_COPY` of the stream's own time. Records the order
+    against the engine's stream."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -168,7 +169,8 @@ def test_copied_is_said_when_it_landed_and_confirmed_only_with_the_pass() -> Non
 
 
 def test_lease_of_a_cancelled_request_outlives_it_until_the_copy_has_landed() -> None:
-    """Abort in flight: the report says cancelled at once, the slots stay until the DMA is done, and are released once."""
+    """Abort in flight: the report says cancelled at once, the slots stay until the DMA is done, and are released
+    once."""
     late = Late()
     late.engine.serve(TOKENS)
     late.go_late()

@@ -1,5 +1,5 @@
-"""Loads that each layer waits for alone: only where the hooks were trusted and seen, and never without a full wait or a failed pass
-otherwise (ai-dynamo/dynamo#3297: a graph replay skips the hooks)."""
+"""Loads that each layer waits for alone: only where the hooks were trusted and seen, and never without a full wait or a
+failed pass otherwise (ai-dynamo/dynamo#3297: a graph replay skips the hooks)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ DEFINES_IT = "class MooncakeWorker:\n    def take_failed_load_requests(self):\n 
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function that loads an engine of somebody else, with the given module beside its executor, and returns its worker's base class."""
+    """A function that loads an engine of somebody else, with the given module beside its executor, and returns its
+    worker's base class."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def load(executor: str) -> type:

@@ -1,4 +1,5 @@
-"""Parked loads that are late, that fail, or whose bytes are not what was saved: nothing runs on unwritten pages, and everybody is told."""
+"""Parked loads that are late, that fail, or whose bytes are not what was saved: nothing runs on unwritten pages, and
+everybody is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asynchronous loads: the engine parks the request, and runs on its pages once `get_finished` has named it, whatever became of the load."""
+"""Asynchronous loads: the engine parks the request, and runs on its pages once `get_finished` has named it, whatever
+became of the load."""
 
 from __future__ import annotations
 
@@ -295,7 +296,8 @@ def test_thread_of_its_own_copies_and_ends() -> None:
 
 @pytest.mark.parametrize("says_what_it_honours", [True, False])
 def test_pages_of_the_engine_s_own_beyond_a_whole_offer_are_shared(says_what_it_honours: bool) -> None:
-    """The engine's cache has come to reach further than what was offered: nobody who has those pages too took them away."""
+    """The engine's cache has come to reach further than what was offered: nobody who has those pages too took them
+    away."""
     engine = Parking()
     engine.serve(TOKENS[:9])
     pages = [engine.free[0].pop() for _ in range(18)]

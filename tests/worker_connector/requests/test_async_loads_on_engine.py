@@ -1,4 +1,5 @@
-"""Asynchronous loads on the reference engine, which parks requests as TensorRT-LLM does: real attention, and the rank's own thread."""
+"""Asynchronous loads on the reference engine, which parks requests as TensorRT-LLM does: real attention, and the rank's
+own thread."""
 
 from __future__ import annotations
 

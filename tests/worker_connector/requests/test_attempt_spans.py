@@ -58,11 +58,13 @@ class Traced:
         run(running, self.tokens)
         self.key = bench.sink.reports[0].prompt_key
         running.reset_prefix_cache()
-        bench.schedulers[0]._parts.outlet.tracer = AttemptTracer(spans.tracing)
+        bench.schedulers[0]._parts.event_publisher.tracer = AttemptTracer(spans.tracing)
 
     def put(self, context: str | None, *, inside: bool = False) -> str:
         route_id = new_route_id()
-        self.bench.schedulers[0]._parts.outlet.table.put(hint(self.bench, route_id, self.key, context, inside=inside))
+        self.bench.schedulers[0]._parts.event_publisher.table.put(
+            hint(self.bench, route_id, self.key, context, inside=inside)
+        )
         return route_id
 
     def serve(self) -> list[Seen]:
@@ -127,7 +129,7 @@ def test_without_a_context_no_parent_is_invented(traced: Traced, context: str | 
 
 def test_what_is_no_context_is_on_no_report(traced: Traced) -> None:
     """A forged hint could make the report too long for any router."""
-    traced.bench.schedulers[0]._parts.outlet.tracer = None
+    traced.bench.schedulers[0]._parts.event_publisher.tracer = None
     traced.put("x" * 20_000)
     traced.serve()
     assert traced.bench.sink.reports[-1].traceparent is None
@@ -147,7 +149,7 @@ def test_a_cold_attempt_has_no_load(traced: Traced) -> None:
 
 
 def test_without_spans_the_report_carries_what_it_was_sent(traced: Traced) -> None:
-    traced.bench.schedulers[0]._parts.outlet.tracer = None
+    traced.bench.schedulers[0]._parts.event_publisher.tracer = None
     traced.put(CONTEXT)
     assert traced.serve() == []
     assert traced.bench.sink.reports[-1].traceparent == CONTEXT
@@ -163,7 +165,7 @@ def test_a_fault_of_a_span_costs_no_report(traced: Traced, caplog: pytest.LogCap
             self.start = tracing.start
 
     for tracing in (Faulty(), Later(traced.spans.tracing)):
-        traced.bench.schedulers[0]._parts.outlet.tracer = AttemptTracer(tracing)  # type: ignore[arg-type]
+        traced.bench.schedulers[0]._parts.event_publisher.tracer = AttemptTracer(tracing)  # type: ignore[arg-type]
         before = len(traced.bench.sink.reports)
         traced.serve()
         assert len(traced.bench.sink.reports) == before + 1

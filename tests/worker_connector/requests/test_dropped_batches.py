@@ -13,7 +13,8 @@ from worker_connector.link.channel import LoadDone
 
 
 def offered(*more: int) -> tuple[ScriptedEngine, Request]:
-    """A request whose first 40 tokens are resident, with pages for all of it, and `more` tokens behind the 41 that were served."""
+    """A request whose first 40 tokens are resident, with pages for all of it, and `more` tokens behind the 41 that were
+    served."""
     engine = make()
     engine.serve(list(range(41)))
     again = engine.request([*range(41), *more])
@@ -78,8 +79,8 @@ def test_later_report_settles_a_load_whose_pass_was_not_seen(progress: int, conf
 @pytest.mark.parametrize("meanwhile", [0, 3])
 @pytest.mark.parametrize("passes", [1, 3])
 def test_load_whose_batch_was_dropped_is_confirmed_by_the_pass_that_comes(passes: int, meanwhile: int) -> None:
-    """Where another data-parallel rank has nothing to run the batch is dropped behind the copy; it comes back from the same position, once
-    the engine has tokens left for it."""
+    """Where another data-parallel rank has nothing to run the batch is dropped behind the copy; it comes back from the
+    same position, once the engine has tokens left for it."""
     engine, again = offered()
     for _ in range(passes):
         engine.iterate((again, 1), forward=False)

@@ -1,10 +1,10 @@
-"""Faults injected at each step of a plan, under both dialects: the request ends right, its neighbours do not notice, the report tells the
-truth, and nothing leaks.
+"""Faults injected at each step of a plan, under both dialects: the request ends right, its neighbours do not notice,
+the report tells the truth, and nothing leaks.
 
-"Ends right": every forward pass checks the bytes that it reads, so a request that ends was served or computed. Where a promise cannot be
-kept and the base dialect (M) knows no way back, `start_load_kv` raises before any forward pass, and the executor ends; dialect B restarts
-the request. Of asynchronous loads: test_fault_matrix_parked.py; of several ranks: test_tensor_parallel.py (a rank lost, late, or failing
-alone)."""
+"Ends right": every forward pass checks the bytes that it reads, so a request that ends was served or computed. Where a
+promise cannot be kept and the base dialect (M) knows no way back, `start_load_kv` raises before any forward pass, and
+the executor ends; dialect B restarts the request. Of asynchronous loads: test_fault_matrix_parked.py; of several ranks:
+test_tensor_parallel.py (a rank lost, late, or failing alone)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class Fault:
     breaks_a_promise: bool = False
     """The engine relies on tokens that will not be there: M raises, B restarts."""
     restarts: bool = True
-    """Under B. False: it is not one request's fault, so nothing less than the batch can be taken back, and B raises as well."""
+    """Under B. False: it is not one request's fault, so nothing less than the batch can be taken back, and B raises as
+    well."""
     serves: bool = True
     """Is the victim served all the same?"""
     reports: bool = True
@@ -149,11 +150,11 @@ FAULTS = [
     Fault("saves of the batch", calling(worker_connector.requests.save_planner.SavePlanner, "plan")),
     Fault(
         "whole batch",
-        calling(worker_connector.leader.scheduler_output.BatchReader, "read"),
+        calling(worker_connector.leader.scheduler_output.SchedulerOutputReader, "read"),
         breaks_a_promise=True,
         restarts=False,
     ),
-    Fault("end of the batch", calling(worker_connector.leader.active_requests.RunningRequests, "flush")),
+    Fault("end of the batch", calling(worker_connector.leader.active_requests.ActiveRequests, "flush")),
     Fault("start of the batch", calling(worker_connector.leader.leader.Leader, "_see_rank")),
     # in the copy
     *(
@@ -167,7 +168,7 @@ FAULTS = [
     ),
     Fault("seal", calling(worker_connector.memory.slab.HostSlab, "seal")),
     # at the end
-    Fault("end of the request", calling(worker_connector.leader.active_requests.RunningRequests, "finish")),
+    Fault("end of the request", calling(worker_connector.leader.active_requests.ActiveRequests, "finish")),
     # in the report
     Fault("bus away", bus_away, reports=False),
     Fault("making the report", calling(worker_connector.leader.event_publisher, "build_report", at=1), reports=False),
@@ -196,7 +197,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def engine_of(dialect: str) -> CallbackEngine:
     engine = CallbackEngine(by_dict=dialect == "B", restarts_failed=dialect == "B", num_pages=160)
     engine.free[0] = engine.free[0][::2]  # no two neighbours: each block is a copy of its own
-    engine.parts.outlet._queue = IsolatingQueue()
+    engine.parts.event_publisher._queue = IsolatingQueue()
     for tokens in (SERVED, OTHER):
         engine.serve(tokens)
     return engine

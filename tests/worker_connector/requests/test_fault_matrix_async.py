@@ -1,6 +1,7 @@
-"""Faults injected at each step of an asynchronous load, under both dialects, on the reference engine over a model that knows every page:
-the request ends right, its neighbours do not notice, the report tells the truth, nothing leaks. The matrix of synchronous loads is
-test_fault_matrix.py; that of several ranks test_tensor_parallel.py (a rank lost, late, or failing alone)."""
+"""Faults injected at each step of an asynchronous load, under both dialects, on the reference engine over a model that
+knows every page: the request ends right, its neighbours do not notice, the report tells the truth, nothing leaks. The
+matrix of synchronous loads is test_fault_matrix.py; that of several ranks test_tensor_parallel.py (a rank lost, late,
+or failing alone)."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ FAULTS = [
     ),
     Fault("every copy", copying(0, for_good=True), ends_the_engine=True),
     Fault("late", late),
-    Fault("return", calling(worker_connector.requests.async_loads.ParkedLoads, "resume"), ends_the_engine=True),
+    Fault("return", calling(worker_connector.requests.async_loads.AsyncLoads, "resume"), ends_the_engine=True),
     Fault("first report", calling(worker_connector.leader.scheduler_output, "begin", at=1), ends_the_engine=True),
 ]
 

@@ -225,7 +225,8 @@ def test_row_lives_for_its_seconds() -> None:
 
 
 def test_dynamo_13191_equal_prompts_in_flight_close_each_route_once() -> None:
-    """ai-dynamo/dynamo#13191: two attempts with the same prompt; neither report may be credited to the other's route."""
+    """ai-dynamo/dynamo#13191: two attempts with the same prompt; neither report may be credited to the other's
+    route."""
     table = HintTable(10.0, 100, lambda: 0.0)
     table.put(delivery(route="a" * 32))
     table.put(delivery(route="b" * 32))
@@ -237,7 +238,8 @@ def test_dynamo_13191_equal_prompts_in_flight_close_each_route_once() -> None:
 
 
 def test_a_hint_whose_request_never_came_shifts_nobody() -> None:
-    """Its router or the stream died in between. Every later request of that prompt has a hint of its own, sent just before it."""
+    """Its router or the stream died in between. Every later request of that prompt has a hint of its own, sent just
+    before it."""
     wall = [0]
     table = HintTable(10.0, 100, lambda: 0.0, lambda: wall[0])
     for at, route in ((100, "a" * 32), (200, "b" * 32), (300, "c" * 32)):

@@ -16,7 +16,8 @@ from worker_connector.leader.cache_generation import FORGET_AFTER, OFFER_PATIENC
 @pytest.mark.parametrize("length", [k * SIZE + d for k in (1, 2, 5) for d in (-1, 0, 1)])
 @pytest.mark.parametrize("local_blocks", [0, 1, 2])
 def test_lmcache_4614_never_the_whole_prompt(length: int, local_blocks: int) -> None:
-    """LMCache#4614, #3322: offered = min(match, prompt - 1) - computed in whole blocks, and the bytes moved are those offered."""
+    """LMCache#4614, #3322: offered = min(match, prompt - 1) - computed in whole blocks, and the bytes moved are those
+    offered."""
     engine = make()
     tokens = list(range(1, length + 1))
     engine.serve(tokens)
@@ -165,8 +166,8 @@ def test_offer_given_up_but_used_fails_closed() -> None:
 
 @pytest.mark.parametrize("restarts_failed", [False, True])
 def test_offer_that_waits_long_for_its_batch_is_kept_and_then_given_up_loudly(restarts_failed: bool) -> None:
-    """Decodes may take the whole token budget for hundreds of iterations. The engine has counted what it was offered, so forgetting that
-    silently would be a forward pass over pages that nobody wrote."""
+    """Decodes may take the whole token budget for hundreds of iterations. The engine has counted what it was offered,
+    so forgetting that silently would be a forward pass over pages that nobody wrote."""
     for waits, kept in ((FORGET_AFTER + 4 * SWEEP_EVERY, True), (FORGET_AFTER + OFFER_PATIENCE + SWEEP_EVERY, False)):
         engine = make(restarts_failed=restarts_failed)
         engine.serve(list(range(41)))
@@ -263,8 +264,8 @@ def test_page_outside_the_pool_fails_closed() -> None:
 
 @pytest.mark.parametrize(("honoured", "fails"), [(40, True), (16, True), (12, False)])
 def test_damage_found_between_offer_and_load_fails_closed_if_it_is_used(honoured: int, fails: bool) -> None:
-    """Donors are validated again after allocation (RFC, safety rule 6); the API leaves no way to decline any more, and bytes that are
-    known to be wrong must not reach a page."""
+    """Donors are validated again after allocation (RFC, safety rule 6); the API leaves no way to decline any more, and
+    bytes that are known to be wrong must not reach a page."""
     engine = make()
     tokens = list(range(41))
     engine.serve(tokens)

@@ -1,5 +1,5 @@
-"""A decoded token that completes nothing is taken on a short way: whatever the engine does, orders, books, reports and donors are those of
-the long one."""
+"""A decoded token that completes nothing is taken on a short way: whatever the engine does, orders, books, reports and
+donors are those of the long one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.donor_events import DonorEvicted, DonorRegistered
 from tests.worker_connector.harness import MIB, settings
 from tests.worker_connector.scripted import OPTIONS, SIZE, Request, ScriptedEngine
-from worker_connector.leader.scheduler_output import BatchReader
+from worker_connector.leader.scheduler_output import SchedulerOutputReader
 from worker_connector.link.channel import LoadDone, RankResult, SaveDone
 from worker_connector.link.metadata import Orders
 
@@ -193,15 +193,18 @@ def _run(form: str, script: Iterable[Step]) -> _Scripted:
 
 
 def _run_in_full(form: str, script: Iterable[Step]) -> _Scripted:
-    real = BatchReader.read
+    real = SchedulerOutputReader.read
 
-    def read(self: BatchReader, *arguments: Any, **named: Any) -> Orders:
+    def read(self: SchedulerOutputReader, *arguments: Any, **named: Any) -> Orders:
         return real(self, *arguments, **named) or Orders()
 
-    def all_of_them(self: BatchReader, reports: Sequence[Any], iteration: int) -> list[Any]:
+    def all_of_them(self: SchedulerOutputReader, reports: Sequence[Any], iteration: int) -> list[Any]:
         return list(reports)
 
-    with mock.patch.object(BatchReader, "read", read), mock.patch.object(BatchReader, "_loud", all_of_them):
+    with (
+        mock.patch.object(SchedulerOutputReader, "read", read),
+        mock.patch.object(SchedulerOutputReader, "_reports_to_read", all_of_them),
+    ):
         return _run(form, script)
 
 
@@ -234,18 +237,18 @@ def test_orders_books_reports_and_donors_are_those_of_the_long_way(form: str, sc
 
 
 def test_most_decoded_tokens_are_quiet() -> None:
-    """Of one request, in blocks of four: the one that completes a block and the next one, which brings a page and admits the block, are
-    not."""
+    """Of one request, in blocks of four: the one that completes a block and the next one, which brings a page and
+    admits the block, are not."""
     scripted = _run("dict", [("start", 1, 3)] + [("decode", 0, 0)] * 64)
     assert scripted.quiet >= 30
     reads: Counter[int] = Counter()
-    real = BatchReader._later
+    real = SchedulerOutputReader._later
 
-    def later(self: BatchReader, data: Any, iteration: int, orders: Orders) -> None:
+    def later(self: SchedulerOutputReader, data: Any, iteration: int, orders: Orders) -> None:
         reads[int(data.request_id)] += 1
         real(self, data, iteration, orders)
 
-    with mock.patch.object(BatchReader, "_later", later):
+    with mock.patch.object(SchedulerOutputReader, "_later", later):
         _run("flat", [("start", 1, 3), ("start", 3, 3)] + [("decode", 0, 0)] * 64)
     assert len(reads) == 2
     assert max(reads.values()) <= 33

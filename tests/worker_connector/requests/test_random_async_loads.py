@@ -1,6 +1,6 @@
-"""Random schedules of an engine that parks requests: copies that run when they like, requests that vanish under them, deadlines,
-replays, resets. Every page that a forward pass reads holds what a cold prefill would have put there; every parked id is named once; all
-comes back."""
+"""Random schedules of an engine that parks requests: copies that run when they like, requests that vanish under them,
+deadlines, replays, resets. Every page that a forward pass reads holds what a cold prefill would have put there; every
+parked id is named once; all comes back."""
 
 from __future__ import annotations
 

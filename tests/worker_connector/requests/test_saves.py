@@ -19,7 +19,8 @@ from worker_connector.rank.rank import Rank
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_lmcache_3640_chunked_prefill_saves_and_binds_all_chunks(flat: bool) -> None:
-    """LMCache#3640: later chunks come as deltas in `cached_requests`; a prompt of three chunks is saved and served whole."""
+    """LMCache#3640: later chunks come as deltas in `cached_requests`; a prompt of three chunks is saved and served
+    whole."""
     engine = make(flat=flat)
     tokens = list(range(36))
     first = engine.request(tokens)
@@ -134,8 +135,8 @@ def test_trtllm_12673_blocks_are_saved_only_once_computed() -> None:
 
 
 def test_trtllm_13318_overstated_chunk_is_not_believed() -> None:
-    """NVIDIA/TensorRT-LLM#13318: more was reported as scheduled than the trimmed batch computed; the blocks copied too early are thrown
-    away and saved again when they really are there."""
+    """NVIDIA/TensorRT-LLM#13318: more was reported as scheduled than the trimmed batch computed; the blocks copied too
+    early are thrown away and saved again when they really are there."""
     engine = make()
     tokens = list(range(40))
     request = engine.request(tokens)
@@ -154,8 +155,9 @@ def test_trtllm_13318_overstated_chunk_is_not_believed() -> None:
 
 
 def test_trtllm_13318_a_last_token_that_was_left_out_is_not_taken_for_computed() -> None:
-    """NVIDIA/TensorRT-LLM#13318, for a chunk of one token that ends prompt and block: a report under overlap scheduling may lag so far
-    behind, but this one starts where the one before did. What was copied behind the pass without it is not what comes to be there."""
+    """NVIDIA/TensorRT-LLM#13318, for a chunk of one token that ends prompt and block: a report under overlap scheduling
+    may lag so far behind, but this one starts where the one before did. What was copied behind the pass without it is
+    not what comes to be there."""
     engine = make()
     request = engine.request(list(range(8)))
     engine.ask(request)
@@ -202,7 +204,8 @@ def test_decode_that_reports_late_is_waited_for() -> None:
 
 
 def test_trtllm_15018_cancelled_requests_never_donate() -> None:
-    """NVIDIA/TensorRT-LLM#15018: nobody says that a request was cancelled. What is not proven by then is thrown away."""
+    """NVIDIA/TensorRT-LLM#15018: nobody says that a request was cancelled. What is not proven by then is thrown
+    away."""
     engine = make()
     request = engine.request(list(range(41)))
     engine.prefill(request)
@@ -313,7 +316,8 @@ def test_full_slab_evicts_least_recently_used_and_tells_donors() -> None:
 
 @pytest.mark.parametrize("windows", [(None, 12), (12, None), (None, 6, 12)])
 def test_groups_are_saved_and_served_together(windows: tuple[int | None, ...]) -> None:
-    """A block is served only when every group holds it; blocks that a window has passed have no page and are left out of the copy."""
+    """A block is served only when every group holds it; blocks that a window has passed have no page and are left out
+    of the copy."""
     engine = make(windows=windows)
     tokens = list(range(41))
     first = engine.request(tokens)
@@ -340,7 +344,8 @@ def test_block_without_a_page_in_one_group_ends_the_saved_chain() -> None:
 
 
 def test_token_that_cannot_be_read_ends_the_saves_of_its_request() -> None:
-    """Later ones would be taken for the tokens of the positions before them, and their KV be served to a prompt that has them there."""
+    """Later ones would be taken for the tokens of the positions before them, and their KV be served to a prompt that
+    has them there."""
     engine = make()
     request = engine.request(range(9))
     engine.prefill(request)

@@ -139,11 +139,12 @@ def does_not_look_at_the_bytes(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_blocks_over_a_weight_update(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker_connector.leader.cache_generation.CacheLife, "forget_blocks", lambda self: None)
+    patch.setattr(worker_connector.leader.cache_generation.CacheGeneration, "forget_blocks", lambda self: None)
 
 
 def believes_what_was_scheduled(patch: pytest.MonkeyPatch) -> None:
-    """A block is taken for computed because it was scheduled: chunks that were cut afterwards, batches that were dropped."""
+    """A block is taken for computed because it was scheduled: chunks that were cut afterwards, batches that were
+    dropped."""
     planner = worker_connector.requests.save_planner.SavePlanner
     patch.setattr(planner, "progressed", planner.finished)
     real = worker_connector.rank.rank.Rank._drop_saves
@@ -177,7 +178,7 @@ def keeps_the_pages_of_a_destroyed_allocation(patch: pytest.MonkeyPatch) -> None
 
 def calls_a_copy_a_confirmation(patch: pytest.MonkeyPatch) -> None:
     """Whether a forward pass came behind it or not."""
-    real = worker_connector.leader.cache_generation.CacheLife.copied
+    real = worker_connector.leader.cache_generation.CacheGeneration.copied
 
     def copied(self: Any, done: Any) -> None:
         real(self, done)
@@ -185,7 +186,7 @@ def calls_a_copy_a_confirmation(patch: pytest.MonkeyPatch) -> None:
         if attempt is not None and not attempt.parked:
             self._confirm(attempt)
 
-    patch.setattr(worker_connector.leader.cache_generation.CacheLife, "copied", copied)
+    patch.setattr(worker_connector.leader.cache_generation.CacheGeneration, "copied", copied)
 
 
 def counts_overtaken_tokens_as_reuse(patch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-"""Tape: a schedule as bytes. Every decision takes one; when they are used up, each is the plainest one, so a schedule ends by itself, and a
-shorter tape of smaller bytes is a simpler schedule. That is what lets Hypothesis draw, shrink and print a schedule as one value."""
+"""Tape: a schedule as bytes. Every decision takes one; when they are used up, each is the plainest one, so a schedule
+ends by itself, and a shorter tape of smaller bytes is a simpler schedule. That is what lets Hypothesis draw, shrink and
+print a schedule as one value."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Tape:
         return byte
 
     def below(self, what: str, bound: int) -> int:
-        """One of 0 .. bound-1, of which 0 is the plainest; bound is at most 256. `what` is for whoever reads the call."""
+        """One of 0 .. bound-1, of which 0 is the plainest; bound is at most 256. `what` is for whoever reads the
+        call."""
         return self._next() % bound
 
     def hits(self, what: str, rate: float) -> bool:

@@ -1,6 +1,7 @@
-"""Random schedules of engine and connector. After every step: each page that attention reads holds exactly what a cold prefill would have
-put there, nobody wrote a page that was not theirs to write, slots and leases balance, every report's counts are in order; at the end every
-request has the cold answer, and nothing is held. Longer runs: `make schedules`."""
+"""Random schedules of engine and connector. After every step: each page that attention reads holds exactly what a cold
+prefill would have put there, nobody wrote a page that was not theirs to write, slots and leases balance, every report's
+counts are in order; at the end every request has the cold answer, and nothing is held. Longer runs: `make
+schedules`."""
 
 from __future__ import annotations
 

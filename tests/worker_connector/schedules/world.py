@@ -1,4 +1,5 @@
-"""World: the reference engine stepped by hand, our connector attached, and what must hold after every step of any schedule."""
+"""World: the reference engine stepped by hand, our connector attached, and what must hold after every step of any
+schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import MIB, Bench, RecordingSink, settings
 from tests.worker_connector.schedules.tape import Tape
 from worker_connector.engine_api.request_view import RequestScope, unpack_tokens
-from worker_connector.leader.cache_generation import OFFER_PATIENCE, CacheLife
+from worker_connector.leader.cache_generation import OFFER_PATIENCE, CacheGeneration
 from worker_connector.leader.leader import IDLE_SECONDS
 from worker_connector.ledger.block import BlockEntry
 from worker_connector.ledger.ledger import Ledger
@@ -61,8 +62,8 @@ class FailingStream(CpuStream):
 
 
 class World:
-    """`config`: fields of the engine beside those below; `slots`, `max_leases`, `async_load_min_tokens`: of the connector.
-    `failed_copy_rate`: of dialect B only, where a failed load restarts its request.
+    """`config`: fields of the engine beside those below; `slots`, `max_leases`, `async_load_min_tokens`: of the
+    connector. `failed_copy_rate`: of dialect B only, where a failed load restarts its request.
     """
 
     def __init__(
@@ -109,7 +110,8 @@ class World:
         self.cancelled: set[int] = set()
         self.damaged: set[int] = set()
         self.stalled = False
-        """Requests were taken for gone that were not. Their bytes must be right all the same; their numbers begin anew."""
+        """Requests were taken for gone that were not. Their bytes must be right all the same; their numbers begin
+        anew."""
         self.steps = 0
         self.seen: Counter[str] = Counter()
         self._read = 0
@@ -117,7 +119,7 @@ class World:
         self._scopes = [self._scope(scope) for scope in SCOPES]
 
     @property
-    def _life(self) -> CacheLife:
+    def _life(self) -> CacheGeneration:
         life = self.leader._life
         assert life is not None
         return life
@@ -168,8 +170,8 @@ class World:
         raise Broken(f"requests {sorted(self.engine.running)} never end")
 
     def damage(self, slot: int, byte: int) -> None:
-        """A bit of the slab flips. Only in sealed rows, since what is being written is written anyway, and not between the promise and its
-        load: what is damaged then and not found is what the connector does not claim to catch."""
+        """A bit of the slab flips. Only in sealed rows, since what is being written is written anyway, and not between
+        the promise and its load: what is damaged then and not found is what the connector does not claim to catch."""
         slab, entry = self.bench.rank.slab, self.ledger.by_slot(slot)
         assert slab is not None
         promised = any(entry in tip.chain() for tip in self.ledger._leased)
@@ -331,7 +333,7 @@ class World:
                 believed.add(event.data.donor_id)
             elif isinstance(event.data, DonorEvicted):
                 believed.discard(event.data.donor_id)
-        registry = self.bench.schedulers[0]._parts.outlet.donors
+        registry = self.bench.schedulers[0]._parts.event_publisher.donors
         assert registry is not None
         require(believed == set(registry._donors), "donors that a router believes in and we do not, or the other way")
         for donor in registry._donors.values():

@@ -1,6 +1,6 @@
-"""The disk tier at the door of the reference engine's Dynamo worker: a request waits there, in the event loop, for what its worker has
-on disk of its prompt. What is worth waiting for, and for how long, the connector says (disk_door.py); here is what only the engine
-knows: what its own cache holds, and how fast it computes.
+"""The disk tier at the door of the reference engine's Dynamo worker: a request waits there, in the event loop, for what
+its worker has on disk of its prompt. What is worth waiting for, and for how long, the connector says
+(leader/disk_prefetch_wait.py); here is what only the engine knows: what its own cache holds, and how fast it computes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from worker_connector.leader.disk_prefetch_wait import DiskDoor
+from worker_connector.leader.disk_prefetch_wait import DiskPrefetchWait
 from worker_connector.reference_engine.dynamo_worker.request import Submission
 from worker_connector.reference_engine.engine.engine import Engine
 
@@ -20,7 +20,7 @@ class DiskAhead:
         ranks = range(engine.config.data_parallel_size)
         self._engine = engine
         self._clock = clock
-        self._doors: Sequence[DiskDoor | None] = [
+        self._doors: Sequence[DiskPrefetchWait | None] = [
             getattr(engine.connector_scheduler(rank), "disk_door", None) for rank in ranks
         ]
 
@@ -47,7 +47,7 @@ class DiskAhead:
 class Prefill:
     """One request's, from now on: what its output chunks say of how fast the engine computed."""
 
-    def __init__(self, door: DiskDoor, clock: Callable[[], float]) -> None:
+    def __init__(self, door: DiskPrefetchWait, clock: Callable[[], float]) -> None:
         self._door = door
         self._clock = clock
         self._began = clock()

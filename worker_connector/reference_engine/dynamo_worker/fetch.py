@@ -1,7 +1,8 @@
-"""`kv.fetch@1.0` at the door of the reference engine's Dynamo worker: the hint's blocks are pulled before the engine sees the request.
+"""`kv.fetch@1.0` at the door of the reference engine's Dynamo worker: the hint's blocks are pulled before the engine
+sees the request.
 
-The request is held for them for `connector.fetch.wait_ms` at most, in the event loop, while others go by; the engine's threads know nothing
-of it. What has not come by then serves the next one.
+The request is held for them for `connector.fetch.wait_ms` at most, in the event loop, while others go by; the engine's
+threads know nothing of it. What has not come by then serves the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from dynamo_semkv.contracts.hints import DONOR_ACTION, KvHintsEnvelope
 from dynamo_semkv.telemetry.throttled import Throttled
-from worker_connector.fetch.peer_fetch import FetchDesk
+from worker_connector.fetch.peer_fetch import PeerFetch
 from worker_connector.reference_engine.dynamo_worker.request import Submission
 from worker_connector.requests.hints import HintReader
 
@@ -26,13 +27,13 @@ OPEN_SECONDS = 20.0
 """How long a rank may take to listen."""
 
 
-def desks_of(schedulers: Sequence[Any]) -> list[FetchDesk]:
+def desks_of(schedulers: Sequence[Any]) -> list[PeerFetch]:
     """Of every rank; empty where nothing is pulled."""
     found = [getattr(scheduler, "fetch_desk", None) for scheduler in schedulers]
     return [desk for desk in found if desk is not None] if all(found) else []
 
 
-async def endpoints_of(desks: Sequence[FetchDesk]) -> dict[int, str]:
+async def endpoints_of(desks: Sequence[PeerFetch]) -> dict[int, str]:
     """By rank. Empty unless every rank listens: a worker pulls and serves, or does neither."""
     waits = [asyncio.to_thread(desk.wait_open, OPEN_SECONDS) for desk in desks]
     endpoints = dict(enumerate(await asyncio.gather(*waits)))
@@ -45,9 +46,10 @@ async def endpoints_of(desks: Sequence[FetchDesk]) -> dict[int, str]:
 
 
 class FetchAhead:
-    """`wait_seconds`: how long a request may be held. `counted`: what is in its hint is counted by whoever gets it on the request."""
+    """`wait_seconds`: how long a request may be held. `counted`: what is in its hint is counted by whoever gets it on
+    the request."""
 
-    def __init__(self, desks: Sequence[FetchDesk], wait_seconds: float, *, counted: bool = False) -> None:
+    def __init__(self, desks: Sequence[PeerFetch], wait_seconds: float, *, counted: bool = False) -> None:
         self._desks = desks
         self._wait = wait_seconds
         self._uncounted = HintReader(fetches=True) if counted else None

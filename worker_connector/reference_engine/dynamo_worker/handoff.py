@@ -1,10 +1,12 @@
-"""Disaggregated serving with the reference engine: what a prefill worker hands over, and what a decode worker makes of it.
+"""Disaggregated serving with the reference engine: what a prefill worker hands over, and what a decode worker makes of
+it.
 
     prefill   the prompt and one token    -> {"first_token", "prompt_tokens"} in `disaggregated_params`
     decode    `prefill_result` of Dynamo  -> the stream, from the first token on
 
-No KV moves between the processes: the decode worker computes the prompt again, behind the token that the prefill worker found. So an answer
-tells whether prefill was right (its first token is the prefill worker's), and says nothing about a transfer.
+No KV moves between the processes: the decode worker computes the prompt again, behind the token that the prefill worker
+found. So an answer tells whether prefill was right (its first token is the prefill worker's), and says nothing about a
+transfer.
 
 Pure: no Dynamo, no engine. Field names are those of Dynamo's PreprocessedRequest and LLMEngineOutput.
 """
@@ -39,7 +41,8 @@ class Handoff:
 
 
 def context_only(asked: Submission) -> Submission:
-    """The prompt and one token, whatever that token is: the hand-over may not depend on where a client wants to stop."""
+    """The prompt and one token, whatever that token is: the hand-over may not depend on where a client wants to
+    stop."""
     return replace(asked, max_new_tokens=1, min_tokens=0, stop_token_ids=frozenset())
 
 
@@ -53,8 +56,8 @@ async def handed_over(chunks: AsyncIterator[Chunk], prompt_tokens: int) -> Async
 
 
 def handoff_of(request: Mapping[str, Any], prompt_tokens: int) -> Handoff | None:
-    """None: the request was not prefilled elsewhere, so this worker does all of it. Raises BadRequest for another engine's hand-over,
-    and for one of another prompt."""
+    """None: the request was not prefilled elsewhere, so this worker does all of it. Raises BadRequest for another
+    engine's hand-over, and for one of another prompt."""
     result = request.get("prefill_result")
     if result is None:
         return None
@@ -64,7 +67,8 @@ def handoff_of(request: Mapping[str, Any], prompt_tokens: int) -> Handoff | None
     )
     if type(first) is not int or type(count) is not int or first < 0:
         raise BadRequest(
-            f"prefill_result.disaggregated_params: got {params!r}, allowed: first_token and prompt_tokens, as this engine's prefill says"
+            f"prefill_result.disaggregated_params: got {params!r}, allowed: first_token and prompt_tokens, as this "
+            "engine's prefill says"
         )
     if count != prompt_tokens:
         raise BadRequest(
@@ -95,7 +99,8 @@ def continued(asked: Submission, handoff: Handoff) -> Submission | None:
 async def from_first_token(
     chunks: AsyncIterator[Chunk] | None, asked: Submission, handoff: Handoff
 ) -> AsyncGenerator[Chunk, None]:
-    """The stream of a decode worker. `chunks`: those of `continued`; counts in the last one are those of the whole request."""
+    """The stream of a decode worker. `chunks`: those of `continued`; counts in the last one are those of the whole
+    request."""
     first: Chunk = {"token_ids": [handoff.first_token]}
     if chunks is None:
         yield {

@@ -165,8 +165,8 @@ def removed(hashes: list[int], tier: Tier) -> dict[str, Any]:
 def heartbeat(block_size: int) -> list[dict[str, Any]]:
     """A block under a salt that nobody has, stored and removed again: it changes nothing and is an event.
 
-    Dynamo's router asks for events that it missed while the broker was away only when a later one of the same rank arrives, so the blocks
-    of an engine that falls quiet would stay unknown.
+    Dynamo's router asks for events that it missed while the broker was away only when a later one of the same rank
+    arrives, so the blocks of an engine that falls quiet would stay unknown.
     """
     tokens = [0] * block_size
     return [

@@ -166,8 +166,8 @@ def _cache_salt(request: Mapping[str, Any], routing: Mapping[str, Any]) -> str |
 
 def merged_hints(request: Mapping[str, Any]) -> tuple[KvHintsEnvelope | None, list[str]]:
     """Dynamo's own `kv_hint` and ours from `extra_args.semkv` in one envelope (RFC versioned KV hints: actions are
-    independent). Nothing else of a request is looked at, and an address (`kv.fetch`) is taken from `kv_hint` only, which
-    Dynamo's router makes or removes: in ours it would be a client's or a mistake.
+    independent). Nothing else of a request is looked at, and an address (`kv.fetch`) is taken from `kv_hint` only,
+    which Dynamo's router makes or removes: in ours it would be a client's or a mistake.
 
     Second value: what was refused, and why; the rest still counts.
     """

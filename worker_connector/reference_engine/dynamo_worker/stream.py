@@ -58,7 +58,8 @@ async def chunks(
             asked.token_ids,
             max_new_tokens=asked.max_new_tokens,
             sampling=asked.sampling,
-            # With min_tokens an early end token has to be passed over, which the engine has no word for: then we end it.
+            # With min_tokens an early end token has to be passed over, which the engine has no word for: then we end
+            # it.
             eos_token_ids=() if asked.min_tokens else asked.stop_token_ids,
             dp_rank=asked.dp_rank,
             cache_salt=asked.cache_salt,
@@ -98,8 +99,9 @@ async def chunks(
 
 
 async def push(stream: AsyncGenerator[Chunk, None], sender: Sender) -> None:
-    """Every chunk of `stream` to `sender`. What the stream raises goes through. A consumer that left ends the stream, and so the request,
-    at once, and is no failure: the chunk that finds it gone may come before the word that the client cancelled."""
+    """Every chunk of `stream` to `sender`. What the stream raises goes through. A consumer that left ends the stream,
+    and so the request, at once, and is no failure: the chunk that finds it gone may come before the word that the
+    client cancelled."""
     try:
         async for item in stream:
             try:

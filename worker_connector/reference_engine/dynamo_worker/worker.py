@@ -68,7 +68,8 @@ BEAT_SECONDS = 0.02
 """How often KV events and load are read from the engine while it has something to do, and for QUIET_SECONDS after."""
 QUIET_SECONDS = 1.0
 IDLE_BEAT_SECONDS = 0.2
-"""The same of an idle engine, unless a request comes. A load that has not changed is told again no more often than that."""
+"""The same of an idle engine, unless a request comes. A load that has not changed is told again no more often than
+that."""
 HEARTBEAT_SECONDS = 5.0
 """A rank that had no KV event for so long sends one that changes nothing."""
 SUBSCRIBE_MILLISECONDS = 20_000
@@ -234,8 +235,8 @@ class DynamoWorker:
             Role.PREFILL: (WorkerType.Prefill, [[WorkerType.Decode]]),
             Role.DECODE: (WorkerType.Decode, [[WorkerType.Prefill]]),
         }[role]
-        # Behind a router of ours no public endpoint: clients reach this engine through the router only. Of disaggregated workers
-        # those that decode offer the model.
+        # Behind a router of ours no public endpoint: clients reach this engine through the router only. Of
+        # disaggregated workers those that decode offer the model.
         if role is Role.PREFILL:
             model_type = ModelType.Prefill
         elif role is Role.DECODE or self._settings.offer_model:
@@ -281,7 +282,8 @@ class DynamoWorker:
         self._expose_metrics(endpoint)
 
     def _expose_metrics(self, endpoint: Any) -> None:
-        """The connectors' metrics at /metrics of the status server, as Dynamo's own workers put their engine's there."""
+        """The connectors' metrics at /metrics of the status server, as Dynamo's own workers put their engine's
+        there."""
         schedulers = (self.engine.connector_scheduler(rank) for rank in range(self._settings.engine.data_parallel_size))
         sources = [read for scheduler in schedulers if (read := getattr(scheduler, "snapshot", None)) is not None]
         namespace, component, name = self._settings.endpoint.split(".")

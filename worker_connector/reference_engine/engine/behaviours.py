@@ -21,35 +21,37 @@ class Behaviours:
 
     seed: int = 0
     #: Variant of the connector API. "M" is TensorRT-LLM's main branch. "B" is the Mooncake store's branch
-    #: (NVIDIA/TensorRT-LLM#18676): blocks of a report are a dict by layer group id, and hooks are called where a connector
-    #: has them: `cancel_load` for the unhonoured end of an offer, `request_reset` when pages are destroyed, and
-    #: `take_failed_load_requests`, `take_failed_async_load_requests` and `drop_bound_saves`, by which a failed load
+    #: (NVIDIA/TensorRT-LLM#18676): blocks of a report are a dict by layer group id, and hooks are called where a
+    #: connector has them: `cancel_load` for the unhonoured end of an offer, `request_reset` when pages are destroyed,
+    #: and `take_failed_load_requests`, `take_failed_async_load_requests` and `drop_bound_saves`, by which a failed load
     #: restarts its request.
     dialect: str = "M"
-    #: Dialect "B" asks before it allocates: by then the local cache has caught up with the beginning of an offer, which is
-    #: cut by `cancel_load`.
+    #: Dialect "B" asks before it allocates: by then the local cache has caught up with the beginning of an offer, which
+    #: is cut by `cancel_load`.
     overtaken_offer_rate: float = 0.0
-    #: The next forward pass starts before the last one's tokens are known: what ends a request (its token, cancellation,
-    #: commit, request_finished) comes one iteration late, and the first report of a generating request has no new token
-    #: (py_executor.py, `_executor_loop_overlap`).
+    #: The next forward pass starts before the last one's tokens are known: what ends a request (its token,
+    #: cancellation, commit, request_finished) comes one iteration late, and the first report of a generating request
+    #: has no new token (py_executor.py, `_executor_loop_overlap`).
     overlap_scheduling: bool = False
-    #: After the queries a batch may have more tokens than the budget allows (NVIDIA/TensorRT-LLM#13318). "shrink": chunks
-    #: are shortened; "defer": a chunk that cannot be shortened leaves the batch with all that come after it, although it
-    #: was asked about and has pages (resource_manager.py, `fit_token_budget`, newer and older).
+    #: After the queries a batch may have more tokens than the budget allows (NVIDIA/TensorRT-LLM#13318). "shrink":
+    #: chunks are shortened; "defer": a chunk that cannot be shortened leaves the batch with all that come after it,
+    #: although it was asked about and has pages (resource_manager.py, `fit_token_budget`, newer and older).
     token_budget_trim: str = "off"
     #: How often the budget turns out smaller than what was scheduled.
     trim_rate: float = 0.0
     #: True: the connector is told the chunk sizes before the trim, as by versions before NVIDIA/TensorRT-LLM#13318.
     report_before_trim: bool = False
-    #: A batch is dropped behind start_load_kv, as when another attention data-parallel rank has nothing to run: what was
-    #: reported is not computed, and reported again (py_executor.py, the second `_can_queue`).
+    #: A batch is dropped behind start_load_kv, as when another attention data-parallel rank has nothing to run: what
+    #: was reported is not computed, and reported again (py_executor.py, the second `_can_queue`).
     dropped_batch_rate: float = 0.0
-    #: A dropped batch gives back the pages that it has made its requests grow by, although they were reported; when they grow
-    #: again they get other pages, and the reports, which count, do not say so. A request that was served more than it had
-    #: pages for before loses all (`_revert_gen_alloc`, `revert_allocate_context`). Only with kv_cache_manager "v2".
+    #: A dropped batch gives back the pages that it has made its requests grow by, although they were reported; when
+    #: they grow again they get other pages, and the reports, which count, do not say so. A request that was served more
+    #: than it had pages for before loses all (`_revert_gen_alloc`, `revert_allocate_context`). Only with
+    #: kv_cache_manager "v2".
     dropped_batch_reverts: bool = False
-    #: A rank with nothing to run, or nothing but parked requests, runs a dummy request: a pass with all its hooks of which
-    #: nothing is asked, reported or finished (py_executor.py, `_pad_empty_attention_dp_batch`). Needs several ranks.
+    #: A rank with nothing to run, or nothing but parked requests, runs a dummy request: a pass with all its hooks of
+    #: which nothing is asked, reported or finished (py_executor.py, `_pad_empty_attention_dp_batch`). Needs several
+    #: ranks.
     dummy_rate: float = 0.0
     #: Pages for an offer beyond the chunk are not found: the runtime honours whole blocks of the pages that it has, or
     #: nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). Only with kv_cache_manager "v2".
@@ -57,7 +59,8 @@ class Behaviours:
     #: A running request loses its pages and starts over; it is asked about and reported as new again (V2 schedules as
     #: MAX_UTILIZATION does). The tokens that it had generated are part of its prompt then.
     destroyed_allocation_rate: float = 0.0
-    #: The block ids of a finished request cannot be read: request_finished is not called (`_save_kv_to_connector_async`).
+    #: The block ids of a finished request cannot be read: request_finished is not called
+    #: (`_save_kv_to_connector_async`).
     lost_finish_rate: float = 0.0
     #: Forward passes over all pages before the connector is attached.
     warmup_forwards: int = 0

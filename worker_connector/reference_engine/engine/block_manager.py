@@ -1,9 +1,9 @@
 """Page allocation of one rank: free pages of each layer group, sequences, and their tie to the reuse tree.
 
 Admission reserves every page that a sequence can ever need (TensorRT-LLM's GUARANTEED_NO_EVICT), so `grow` cannot fail:
-the invariant is, for each group, `reserved <= free + evictable`. A page slot that a sequence has got stays the same until
-it closes, because a connector is told slots once and holds them; only a window that passes a block takes its page away,
-for which the slot reads `BAD_PAGE_INDEX`, in place, from then on.
+the invariant is, for each group, `reserved <= free + evictable`. A page slot that a sequence has got stays the same
+until it closes, because a connector is told slots once and holds them; only a window that passes a block takes its page
+away, for which the slot reads `BAD_PAGE_INDEX`, in place, from then on.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class BlockManager:
         return -(-num_tokens // self._pool.tokens_per_block)
 
     def cached_tokens(self, tokens: SequenceOf[int], scope: ReuseScope) -> int:
-        """What a request for these tokens would find of them now. Only reads, so any thread may ask; it is an estimate there, as the rank
-        goes on meanwhile."""
+        """What a request for these tokens would find of them now. Only reads, so any thread may ask; it is an estimate
+        there, as the rank goes on meanwhile."""
         if not self._reuse_enabled:
             return 0
         size = self._pool.tokens_per_block
@@ -150,7 +150,8 @@ class BlockManager:
         return sequence
 
     def _copy_partly(self, sequence: BlockSequence, tokens: SequenceOf[int]) -> None:
-        """Begin the first block that is not cached with the tokens that it shares with a cached one, never all of `tokens`."""
+        """Begin the first block that is not cached with the tokens that it shares with a cached one, never all of
+        `tokens`."""
         found = self._tree.match_partly(sequence.scope, sequence.chain_tip, tokens[sequence.reused_tokens : -1])
         if found is None:
             return

@@ -36,8 +36,8 @@ class EngineConfig:
     #: share of the cores, or their threads wait for each other at every matrix product.
     num_threads: int = 2
     enable_block_reuse: bool = True
-    #: Reuse a block of which only the first tokens are the same, by copying it. Where a request's local prefix ends in the
-    #: middle of a block, no block of a connector fits behind it.
+    #: Reuse a block of which only the first tokens are the same, by copying it. Where a request's local prefix ends in
+    #: the middle of a block, no block of a connector fits behind it.
     enable_partial_reuse: bool = False
     #: Which call order and block reporting the connector sees: "v2" interleaves query and alloc per request and reports
     #: the blocks of each chunk; "v1" asks for the whole batch first and reports all prompt blocks at once.
@@ -48,8 +48,8 @@ class EngineConfig:
     layer_hooks_in_decode: bool = True
     #: True: each decode is computed alone, so logits do not depend on the batch; slower.
     batch_invariant_decode: bool = False
-    #: True: cancelled or failed requests keep their pages until their connector transfers end (TensorRT-LLM does so under
-    #: attention data parallelism only).
+    #: True: cancelled or failed requests keep their pages until their connector transfers end (TensorRT-LLM does so
+    #: under attention data parallelism only).
     hold_pages_during_transfers: bool = True
     #: An idle rank still polls the connector this often; None: only while transfers are pending.
     idle_poll_s: float | None = 0.25
@@ -57,9 +57,9 @@ class EngineConfig:
     poison_pages: bool = False
     #: Where weights and pages are: "cpu", "cuda" or "cuda:N". Sampling is on the host.
     device: str = "cpu"
-    #: Attention windows in tokens, as TensorRT-LLM's `KvCacheConfig.max_attention_window`: layer i has entry i modulo their
-    #: number; one as long as the longest sequence is full attention, and so is (). Layers of one window are a layer group
-    #: with a pool of `num_blocks` pages of its own.
+    #: Attention windows in tokens, as TensorRT-LLM's `KvCacheConfig.max_attention_window`: layer i has entry i modulo
+    #: their number; one as long as the longest sequence is full attention, and so is (). Layers of one window are a
+    #: layer group with a pool of `num_blocks` pages of its own.
     max_attention_window: tuple[int, ...] = ()
     #: The first tokens of a sequence that windows always see.
     sink_token_length: int = 0
@@ -130,7 +130,8 @@ class ConnectorSpec:
     def resolve(
         cls, module: str, scheduler_class: str, worker_class: str, server_url: str | None = None
     ) -> ConnectorSpec:
-        """Import the classes by name. ImportError, AttributeError or TypeError if they are not there or no connector."""
+        """Import the classes by name. ImportError, AttributeError or TypeError if they are not there or no
+        connector."""
         imported = importlib.import_module(module)
         scheduler, worker = getattr(imported, scheduler_class), getattr(imported, worker_class)
         for found, base in ((scheduler, KvCacheConnectorScheduler), (worker, KvCacheConnectorWorker)):

@@ -103,8 +103,8 @@ def _check_windows(spec: ConnectorSpec, pool: KvPool, config: EngineConfig) -> N
     ]
     if len(windows) > 1 and missing:
         raise NotImplementedError(
-            f"{spec.scheduler.__name__} does not implement {' and '.join(missing)}, and this KV cache has {len(windows)} "
-            "layer groups"
+            f"{spec.scheduler.__name__} does not implement {' and '.join(missing)}, and this KV cache has "
+            f"{len(windows)} layer groups"
         )
 
 
@@ -178,8 +178,8 @@ class ConnectorManager:
         return request.request_id in self._new.loading
 
     def build_scheduler_output(self, batch: Batch) -> None:
-        """What `handle_metadata` gives to the connector. Served tokens count for this iteration's reports only: a request
-        that has left the batch since it was asked about is reported, next time, as starting behind them."""
+        """What `handle_metadata` gives to the connector. Served tokens count for this iteration's reports only: a
+        request that has left the batch since it was asked about is reported, next time, as starting behind them."""
         output = SchedulerOutput(attention_dp_rank=self._dp_rank)
         for request in batch.context:
             if request.request_id in self._new.loading:
@@ -243,8 +243,9 @@ class ConnectorManager:
         return any(request.request_id in stage for stage in stages)
 
     def reset_request(self, request: LlmRequest) -> None:
-        """The request's pages are destroyed: the deltas start over, so its replay is reported as a new request. A finished
-        async load is not forgotten, as in TensorRT-LLM's `reset_request_state`: such a replay is not asked about."""
+        """The request's pages are destroyed: the deltas start over, so its replay is reported as a new request. A
+        finished async load is not forgotten, as in TensorRT-LLM's `reset_request_state`: such a replay is not asked
+        about."""
         self._reported.pop(request.request_id, None)
         self._external.pop(request.request_id, None)
         self._hooks.request_reset(request)

@@ -1,6 +1,7 @@
 """The request with which an attention data-parallel rank pads an empty batch, so that all ranks run a pass together.
 
-It has a page while it runs and is nobody's: the connector is neither asked nor told (NVIDIA/TensorRT-LLM#19083, #19164).
+It has a page while it runs and is nobody's: the connector is neither asked nor told (NVIDIA/TensorRT-LLM#19083,
+#19164).
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ class Engine:
         return handle
 
     def poll_kv_events(self, rank: int) -> list[dict[str, Any]]:
-        """KV events of one rank since the last call, oldest first, in TensorRT-LLM's dict shape (`engine/events.py`)."""
+        """KV events of one rank since the last call, oldest first, in TensorRT-LLM's dict shape
+        (`engine/events.py`)."""
         return self._rank(rank).drain_events()
 
     def stats(self, rank: int) -> RankStats:
@@ -192,7 +193,8 @@ class Engine:
         return self._rank(rank).processor_seconds()
 
     def cached_tokens(self, rank: int, tokens: Sequence[int], cache_salt: str | None = None) -> int:
-        """An estimate of what a request without adapter and media would find of its prompt in that rank's own cache. Any thread."""
+        """An estimate of what a request without adapter and media would find of its prompt in that rank's own cache.
+        Any thread."""
         return self._rank(rank).cached_tokens(tokens, ReuseScope(cache_salt))
 
     def reset_prefix_cache(self) -> None:

@@ -44,8 +44,8 @@ _throttled = Throttled(_log)
 
 #: `probe(stage, batch)`, called on the executor's thread between the steps of an iteration: "scheduled" (the batch as
 #: planned), "allocated" (asked, honoured and given pages), "loaded" (behind start_load_kv), "computed" (behind
-#: wait_for_save) or "failed", "updated" (in front of get_finished), "polled" (behind it). For tests that look at pages in
-#: between or put faults there.
+#: wait_for_save) or "failed", "updated" (in front of get_finished), "polled" (behind it). For tests that look at pages
+#: in between or put faults there.
 Probe = Callable[[str, Batch], None]
 
 _REPLAYABLE = (RequestState.CONTEXT_INIT, RequestState.GENERATION_IN_PROGRESS)
@@ -136,8 +136,8 @@ class Executor:
         self._events.flush()
 
     def iterate(self, cancelled: set[int]) -> bool:
-        """Run one iteration; `cancelled` are ids to end in it, with overlap scheduling in the next one if a forward pass
-        is all that this one has to start. Returns whether a forward pass ran."""
+        """Run one iteration; `cancelled` are ids to end in it, with overlap scheduling in the next one if a forward
+        pass is all that this one has to start. Returns whether a forward pass ran."""
         with _current(self._stream):
             return self._iterate(cancelled)
 
@@ -323,7 +323,8 @@ class Executor:
 
     @staticmethod
     def _expect_end(request: LlmRequest) -> None:
-        """A request that runs out of tokens with the one under way is not scheduled again; an end token is a surprise."""
+        """A request that runs out of tokens with the one under way is not scheduled again; an end token is a
+        surprise."""
         if request.num_generated_tokens + 1 >= request.max_new_tokens:
             request.state = RequestState.GENERATION_TO_COMPLETE
 
@@ -372,8 +373,8 @@ def _finish_reason(request: LlmRequest) -> str | None:
 
 
 def _engine_stream(device: torch.device) -> Any:
-    """What hooks are given: the stream that forward passes run on, on a GPU one of our own, as in TensorRT-LLM, so that nothing is
-    ordered by the default stream. On the CPU work is complete when a call returns."""
+    """What hooks are given: the stream that forward passes run on, on a GPU one of our own, as in TensorRT-LLM, so that
+    nothing is ordered by the default stream. On the CPU work is complete when a call returns."""
     if device.type == "cpu":
         return torch.cpu.current_stream()
     stream = torch.cuda.Stream(device)

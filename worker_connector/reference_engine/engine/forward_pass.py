@@ -1,7 +1,7 @@
 """Running a batch through the model: segments, layer hooks, wait_for_save, sampling.
 
-What it returns is what the device knows behind the pass. The host learns it when the executor takes it over: at once, or
-one iteration later with overlap scheduling; until then a sampled token is the request's `inflight_token`.
+What it returns is what the device knows behind the pass. The host learns it when the executor takes it over: at once,
+or one iteration later with overlap scheduling; until then a sampled token is the request's `inflight_token`.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class ForwardPass:
 
 
 def warm_up(model: ForwardModel, pool: KvPool, max_tokens: int) -> None:
-    """A pass over as many pages as it takes, as TensorRT-LLM runs them before a connector is attached: no hook sees it, and
-    what it leaves in the pages belongs to nobody."""
+    """A pass over as many pages as it takes, as TensorRT-LLM runs them before a connector is attached: no hook sees it,
+    and what it leaves in the pages belongs to nobody."""
     count = min(max_tokens, pool.num_blocks * pool.tokens_per_block)
     tokens = [0] * count
     slots = [range(-(-count // pool.tokens_per_block)) for _ in pool.groups]

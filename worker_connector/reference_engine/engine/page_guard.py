@@ -1,9 +1,10 @@
 """Who wrote which page: a copy of the pool that follows every legal write, so that any other one is seen.
 
-Legal are the engine's own poisoning and copying, the forward pass on the pages of its batch, and the connector on the pages between
-what the device had and what was honoured: in `start_load_kv` for requests of the batch in their first chunk, at any time
-for requests that are parked for a load, and then up to their last page, because the runtime may honour less of a load
-than what has begun. A page whose request has gone is nobody's: a transfer that still writes it is a fault.
+Legal are the engine's own poisoning and copying, the forward pass on the pages of its batch, and the connector on the
+pages between what the device had and what was honoured: in `start_load_kv` for requests of the batch in their first
+chunk, at any time for requests that are parked for a load, and then up to their last page, because the runtime may
+honour less of a load than what has begun. A page whose request has gone is nobody's: a transfer that still writes it is
+a fault.
 
 The guard is a `Probe` of an executor whose model is a `ShadowModel`; faults go to the model's list.
 """

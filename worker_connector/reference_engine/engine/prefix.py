@@ -101,10 +101,10 @@ class PagePreparation:
     def _serve_v2(self, request: LlmRequest, connector: ConnectorManager) -> None:
         """Honour a prefix of the offer: never the last prompt token.
 
-        An offer that ends inside the scheduled chunk shortens the chunk. One that goes beyond moves the chunk behind it,
-        for which the allocation grows; if that fails, whole blocks of the pages that the chunk has are honoured, as many
-        as leave it a token, or nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). An overtaken offer was
-        asked for when less was cached.
+        An offer that ends inside the scheduled chunk shortens the chunk. One that goes beyond moves the chunk behind
+        it, for which the allocation grows; if that fails, whole blocks of the pages that the chunk has are honoured, as
+        many as leave it a token, or nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). An overtaken
+        offer was asked for when less was cached.
         """
         size = self._config.tokens_per_block
         local_end = request.context_current_position

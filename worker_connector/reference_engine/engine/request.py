@@ -1,8 +1,8 @@
 """A request inside the engine, readable by a connector like TensorRT-LLM's `LlmRequest`.
 
-The public attributes and methods are those that TensorRT-LLM binds, under its names; `py_*` ones are set by the connector
-bookkeeping as there. Attributes of an `LlmRequest` that the engine has no use for are left out, so a connector has to
-read them with getattr, and there is no `kv_hints` unless the submitter gave one.
+The public attributes and methods are those that TensorRT-LLM binds, under its names; `py_*` ones are set by the
+connector bookkeeping as there. Attributes of an `LlmRequest` that the engine has no use for are left out, so a
+connector has to read them with getattr, and there is no `kv_hints` unless the submitter gave one.
 """
 
 from __future__ import annotations

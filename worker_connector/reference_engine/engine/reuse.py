@@ -4,8 +4,8 @@ A node stands for one full block after its parent's tokens, under one `ReuseScop
 and tokens and is only a hint: a match compares the tokens themselves, and the parent by identity.
 
 A node has a page in each layer group, or none: a group with a window drops the pages that the window has passed, and
-evicts pages one by one. So a prefix matches as far as every group has the pages that its continuation reads. A page with
-no reference is evictable. Nothing here allocates: whoever evicts gets the page slots that became free.
+evicts pages one by one. So a prefix matches as far as every group has the pages that its continuation reads. A page
+with no reference is evictable. Nothing here allocates: whoever evicts gets the page slots that became free.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def chain_hash(parent: bytes, tokens: Sequence[int]) -> int:
 
 @dataclass(eq=False)
 class CachedBlock:
-    """A node: a full block. `pages[g]` is its page in group g, `BAD_PAGE_INDEX` without one; valid where there is one."""
+    """A node: a full block. `pages[g]` is its page in group g, `BAD_PAGE_INDEX` without one; valid where there is
+    one."""
 
     block_hash: int
     parent: CachedBlock | None
@@ -102,8 +103,8 @@ class ReuseTree:
         return len(self._nodes)
 
     def match(self, scope: ReuseScope, tokens: Sequence[int], max_blocks: int) -> list[CachedBlock]:
-        """The longest cached prefix of `tokens`, at most `max_blocks` full blocks, that has every page that the position
-        behind it reads. Takes no reference."""
+        """The longest cached prefix of `tokens`, at most `max_blocks` full blocks, that has every page that the
+        position behind it reads. Takes no reference."""
         found: list[CachedBlock] = []
         size = self._tokens_per_block
         parent: CachedBlock | None = None
@@ -152,8 +153,8 @@ class ReuseTree:
         events.
 
         Returns the node per block. Where the node took over a page it is referenced once for it; an equal node that is
-        there already keeps its own pages, and takes the given ones only in groups where it has none: the caller's others
-        stay private. Stops, returning fewer nodes, at a hash collision or below an evicted parent.
+        there already keeps its own pages, and takes the given ones only in groups where it has none: the caller's
+        others stay private. Stops, returning fewer nodes, at a hash collision or below an evicted parent.
         """
         nodes: list[CachedBlock] = []
         new: list[CachedBlock] = []
@@ -190,7 +191,8 @@ class ReuseTree:
                 self._announce([node], group)
 
     def reference(self, node: CachedBlock, group: int, priority: int | None = None) -> None:
-        """Hold the node's page in a group for one more sequence, optionally with a new retention priority of the node."""
+        """Hold the node's page in a group for one more sequence, optionally with a new retention priority of the
+        node."""
         if node.is_evictable(group):
             self._evictable[group] -= 1
         node.references[group] += 1
@@ -216,10 +218,10 @@ class ReuseTree:
     def evict(self, group: int) -> list[Freed]:
         """Evict the page of `group` that is worth least and return what became free, at least that one.
 
-        Lowest priority first, then least recently used. A group with a window loses the page, and the node stays for its
-        others. In a group of full attention a node goes whole, a leaf before its ancestors. One below which a sequence
-        still holds pages takes its whole subtree out of the tree: those pages stay with their holders but cannot be
-        matched any more, because their prefix is gone. IndexError if nothing is evictable.
+        Lowest priority first, then least recently used. A group with a window loses the page, and the node stays for
+        its others. In a group of full attention a node goes whole, a leaf before its ancestors. One below which a
+        sequence still holds pages takes its whole subtree out of the tree: those pages stay with their holders but
+        cannot be matched any more, because their prefix is gone. IndexError if nothing is evictable.
         """
         while True:
             if not _is_current(self._idle[group][0], group):

@@ -1,4 +1,5 @@
-"""One rank without a thread: every iteration is a call, and a `ShadowModel` says whether each page holds what it should.
+"""One rank without a thread: every iteration is a call, and a `ShadowModel` says whether each page holds what it
+should.
 
     engine = SteppedEngine(EngineConfig(...), ConnectorSpec(MyScheduler, MyWorker))
     request = engine.submit(tokens, max_new_tokens=4)
@@ -45,11 +46,12 @@ class Ended:
 
 
 class SteppedEngine:
-    """Single-threaded. The model is `config.model.config` (None: `SHADOW_TINY`) as a `ShadowModel` of `config.model.seed`.
+    """Single-threaded. The model is `config.model.config` (None: `SHADOW_TINY`) as a `ShadowModel` of
+    `config.model.seed`.
 
-    `probe` is called as the executor's own, after the page guard had its look; `dice` decides about `config.behaviours` in
-    place of the seeded ones. Several ranks of attention data
-    parallelism are several of these, with `rank` from 0 to `config.data_parallel_size - 1`.
+    `probe` is called as the executor's own, after the page guard had its look; `dice` decides about `config.behaviours`
+    in place of the seeded ones. Several ranks of attention data parallelism are several of these, with `rank` from 0 to
+    `config.data_parallel_size - 1`.
     """
 
     def __init__(

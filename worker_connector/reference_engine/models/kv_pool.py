@@ -1,8 +1,8 @@
 """The paged KV memory of one rank, and its description for a connector.
 
 Each layer group has a tensor `[num_blocks, layers of the group, kv_factor, block_size]` float32, in host memory or on a
-GPU: kv_factor 2 is key then value, block_size is `tokens_per_block * num_kv_heads * head_dim` with the token as the outer
-dimension. A page slot is an index into one group's tensor. It knows bytes and page slots, not tokens or requests.
+GPU: kv_factor 2 is key then value, block_size is `tokens_per_block * num_kv_heads * head_dim` with the token as the
+outer dimension. A page slot is an index into one group's tensor. It knows bytes and page slots, not tokens or requests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ROLES = ("key", "value")
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on `device`, without the host waiting for what is enqueued there: a forward pass must stay behind its loads in
-    stream order only."""
+    """A host tensor on `device`, without the host waiting for what is enqueued there: a forward pass must stay behind
+    its loads in stream order only."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -61,7 +61,8 @@ class GroupPages:
         return to_device(torch.cat((first, first + 1)), self._device)
 
     def token_rows(self, slots: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """Addresses for `write` of tokens [start, end) of a sequence on `slots`. Shape `[end - start]`. IndexError as above."""
+        """Addresses for `write` of tokens [start, end) of a sequence on `slots`. Shape `[end - start]`. IndexError as
+        above."""
         positions = torch.arange(start, end)
         pages = torch.as_tensor(slots, dtype=torch.int64)[positions // self._tokens_per_block]
         if (pages < 0).any():

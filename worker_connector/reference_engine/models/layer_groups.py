@@ -1,7 +1,7 @@
 """Layer groups: layers that share an attention window, and with it a pool and a space of page slots.
 
-Window and sinks decide which positions attention reads, and so which blocks of a sequence need a page once a *history* of
-so many tokens lies behind. Positions count from 0; the next token computed is at position `history`.
+Window and sinks decide which positions attention reads, and so which blocks of a sequence need a page once a *history*
+of so many tokens lies behind. Positions count from 0; the next token computed is at position `history`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class LayerGroup:
 def layer_groups(
     num_layers: int, windows: Sequence[int] = (), sink_tokens: int = 0, max_seq_len: int | None = None
 ) -> tuple[LayerGroup, ...]:
-    """Groups of a model whose layer i has the window `windows[i % len(windows)]`, as TensorRT-LLM repeats them; none, or one
-    that a sequence cannot outgrow, is full attention."""
+    """Groups of a model whose layer i has the window `windows[i % len(windows)]`, as TensorRT-LLM repeats them; none,
+    or one that a sequence cannot outgrow, is full attention."""
     of_layer: list[int | None] = []
     for layer in range(num_layers):
         window = windows[layer % len(windows)] if windows else None

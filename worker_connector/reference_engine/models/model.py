@@ -2,8 +2,8 @@
 
 The unit of work is a `RowGroup`: rows that share each matrix product. A prefill chunk is a group of its own, so its
 result cannot depend on what else is in the batch; decodes share one group. Attention runs per segment, over keys and
-values that are read back from the pool also for the tokens just computed, so a request sees the same numbers whether its
-context was computed in this process or loaded into the pages by someone else.
+values that are read back from the pool also for the tokens just computed, so a request sees the same numbers whether
+its context was computed in this process or loaded into the pages by someone else.
 
 Nothing here knows about requests, scheduling or connectors.
 """
@@ -35,8 +35,8 @@ class Segment:
     #: False for a prefill chunk that is not the last: no logits are computed.
     wants_logits: bool = True
     lora: LoraWeights | None = None
-    #: For a model that knows what every page must hold (`models/shadow_model.py`): whose sequence it is, what besides tokens
-    #: decides its KV, and all its tokens up to the last one computed here.
+    #: For a model that knows what every page must hold (`models/shadow_model.py`): whose sequence it is, what besides
+    #: tokens decides its KV, and all its tokens up to the last one computed here.
     owner: int = 0
     scope: Hashable = None
     history: Sequence[int] = ()
@@ -110,8 +110,8 @@ class LlamaModel:
     ) -> list[list[torch.Tensor | None]]:
         """Compute all groups, layer by layer, writing KV into `pool`.
 
-        Returns per group and segment the logits `[vocab_size]` after the segment's last token, or None where the segment
-        does not want them. The hooks are called once a layer, around the layer's work for the whole batch.
+        Returns per group and segment the logits `[vocab_size]` after the segment's last token, or None where the
+        segment does not want them. The hooks are called once a layer, around the layer's work for the whole batch.
         """
         plans = [self._plan(pool, group) for group in groups]
         for index, layer in enumerate(self.weights.layers):

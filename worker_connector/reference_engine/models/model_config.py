@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Hyperparameters under the names of a Hugging Face Llama `config.json`, apart from `num_layers` and `num_heads`."""
+    """Hyperparameters under the names of a Hugging Face Llama `config.json`, apart from `num_layers` and
+    `num_heads`."""
 
     vocab_size: int
     hidden_size: int

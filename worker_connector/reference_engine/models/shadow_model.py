@@ -61,7 +61,8 @@ class PageFault:
 class ShadowModel:
     """`ForwardModel` over the words of a prefix. Not thread-safe.
 
-    `faults` grows by one entry for every (segment, layer) that reads a wrong word and every page that two segments write.
+    `faults` grows by one entry for every (segment, layer) that reads a wrong word and every page that two segments
+    write.
     """
 
     def __init__(self, config: LlamaConfig = SHADOW_TINY, seed: int = 0) -> None:
@@ -156,7 +157,8 @@ class ShadowModel:
         pages[slots, :, offsets] = words[positions]
 
     def _check(self, pages: Words, segment: Segment, words: Words, group: LayerGroup, layer: int) -> None:
-        """What the segment's first position reads, and so all that any of its positions reads of what was there before."""
+        """What the segment's first position reads, and so all that any of its positions reads of what was there
+        before."""
         positions = np.arange(group.first_visible(segment.start), segment.start)
         if group.sink_tokens and len(positions) < segment.start:
             sinks = np.arange(min(group.sink_tokens, group.first_visible(segment.start)))

@@ -1,4 +1,5 @@
-"""How often a Dynamo worker reads its engine: at once when it is asked for something, seldom when idle, and no longer than it runs."""
+"""How often a Dynamo worker reads its engine: at once when it is asked for something, seldom when idle, and no longer
+than it runs."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Beaten:
             engine=self.engine,
             _device=[SimpleNamespace(apply=self.events.extend)],
             _hand_in=[None],
-            _metrics=SimpleNamespace(publish=lambda dp_rank, active_decode_blocks: self.loads.append(active_decode_blocks)),
+            _metrics=SimpleNamespace(
+                publish=lambda dp_rank, active_decode_blocks: self.loads.append(active_decode_blocks)
+            ),
             _relays=[SimpleNamespace(sent_at=time.monotonic() + 3600)],
             _in_flight=0,
             _asked=asyncio.Event(),

@@ -1,4 +1,5 @@
-"""Hints to pull at the Dynamo worker's door: whose word counts, how long a request waits, and what Dynamo's router is told."""
+"""Hints to pull at the Dynamo worker's door: whose word counts, how long a request waits, and what Dynamo's router is
+told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""KV events for Dynamo: one hash a block in both tiers, salts carried or the block left out, everything announced once."""
+"""KV events for Dynamo: one hash a block in both tiers, salts carried or the block left out, everything announced
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TensorRT-LLM's less common paths, each switched on alone: what the connector sees then, and that the pages stay right.
+"""TensorRT-LLM's less common paths, each switched on alone: what the connector sees then, and that the pages stay
+right.
 
 Each test says which public text the order of calls is taken from.
 """
@@ -88,7 +89,8 @@ def test_a_dropped_batch_is_reported_again_but_not_as_new() -> None:
 
 
 def test_a_dropped_batch_gives_back_pages_that_were_reported() -> None:
-    """`_revert_gen_alloc` behind the second `_can_queue`: the request grows again, into other pages, and no report says so."""
+    """`_revert_gen_alloc` behind the second `_can_queue`: the request grows again, into other pages, and no report says
+    so."""
     recorder = Recorder()
     engine = stepped(recording_connector(recorder), dice=Script(dropped_batch=[True]), dropped_batch_reverts=True)
     first = engine.submit(tokens(20))
@@ -151,7 +153,8 @@ def test_a_grow_moves_the_chunk_behind_the_offer_and_ends_at_a_block() -> None:
 
 
 def test_an_async_load_of_which_nothing_is_honoured_is_awaited_and_discarded() -> None:
-    """The flag survives an honour of 0: the request is parked, then computes from its local end (`commit_new_matched_tokens`)."""
+    """The flag survives an honour of 0: the request is parked, then computes from its local end
+    (`commit_new_matched_tokens`)."""
     recorder = Recorder(offer=lambda request, computed: (32, True), release=set())
     engine = stepped(
         recording_connector(recorder), dice=Script(failed_grow=[True]), failed_grow_rate=1.0, max_num_tokens=8
@@ -168,7 +171,8 @@ def test_an_async_load_of_which_nothing_is_honoured_is_awaited_and_discarded() -
     assert engine.faults == []
 
 
-# destroyed allocations: kv_cache_connector.py, `reset_request_state`; KV Cache Connector doc, "at most once per KV allocation"
+# destroyed allocations: kv_cache_connector.py, `reset_request_state`; KV Cache Connector doc, "at most once per KV
+# allocation"
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -220,7 +224,8 @@ def test_a_replay_between_question_and_report() -> None:
 
 
 def test_a_replay_of_a_finished_async_load_is_reported_but_not_asked_about() -> None:
-    """`reset_request_state` drops the deltas and leaves the list of finished loads, which `should_add_sequence` reads."""
+    """`reset_request_state` drops the deltas and leaves the list of finished loads, which `should_add_sequence`
+    reads."""
     recorder, script = Recorder(offer=lambda request, computed: (8, True)), Script()
     engine = stepped(recording_connector(recorder), dice=script, destroyed_allocation_rate=1.0)
     request = engine.submit(tokens(20))
@@ -385,7 +390,8 @@ def test_dummies_need_several_ranks() -> None:
 
 @pytest.mark.parametrize("manager", ["v1", "v2"])
 def test_everything_at_once_reads_only_right_pages(manager: str) -> None:
-    """With a connector that reads its requests' positions and nothing else; the property test on the real one is elsewhere."""
+    """With a connector that reads its requests' positions and nothing else; the property test on the real one is
+    elsewhere."""
     for seed in range(20):
         engine = stepped(
             None,

@@ -1,4 +1,5 @@
-"""The variant of the connector API of the Mooncake store's branch (NVIDIA/TensorRT-LLM#18676): its reports and its hooks."""
+"""The variant of the connector API of the Mooncake store's branch (NVIDIA/TensorRT-LLM#18676): its reports and its
+hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Overlap scheduling: what ends a request comes one iteration late (TensorRT-LLM's py_executor.py, `_executor_loop_overlap`)."""
+"""Overlap scheduling: what ends a request comes one iteration late (TensorRT-LLM's py_executor.py,
+`_executor_loop_overlap`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LAYERS = SHADOW_TINY.num_layers
 
 
 def test_connector_simple_with_overlap() -> None:
-    """TensorRT-LLM's test_llm_api_connector.py, connector_simple: one get_finished more, and iteration 1 has no new tokens."""
+    """TensorRT-LLM's test_llm_api_connector.py, connector_simple: one get_finished more, and iteration 1 has no new
+    tokens."""
     recorder = Recorder()
     engine = stepped(recording_connector(recorder), overlap_scheduling=True)
     request = engine.submit(tokens(20), max_new_tokens=8)
@@ -107,8 +109,8 @@ def test_a_failed_pass_under_overlap_fails_what_is_not_known_yet() -> None:
 
 
 def test_real_attention_gives_the_same_tokens_and_logits_with_overlap() -> None:
-    """Also where some requests are replayed, and one samples by its seed. Each prompt is computed in one chunk, however many come together:
-    other chunks, other last bits."""
+    """Also where some requests are replayed, and one samples by its seed. Each prompt is computed in one chunk, however
+    many come together: other chunks, other last bits."""
     plans = [Behaviours(), Behaviours(overlap_scheduling=True)]
     outcomes = []
     for behaviours in plans:

@@ -1,4 +1,5 @@
-"""Many requests at once on a pool that is too small, with cancellations: every answer is the cold one, nothing leaks."""
+"""Many requests at once on a pool that is too small, with cancellations: every answer is the cold one, nothing
+leaks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Layer groups with windows and sinks: which pages there are, what attention reads, and what a connector is told.
 
-Named after TensorRT-LLM's tests (test_llm_api_connector.py, test_kv_connector_v2_prefix.py) and after the sections "Running
-under VSWA" and "Blocks with no page" of its "KV Cache Connector" document.
+Named after TensorRT-LLM's tests (test_llm_api_connector.py, test_kv_connector_v2_prefix.py) and after the sections
+"Running under VSWA" and "Blocks with no page" of its "KV Cache Connector" document.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The stepped rank over a model that knows every page: it is quiet when all is right, and sees each kind of wrong page."""
+"""The stepped rank over a model that knows every page: it is quiet when all is right, and sees each kind of wrong
+page."""
 
 from __future__ import annotations
 
