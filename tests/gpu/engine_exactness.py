@@ -20,6 +20,7 @@ from tests.gpu.bench import MIB, cuda_or_exit, device_name, finish, spin
 from tests.gpu.poisoned_pages import Late
 from tests.worker_connector.harness import Bench, engine, prompt, run, settings, wait_for
 from worker_connector.engine_api.engine import KvCacheLayout
+from worker_connector.leader.leader import IDLE_SECONDS
 from worker_connector.memory.copy_stream import CopyStream
 from worker_connector.reference_engine.engine.config import ConnectorSpec
 from worker_connector.reference_engine.models.model_config import LlamaConfig
@@ -106,8 +107,17 @@ def connector(device: torch.device, lateness: Lateness, **options: Any) -> tuple
 
 
 def quiet(bench: Bench) -> None:
-    """All saves have landed, and all requests have ended for the connector."""
-    wait_for(lambda: all(s.snapshot()["tracked"] == s.snapshot()["open_saves"] == 0 for s in bench.schedulers), 30)
+    """All saves have landed, and all requests have ended for the connector. For the engine they have ended before; what
+    it cancelled in its last iteration is told by none, and the beat, which a bench does not have, would find it."""
+
+    def settled() -> bool:
+        for scheduler in bench.schedulers:
+            scheduler.leader._last_batch -= 2 * IDLE_SECONDS
+            scheduler.leader.sweep_idle()
+        numbers = [scheduler.snapshot() for scheduler in bench.schedulers]
+        return all(each["tracked"] == each["open_saves"] == 0 for each in numbers)
+
+    wait_for(settled, 30)
 
 
 def exact(device: torch.device, model: LlamaConfig, manager: str, **options: Any) -> list[str]:
