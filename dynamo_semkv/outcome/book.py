@@ -7,12 +7,12 @@
 A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a
 report, or after `UNOWED_SECONDS` where none is owed, `abandoned_seconds` after it was opened without an end (its router
 died). Every event may come twice, echoed or replayed, and in any order. A route belongs to the router that opened it:
-what another says of its beginning or its end is dropped. The book has no clock: `at` and `now` are seconds of whatever
+an opening or an end of it from another router is dropped. The book has no clock: `at` and `now` are seconds of whatever
 clock the caller keeps, and a jump of it costs at most that a route closes as `unconfirmed`. One thread.
 
-`settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that hear
-the same events in another order arrive at the same pairs even for equal prompts, and many equal prompts in flight are
-paired once and not at every event; 0 closes at once.
+`settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that
+receive the same events in another order arrive at the same pairs even for equal prompts, and many equal prompts in
+flight are paired once and not at every event; 0 closes at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _throttled = Throttled(_log)
 _T = TypeVar("_T")
 
 SETTLE_SECONDS = 1.0
-"""More than route events of two routers can be apart on their way; less than anybody waits for on the page."""
+"""Longer than the route events of two routers can be apart on their way; shorter than an operator waits for the
+page."""
 UNOWED_SECONDS = 5.0
 """How long a route that ended before its first token waits for a report that nobody owes it."""
 _SAME_PROMPT_REMEMBERED = 16
@@ -67,34 +68,36 @@ _SAME_PROMPT_REMEMBERED = 16
 
 @dataclass(frozen=True)
 class BookLimits:
-    """Bounds on memory. What is pushed out is counted: a route closes with what is known, a report becomes an
-    orphan."""
+    """Bounds on memory. What is evicted is counted: a route closes with what is known, a report becomes an orphan."""
 
     open_routes: int = 100_000
-    """The router with most of them gives up its oldest; so with ends whose routes are not open yet."""
+    """At this limit the router with most open routes loses its oldest; the same bound holds for ends whose routes are
+    not open yet."""
     held_reports: int = 100_000
-    """Reports whose route is not known yet. The worker with most of them gives up its oldest."""
+    """Reports whose route is not known yet. At this limit the worker with most of them loses its oldest."""
     remembered: int = 200_000
-    """Closed routes and seen reports: a duplicate that comes after so many others would be new again."""
+    """Closed routes and seen reports that are remembered: a duplicate that comes after so many others counts as new."""
 
 
 @dataclass
 class BookStats:
+    """Counters of one book since it was made; each counts events unless it says otherwise."""
+
     opened: int = 0
     observed: int = 0
     reports: int = 0
     closed: int = 0
     orphans: int = 0
     duplicates: int = 0
-    """Events that said what was known: replays, redeliveries, echoes."""
+    """Events that brought nothing new: replays, redeliveries, echoes."""
     superseded: int = 0
     """Further reports of an engine request that was allocated again: they close nothing and count nothing."""
     evicted_routes: int = 0
     unmatched_ends: int = 0
-    """Ends whose beginning never came."""
+    """Ends whose opening never came."""
     callback_errors: int = 0
     implausible_loads: int = 0
-    """Reports whose load took longer than the first token of their route did: its time is dropped."""
+    """Reports whose load took longer than the first token of their route did: the load time is dropped."""
 
 
 @dataclass
@@ -126,6 +129,9 @@ class _Reported:
 
 
 class OutcomeBook:
+    """Holds open routes and reports without a route. `on_close` gets each closed route once, `on_orphan` each report
+    that belongs to none; an exception of either is counted and logged."""
+
     def __init__(
         self,
         ttl_seconds: float,
@@ -146,7 +152,7 @@ class OutcomeBook:
 
         self._routes: OrderedDict[str, _Route] = OrderedDict()
         self._routers = Shares[str, str]()
-        """Of the open routes, by the router that opened them."""
+        """The open routes, by the router that opened them."""
         self._running = DueQueue[str](self._abandoned)
         self._ended = DueQueue[str](ttl_seconds)
         self._unowed = DueQueue[str](min(ttl_seconds, UNOWED_SECONDS))
@@ -158,7 +164,7 @@ class OutcomeBook:
         self._reports_by_prompt = Groups[bytes]()
         self._reports_by_route = Groups[str]()
         self._shares = Shares[str, str]()
-        """Of the reports, by the worker that sent them."""
+        """The reports, by the worker that sent them."""
 
         self._unsettled = DueQueue[bytes](settle_seconds)
         self._closed = Bounded[str, _Tombstone](limits.remembered)
@@ -169,14 +175,16 @@ class OutcomeBook:
 
     @property
     def open_routes(self) -> int:
+        """How many routes are open."""
         return len(self._routes)
 
     @property
     def held_reports(self) -> int:
+        """How many reports wait for their route."""
         return len(self._reports)
 
     def opened(self, event: RouteOpened, at: float) -> bool:
-        """False: another router has opened that route, and the event is dropped."""
+        """Takes the opening of a route. False: another router has opened that route, and the event is dropped."""
         if event.route_id in self._routes or event.route_id in self._closed:
             known = self._routes.get(event.route_id)
             if known is not None and known.opened.router != event.router:
@@ -199,8 +207,8 @@ class OutcomeBook:
         return True
 
     def observed(self, event: RouteObserved, at: float, *, speaker: str | None = None) -> bool:
-        """`speaker`: the subject that it came on; None: the caller vouches for it. False: it is not that of the router
-        which opened the route, and the event is dropped."""
+        """Takes the end of a route's stream. `speaker`: the subject that it came on; None: the caller vouches for it.
+        False: another router than the one that opened the route sent it, and the event is dropped."""
         route = self._routes.get(event.route_id)
         if route is not None and speaker is not None and speaker != subjects.routes(route.opened.router):
             return False
@@ -216,6 +224,7 @@ class OutcomeBook:
         return True
 
     def report(self, report: MaterializationReport, at: float) -> None:
+        """Takes a report, once by its id; it closes its route when the route's end is known and has settled."""
         if report.report_id in self._seen:
             self.stats.duplicates += 1
             return
@@ -236,7 +245,7 @@ class OutcomeBook:
         self._give_up(self._waiting.pop_due(now), now)
 
     def rebase(self, seconds: float) -> None:
-        """Shift everything that is open: for a caller whose clock went on while nothing could arrive."""
+        """Shifts the times of everything that is open, for a caller whose clock went on while nothing could arrive."""
         for queue in (self._running, self._ended, self._unowed, self._waiting):
             queue.shift(seconds)
         self._early_ends.shift(seconds)
@@ -252,7 +261,7 @@ class OutcomeBook:
         (self._ended if report_is_owed(event) else self._unowed).add(event.route_id, at)
 
     def _take(self, held: HeldReport, now: float) -> None:
-        """Keep a report until its route is known, unless what is closed already says that it has none."""
+        """Keeps a report until its route is known, unless what is closed already shows that it has none."""
         report = held.report
         request = engine_request(report)
         if request is not None and request in self._spent:
@@ -294,7 +303,7 @@ class OutcomeBook:
         return match([route.open for route in routes], [self._reports[i] for i in ids], self._reported) if ids else {}
 
     def _process(self, prompt_key: bytes, now: float) -> None:
-        """Close every pair of the group that has its end and has settled."""
+        """Closes every pair of the group that has its end and has settled."""
         closed: list[str] = []
         unripe = False
         for route_id, pair in self._match(prompt_key).items():
@@ -312,13 +321,14 @@ class OutcomeBook:
             self._reconsider(route_id, now)
 
     def _finish(self, route_id: str, now: float) -> None:
-        """Its time is over: close it with the report that is its own, or with none."""
+        """Closes a route whose time is over, with the report that is its own, or with none."""
         route = self._routes[route_id]
         self._close(route_id, self._match(route.opened.prompt_key).get(route_id), now)
         self._reconsider(route_id, now)
 
     def _reconsider(self, closed_id: str, now: float) -> None:
-        """Reports that named a route which closed without them: some are orphans now, some may belong to another."""
+        """Looks again at reports that named a route which closed without them: some are orphans now, some may belong to
+        another."""
         for report_id in self._reports_by_route.of(closed_id):
             held = self._reports.get(report_id)
             if held is not None:
@@ -335,10 +345,10 @@ class OutcomeBook:
         self._unowed.discard(route_id)
         served = served_by(route.opened, route.observed)
         if pair is not None and route.observed is None:
-            served = replica_of(pair.report)  # it names the route, so it knows better than the pin
+            served = replica_of(pair.report)  # the report names the route, so its replica is surer than the pin
         self._closed[route_id] = _Tombstone(served, pair is not None)
-        # A tuple: most prompts come once, and an empty deque alone takes more than all else that is remembered of a
-        # route.
+        # A tuple: most prompts come once, and an empty deque alone takes more memory than all else that is remembered
+        # of a route.
         same_prompt = (*(self._closed_by_prompt.get(prompt_key) or ()), route_id)
         self._closed_by_prompt[prompt_key] = same_prompt[-_SAME_PROMPT_REMEMBERED:]
         if pair is not None:
@@ -365,9 +375,9 @@ class OutcomeBook:
         return report
 
     def _give_up(self, due: Sequence[str], now: float) -> None:
-        """Reports whose time is over: those of a route that still runs wait on, the others are orphans. Each prompt is
-        matched once, as one that goes leaves the pairs of the others as they are: many reports of one prompt would else
-        be matched with each other each time."""
+        """Ends the wait of reports whose time is over: those of a route that still runs wait on, the others become
+        orphans. Each prompt is matched once, since an orphan that goes leaves the pairs of the others as they are:
+        otherwise many reports of one prompt would be matched with each other each time."""
         taken: dict[bytes, set[str]] = {}
         for report_id in due:
             report = self._reports[report_id].report
@@ -381,7 +391,7 @@ class OutcomeBook:
                 self._orphan(report, self._orphan_reason(report), now)
 
     def _orphan_reason(self, report: MaterializationReport) -> OrphanReason:
-        """Why no open route took it, by the route that it names, else by the routes with its prompt."""
+        """Why no open route took the report: by the route that it names, else by the routes with its prompt."""
         if report.route_id is not None:
             named = self._routes.get(report.route_id)
             if named is None and report.route_id not in self._closed:
@@ -404,7 +414,7 @@ class OutcomeBook:
             self._emit(self._on_orphan, OrphanReport(report, reason, now))
 
     def _emit(self, callback: Callable[[_T], None], value: _T) -> None:
-        """Books are right before anybody is told, and a listener's fault may not reach the request that closed the
+        """Calls a listener once the book is consistent; a listener's fault may not reach the request that closed the
         route."""
         try:
             callback(value)

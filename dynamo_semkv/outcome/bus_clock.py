@@ -1,4 +1,4 @@
-"""BusClock: what time it is for the broker, as far as its messages tell. Pure but for the clock that is handed in."""
+"""BusClock: the broker's time, as far as its messages show it. Pure but for the clock that is handed in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ WINDOW_SECONDS = 300.0
 class BusClock:
     """Messages carry the broker's time, and the clocks of two machines need not agree. A message that has just been
     stored shows how far the broker's clock is ahead of ours; one that is read back from the past shows less. So the
-    most counts, of the last one or two windows: a broker's clock that is set back is followed then."""
+    greatest difference of the last one or two windows counts: a broker's clock that is set back is followed after
+    that."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -27,5 +28,5 @@ class BusClock:
         self._ahead = max(self._ahead, stored_at - now)
 
     def now(self) -> float:
-        """Unix seconds; minus infinity before any message was heard."""
+        """The broker's time in Unix seconds; minus infinity before any message arrived."""
         return self._monotonic() + max(self._ahead, self._ahead_before)

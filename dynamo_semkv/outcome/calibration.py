@@ -5,28 +5,29 @@ a rate.
                           .reload(config)   .snapshot()
 
 `share`: what part of its claim a hinted donor turns into confirmed tokens. `saving`: what part of its prefill a
-confirmed token spares, that is, what loading costs (`saving.py`). The prefill rate of each replica turns both into
+confirmed token saves, after the cost of loading it (`saving.py`). The prefill rate of each replica turns both into
 seconds.
 
-Each cell is a posterior: what it begins with counts as `scoring.prior.strength` routes, a hinted route adds one trial
-of `share`, a route that loaded one of `saving`. Trials fade by half every `half_life_routes` routes that the replica
+Each cell is a posterior: its start value counts as `scoring.prior.strength` routes, a hinted route adds one trial of
+`share`, a route that loaded one of `saving`. Trials fade by half every `half_life_routes` routes that the replica
 serves, hinted or not, so a cell on which nothing is placed any more goes back to its prior and is tried again: that is
 the whole exploration, and it costs a bounded share of a replica's routes however large the fleet. The pace of each cell
-is spread by `scoring.seed`, or every cell of a fleet would be tried again at once.
+is spread by `scoring.seed`; otherwise every cell of a fleet would be tried again at once.
 
-A fleet runs one configuration more often than not, so what other cells of the same match type, tier and mode observed
-(on any replica, at any overlap; for `saving` of any match type) is where a cell begins: their posterior, with the same
+A fleet runs one configuration more often than not, so a cell starts from what other cells of the same match type, tier
+and mode observed (on any replica, at any overlap; for `saving` of any match type): their posterior, with the same
 strength, takes the place of the configured share. One worker counts there with at most OF_ONE_WORKER times as many
-routes as the prior does (`pool.py`), however many it served. An engine that declines everything is then found out once,
+routes as the prior does (`pool.py`), however many it served. An engine that declines everything then costs trials once,
 not once a cell; a replica that differs from the rest needs as many routes as the prior counts.
 
-How long a load took is the connector's word, as long as the first token bears it out (`load_clock.py`). What a
-replica's clock taught is forgotten when it is not believed any more; from then on its loads count by the first token
-alone, and begin as worth nothing: what the others' loads spare says nothing of one whose loads did not.
+How long a load took is taken from the connector's report as long as the first token is consistent with it
+(`load_clock.py`). What was learned by a replica's clock is forgotten when that clock is not believed any more; from
+then on the replica's loads count by the first token alone, and start as worth nothing: what the loads of others save
+says nothing of a replica whose loads did not.
 
-Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus knows
-what it knew. Two routers may close neighbouring routes the other way round; a route that moves by d places changes the
-weight of its trial by at most a factor of `2 ** (d / (0.75 * half_life_routes))`, and nothing else.
+Pure: no clock, no I/O. The same routes in the same order give the same state, so a router that replays the bus learns
+the same again. Two routers may close neighbouring routes in the opposite order; a route that moves by d places changes
+the weight of its trial by at most a factor of `2 ** (d / (0.75 * half_life_routes))`, and nothing else.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ from dynamo_semkv.outcome.saving import PrefillRates, Saving, cold_seconds_per_t
 from dynamo_semkv.scoring.credit import Kind, prior_saving, prior_share
 
 MAX_REPLICAS = 1_024
-"""Those that served longest ago are forgotten: they fall back to the prior. Cells of one replica are bounded by closed
-sets."""
+"""At this limit the replica that served longest ago is forgotten: it falls back to the prior. The cells of one replica
+are bounded by closed sets."""
 ABSENT = 2.0
-"""Half-lives of the fleet without a route of its own, then a replica is forgotten too, with what it taught. The fleet's
-half-life grows with its replicas, so those that never come back (their names were those of pods) would keep what was
-once learned of all from fading."""
+"""A replica is forgotten too, with what was learned from it, after so many half-lives of the fleet without a route of
+its own. The fleet's half-life grows with its replicas, so replicas that never come back (named after pods) would
+otherwise keep what was once learned of all from fading."""
 OF_ONE_WORKER = 4.0
-"""Times the prior's strength: as many trials of one worker count where the cells of others begin. With 1, four replicas
-that decline everything are tried twice as often in the replay as without a bound; with 4 no oftener."""
+"""How many trials of one worker count at most where the cells of others start, as a multiple of the prior's strength.
+With 1, four replicas that decline everything are tried twice as often in the replay as without a bound; with 4 no
+oftener."""
 MAX_ROWS = 256
 _SLOWEST, _SPREAD = 0.75, 0.5
 
@@ -67,41 +69,41 @@ class _Track:
     """One learned quantity of one cell."""
 
     own: Sums
-    """By the clock of its replica."""
+    """Faded by the clock of its replica."""
     in_fleet: Sums
-    """The same by the fleet's clock: its part of the pool."""
+    """The same trials, faded by the fleet's clock: its part of the pool."""
     routes: int = 0
 
 
 @dataclass
 class _Cell:
     pace: float
-    """Its half-life, as a multiple of the configured one."""
+    """The cell's half-life, as a multiple of the configured one."""
     share: _Track | None = None
     saving: _Track | None = None
 
     @property
     def at(self) -> float:
-        """When it learned last, by the clock of its replica."""
+        """When the cell learned last, by the clock of its replica."""
         return max(track.own.at for track in (self.share, self.saving) if track is not None)
 
 
 @dataclass
 class _Replica:
     routes: int = 0
-    """Served since something was learned of it: its clock."""
+    """Routes served since something was learned of it: the replica's clock."""
     seen: float = 0.0
-    """The fleet's clock when it served, or taught, last."""
+    """The fleet's clock when the replica served, or something was learned of it, last."""
     cells: dict[Kind, _Cell] = field(default_factory=dict)
     clock: LoadClock = field(default_factory=LoadClock)
 
 
 class Calibration:
-    """One thread. Implements scoring.credit.Credit."""
+    """Learns from closed routes and answers with shares. One thread. Implements scoring.credit.Credit."""
 
     def __init__(self, config: ScoringConfig, *, max_replicas: int = MAX_REPLICAS) -> None:
         self.taught = 0
-        """Routes that taught something."""
+        """Routes from which something was learned."""
         self.forgotten = 0
         """Replicas dropped to keep memory bounded."""
         self._config = config
@@ -121,7 +123,8 @@ class Calibration:
         return OF_ONE_WORKER * self._config.prior.strength
 
     def saving_of(self, route: ClosedRoute) -> Saving | None:
-        """What the route's load was worth, at the rate that its replica has shown so far."""
+        """What the route's load was worth, at the rate that its replica has shown so far. None: nothing was loaded, no
+        rate is known yet, or the worker was lost."""
         report, observed = route.report, route.observed
         if report is None or report.confirmed < 1:
             return None
@@ -140,7 +143,8 @@ class Calibration:
         )
 
     def add(self, route: ClosedRoute) -> None:
-        """Each closed route once: that is the book's promise. With its `saving`, which `saving_of` told before."""
+        """Learns from a closed route; each comes once, by the book's contract, and with the `saving` that `saving_of`
+        gave before."""
         self._time(route)
         served = route.replica
         if served is not None and served.dp_rank is not None:
@@ -160,7 +164,7 @@ class Calibration:
         self.taught += bool(learned or load is not None)
 
     def share(self, replica: StableReplica | None, kind: Kind) -> float:
-        """The posterior mean; exactly the prior where nothing was observed."""
+        """The posterior mean of the share, in [0, 1]; exactly the prior where nothing was observed."""
         prior = prior_share(self._config.prior, kind)
         if replica is None or not self._config.calibration.enabled or kind.mode is Materialization.OFF:
             return prior
@@ -169,7 +173,7 @@ class Calibration:
         return self._mean(prior, _share_key(kind), cell, cell.share if cell is not None else None, replica)[0]
 
     def saving(self, replica: StableReplica | None, kind: Kind) -> float:
-        """As `share`."""
+        """The posterior mean of the saving, in [-1, 1]; exactly the prior where nothing was observed."""
         prior = prior_saving(self._config.tier_credit, kind.tier)
         if replica is None or not self._config.calibration.enabled:
             return prior
@@ -178,10 +182,10 @@ class Calibration:
         return self._mean(prior, _saving_key(kind), cell, cell.saving if cell is not None else None, replica)[0]
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON-able. `cells`: those of replicas that served last come first. `match_types` and `tiers`: the mean over
-        all cells, weighted by the trials that are left; the prior where nothing was observed. `prefill`: tokens a
-        second of each replica that has shown it. `clocks_not_believed`: replicas whose loads took longer than they
-        say."""
+        """What was learned, JSON-able. `cells`: those of replicas that served last come first. `match_types` and
+        `tiers`: the mean over all cells, weighted by the trials that are left; the prior where nothing was observed.
+        `prefill`: tokens per second of each replica with a known rate. `clocks_not_believed`: replicas whose loads took
+        longer than they report."""
         rows: list[dict[str, Any]] = []
         shares = {match_type: [0.0, 0.0] for match_type in MatchType}
         savings = {tier: [0.0, 0.0] for tier in Tier}
@@ -250,7 +254,7 @@ class Calibration:
         }
 
     def _time(self, route: ClosedRoute) -> None:
-        """What a cold route says of the rate of its replica."""
+        """Learns the replica's prefill rate from a cold route."""
         observed, served = route.observed, route.replica
         if route.ttft_class is not TtftClass.COLD or observed is None or observed.ttft_seconds is None:
             return
@@ -284,7 +288,8 @@ class Calibration:
         pool.add(name.stable_routing_id, lesson, self._age, self._cap, new_cell=track.routes == 1)
 
     def _is_found_out(self, name: StableReplica, route: ClosedRoute) -> bool:
-        """With this load the replica's clock is not believed any more: what it had taught is forgotten."""
+        """True when, with this load, the replica's clock is not believed any more: what was learned by it is
+        forgotten."""
         saving = route.saving
         if saving is None or not self._rates.is_own(name):
             return False
@@ -300,7 +305,7 @@ class Calibration:
         return True
 
     def _drop(self, name: StableReplica, kind: Kind, cell: _Cell, what: str) -> None:
-        """What one cell has learned of one quantity, here and in the pool."""
+        """Forgets what one cell has learned of one quantity, here and in the pool."""
         track: _Track | None = getattr(cell, what)
         if track is None:
             return
@@ -311,7 +316,7 @@ class Calibration:
             del self._pools[key]
 
     def _present(self, name: StableReplica, replica: _Replica) -> None:
-        """It is there; who was not for long, or is one too many, is forgotten."""
+        """Marks the replica as present, and forgets those that were absent for long or exceed the limit."""
         replica.seen = self._age
         self._replicas.move_to_end(name)
         while len(self._replicas) > self._max_replicas or (
@@ -326,7 +331,7 @@ class Calibration:
     def _mean(
         self, prior: float, key: tuple[str, ...], cell: _Cell | None, track: _Track | None, name: StableReplica
     ) -> tuple[float, float, float]:
-        """(posterior mean, what the cell begins with, its own trials that are left)."""
+        """(posterior mean, the cell's start value, its own trials that are left)."""
         begins, replica = self._begins(prior, key, track, name), self._replicas.get(name)
         if cell is None or track is None or replica is None:
             return begins, begins, 0.0
@@ -335,7 +340,7 @@ class Calibration:
         return (begins * strength + total) / (strength + trials), begins, trials
 
     def _begins(self, prior: float, key: tuple[str, ...], track: _Track | None, name: StableReplica) -> float:
-        """What a cell begins with: the configured share, moved by what all other cells of its kind observed."""
+        """The start value of a cell: the configured share, moved by what all other cells of its kind observed."""
         pool, known = self._pools.get(key), self._replicas.get(name)
         if key[0] == "saving" and known is not None and not known.clock.believed:
             return 0.0
@@ -343,7 +348,7 @@ class Calibration:
             return prior
         cell, strength = track.in_fleet if track is not None else None, self._config.prior.strength
         total, trials = pool.around(name.stable_routing_id, cell, self._age)
-        # What is left after a subtraction of floats is bounded by what its trials can add up to.
+        # A difference of floats is clamped to what its trials can add up to.
         least = 0.0 if key[0] == "share" else -trials
         return (prior * strength + max(least, min(total, trials))) / (strength + trials)
 

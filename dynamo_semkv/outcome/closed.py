@@ -1,4 +1,4 @@
-"""What became of one route, and what became of a report that belongs to none. Pure values.
+"""The outcome of one route, and a report that belongs to no route. Pure values.
 
     ClosedRoute(opened, observed, report, outcome, reason, joined_by, closed_at)   made by `close_route`
     OrphanReport(report, reason, at)
@@ -22,22 +22,26 @@ from dynamo_semkv.contracts.route_events import NO_WORKER, RouteObserved, RouteO
 from dynamo_semkv.outcome.saving import Saving
 
 CLEAR_SHARE = 0.5
-"""Of the prompt: from here on a request is called warm or loaded."""
+"""The share of the prompt from which a request is called warm or loaded."""
 MAX_LOAD_SECONDS = 60.0
-"""The longest load that is believed of a route whose stream nobody saw. Where it was seen, none took longer than its
-first token."""
+"""The longest load that is believed of a route whose stream nobody saw. Where the stream was seen, no load may have
+taken longer than its first token."""
 COLD_SHARE = 0.1
-"""Of the prompt: reuse below this leaves a request cold (a chat template's first block is shared by everybody)."""
+"""The share of the prompt below which reuse leaves a request cold (a chat template's first block is shared by
+everybody)."""
 
 
 class JoinedBy(str, Enum):
+    """How a route found its report. Closed: a metric label."""
+
     ROUTE_ID = "route_id"
     PROMPT_KEY = "prompt_key"
     NONE = "none"
 
 
 class TtftClass(str, Enum):
-    """Where most of the prompt's KV came from. Requests in between have no class: they would blur all three medians."""
+    """Where most of the prompt's KV came from. Requests in between have no class, since they would blur all three
+    medians."""
 
     COLD = "cold"
     WARM = "warm"
@@ -47,7 +51,7 @@ class TtftClass(str, Enum):
 
 
 class CrossCheck(str, Enum):
-    """The engine's own cached-token count against the connector's report (`local_tokens + confirmed`)."""
+    """How the engine's own cached-token count compares with the connector's report (`local_tokens + confirmed`)."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
@@ -64,13 +68,13 @@ class OrphanReason(str, Enum):
     ALREADY_REPORTED = "already_reported"
     """Every route that it could belong to has its report."""
     NO_ROUTE = "no_route"
-    """Nobody opened such a route: traffic that went around the routers, or a route event that was lost."""
+    """No such route was opened: traffic that went around the routers, or a route event that was lost."""
     EVICTED = "evicted"
     """Dropped to keep memory bounded."""
 
 
 class Funnel(NamedTuple):
-    """Tokens of one route. Each field is at most the one before it; `unhinted` is apart."""
+    """Token counts of one route. Each field is at most the one before it; `unhinted` is apart."""
 
     input: int
     evidence: int
@@ -78,14 +82,15 @@ class Funnel(NamedTuple):
     hinted: int
     materialized: int
     beyond_dynamo: int
-    """Of these, on routes that were served where we pinned them and that Dynamo's own router, with its own weights,
-    would have sent to another replica: what is ours."""
+    """Materialized tokens of routes that were served where we pinned them and that Dynamo's own router, with its own
+    weights, would have sent to another replica: what placement added."""
     unhinted: int
-    """Confirmed by the backend beyond what was hinted."""
+    """Tokens that the backend confirmed beyond what was hinted."""
 
     @classmethod
     def of(cls, opened: RouteOpened, confirmed: int, observed: RouteObserved | None = None) -> Funnel:
-        """Clamped step by step, so that no peer's arithmetic can make a later step larger than an earlier one."""
+        """The funnel of a route. It is clamped step by step, so that wrong numbers of a peer cannot make a later step
+        larger than an earlier one."""
         input_tokens = max(0, opened.input_tokens)
         evidence = min(max(0, opened.evidence_tokens), input_tokens)
         placed = min(max(0, opened.placed_tokens), evidence)
@@ -111,15 +116,15 @@ def placed_on(opened: RouteOpened) -> ReplicaName | None:
 
 
 def differs_from_dynamo(opened: RouteOpened, observed: RouteObserved | None) -> bool:
-    """Was the route served where it was pinned, and would Dynamo's own router have chosen another replica? Not where
-    that is not known (an older router did not say), nor where the pin did not hold: then Dynamo chose."""
+    """Whether the route was served where it was pinned, and Dynamo's own router would have chosen another replica.
+    False where that is not known (an older router did not record it), or the pin did not hold: then Dynamo chose."""
     placed = placed_on(opened)
     known = placed is not None and opened.dynamo_choice is not None
     return known and opened.dynamo_choice != str(placed) and served_by(opened, observed) == placed
 
 
 def served_by(opened: RouteOpened, observed: RouteObserved | None) -> ReplicaName | None:
-    """The replica that served, as far as known: what the stream said, else the pin."""
+    """The replica that served, as far as known: by the stream, else by the pin."""
     if observed is not None and observed.served_stable_routing_id is not None:
         return ReplicaName(observed.served_stable_routing_id, observed.served_dp_rank)
     return placed_on(opened)
@@ -127,9 +132,11 @@ def served_by(opened: RouteOpened, observed: RouteObserved | None) -> ReplicaNam
 
 @dataclass(frozen=True)
 class ClosedRoute:
+    """One route after its end, with what became of it. Made once, by `close_route`."""
+
     opened: RouteOpened
     observed: RouteObserved | None
-    """None: nobody published its end (its router died)."""
+    """None: nobody published the route's end (its router died)."""
     report: MaterializationReport | None
     outcome: Outcome
     reason: Reason
@@ -142,19 +149,23 @@ class ClosedRoute:
 
     @property
     def route_id(self) -> str:
+        """The id that its opening gave."""
         return self.opened.route_id
 
     @property
     def confirmed_tokens(self) -> int:
+        """What the backend confirmed; 0 without a report."""
         return self.report.confirmed if self.report is not None else 0
 
     @cached_property
     def funnel(self) -> Funnel:
+        """The route's tokens step by step; computed once."""
         return Funnel.of(self.opened, self.confirmed_tokens, self.observed)
 
     @property
     def replica(self) -> ReplicaName | None:
-        """Where nobody saw the stream (a gateway's), the report says who served."""
+        """The replica that served; where nobody saw the stream (a gateway's), the one that sent the report. None:
+        unknown."""
         served = served_by(self.opened, self.observed)
         if served is None and self.report is not None:
             return ReplicaName(self.report.stable_routing_id, self.report.dp_rank)
@@ -162,7 +173,7 @@ class ClosedRoute:
 
     @property
     def ttft_class(self) -> TtftClass | None:
-        """None without a time to first token, without the counts to tell by, and for requests in between."""
+        """None without a time to first token, without the counts that decide it, and for requests in between."""
         if self.observed is None or self.observed.ttft_seconds is None or self.opened.input_tokens < 1:
             return None
         prompt = self.opened.input_tokens
@@ -178,6 +189,7 @@ class ClosedRoute:
 
     @property
     def cross_check(self) -> CrossCheck:
+        """UNKNOWN without a report or without the engine's own count."""
         engine = self.observed.engine_cached_tokens if self.observed is not None else None
         if engine is None or self.report is None:
             return CrossCheck.UNKNOWN
@@ -186,6 +198,8 @@ class ClosedRoute:
 
 @dataclass(frozen=True)
 class OrphanReport:
+    """A report that no open route could take, and why; `at`: when it was given up, by the book's clock."""
+
     report: MaterializationReport
     reason: OrphanReason
     at: float
@@ -195,13 +209,13 @@ _NOT_FOR_REPORTS = (Outcome.UNCONFIRMED, Outcome.REFUSED, Outcome.ORPHAN_REPORT)
 
 
 def report_is_owed(observed: RouteObserved | None) -> bool:
-    """Must the connector have something to say of this route? Not where it ended before its first token: refused, or
-    cancelled. It may have all the same, where the engine had asked it."""
+    """Whether the connector must have something to report of this route. False where it ended before its first token:
+    refused, or cancelled. A report may come all the same, if the engine had asked the connector."""
     return observed is None or observed.output_tokens > 0 or observed.end not in ("cancelled", "error", NO_WORKER)
 
 
 def was_refused(observed: RouteObserved | None) -> bool:
-    """Whether it ended by itself before its first token, so that no engine ran it as far as is known."""
+    """Whether the route ended by itself before its first token, so that no engine ran it as far as is known."""
     return observed is not None and not report_is_owed(observed) and observed.end != "cancelled"
 
 
@@ -212,6 +226,8 @@ def close_route(
     joined_by: JoinedBy,
     closed_at: float,
 ) -> ClosedRoute:
+    """Makes the ClosedRoute: counts clamped to the prompt, an implausible load time dropped, outcome and reason
+    decided. `closed_at`: Unix seconds."""
     if report is not None:
         report = within(report, opened.input_tokens)
         if not is_plausible_load(report, observed):
@@ -221,7 +237,7 @@ def close_route(
 
 
 def within(report: MaterializationReport, input_tokens: int) -> MaterializationReport:
-    """The report with no count above the prompt that the route really had: what a worker says beyond that is in no
+    """The report with no count above the prompt that the route really had: what a worker reports beyond that is in no
     sum."""
     if report.prompt_tokens <= input_tokens:
         return report
@@ -241,15 +257,15 @@ def within(report: MaterializationReport, input_tokens: int) -> MaterializationR
 
 
 def is_plausible_load(report: MaterializationReport, observed: RouteObserved | None) -> bool:
-    """Whether its load, if it tells of one, was over before the first token that the router saw. What a connector
-    brought up ahead of the request may have taken longer; then the first token says what that was worth."""
+    """Whether the load, if its time is reported, was over before the first token that the router saw. A load that a
+    connector began before the request may have taken longer; then the first token shows what it was worth."""
     seen = observed.ttft_seconds if observed is not None else None
     return report.load_seconds is None or report.load_seconds <= (seen if seen is not None else MAX_LOAD_SECONDS)
 
 
 def _verdict(observed: RouteObserved | None, report: MaterializationReport | None) -> tuple[Outcome, Reason]:
     if report is not None:
-        # The router's own verdicts are not for a connector to give.
+        # A connector may not report the outcomes that only a router decides.
         outcome = Outcome.UNKNOWN if report.outcome in _NOT_FOR_REPORTS else report.outcome
         return outcome, report.reason
     if observed is not None and observed.end == "cancelled":

@@ -1,11 +1,11 @@
-"""EarlyEnds: ends of routes whose opening has not come yet, each by who told it.
+"""EarlyEnds: ends of routes whose opening has not come yet, each kept by its sender.
 
     EarlyEnds(ttl_seconds, limit)   .add(event, speaker, at) -> new?   .take(route_id, speaker) -> event?
                                     .expire(now)   .shift(seconds)
 
-`speaker` is the subject that the end came on; None where the caller vouches for it. Ends of one route that several tell
-are kept apart, so a false one cannot take the place of the right one, and whoever has most gives up its own when there
-is no room.
+`speaker` is the subject that the end came on; None where the caller vouches for it. Ends of one route from several
+senders are kept apart, so a false one cannot take the place of the right one, and the sender with most ends loses its
+own when there is no room.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class _Key(NamedTuple):
 
 
 class EarlyEnds:
+    """Ends that wait for their opening, at most `limit` of them and none longer than `ttl_seconds`."""
+
     def __init__(self, ttl_seconds: float, limit: int) -> None:
         self.unmatched = 0
         """Ends whose opening never came."""
@@ -32,7 +34,7 @@ class EarlyEnds:
         self._shares = Shares[str | None, _Key]()
 
     def add(self, event: RouteObserved, speaker: str | None, at: float) -> bool:
-        """False: it is known."""
+        """Keeps an end. False: it is known."""
         key = _Key(event.route_id, speaker)
         if key in self._ends:
             return False
@@ -44,17 +46,19 @@ class EarlyEnds:
         return True
 
     def take(self, route_id: str, speaker: str) -> RouteObserved | None:
-        """What `speaker`, or the caller itself, told of the route's end; it is kept no longer."""
+        """Removes and returns the end that `speaker`, or the caller itself, sent for the route; None: there is none."""
         for key in (_Key(route_id, None), _Key(route_id, speaker)):
             if key in self._ends:
                 return self._pop(key)
         return None
 
     def expire(self, now: float) -> None:
+        """Drops what has waited too long and counts it as unmatched."""
         for key in self._due.pop_due(now):
             self._drop(key)
 
     def shift(self, seconds: float) -> None:
+        """Moves all waiting times by `seconds`; see OutcomeBook.rebase."""
         self._due.shift(seconds)
 
     def _drop(self, key: _Key) -> None:

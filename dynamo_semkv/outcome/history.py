@@ -2,7 +2,7 @@
 
     History(size)
 
-It holds nothing that a restarted router does not get again by replay.
+A restarted router gets all of it again by replay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dynamo_semkv.outcome.totals import STEPS, Totals
 
 BUCKET_SECONDS = 10.0
 BUCKETS = 360
-"""One hour."""
+"""Buckets that are kept: one hour."""
 
 
 @dataclass
@@ -28,6 +28,8 @@ class Bucket:
 
 
 class History:
+    """Keeps the last `size` routes by id and request, and sums over all. One thread."""
+
     def __init__(self, size: int) -> None:
         self._size = size
         self._routes: OrderedDict[str, ClosedRoute] = OrderedDict()
@@ -45,8 +47,8 @@ class History:
         return self._since
 
     def add(self, route: ClosedRoute) -> None:
-        """Each route once: that is the book's promise. A second one with the same id is refused, so that it cannot be
-        counted twice."""
+        """Takes a closed route; each comes once, by the book's contract. ValueError for a route id that is still kept,
+        so that no route is counted twice."""
         if route.route_id in self._routes:
             raise ValueError(f"route {route.route_id} is in the history already")
         self._routes[route.route_id] = route
@@ -60,19 +62,21 @@ class History:
         self._add_to_course(route)
 
     def add_orphan(self, orphan: OrphanReport) -> None:
+        """Counts the report; it is not kept."""
         self._totals.add_orphan(orphan)
 
     def recent(self, count: int) -> list[ClosedRoute]:
-        """Newest first."""
+        """The last `count` routes, newest first."""
         routes = reversed(self._routes.values())
         return [route for _, route in zip(range(count), routes, strict=False)]
 
     def get(self, route_id: str) -> ClosedRoute | None:
+        """The route, if it is among the last `size`; else None."""
         return self._routes.get(route_id)
 
     def of_request(self, request_id: str) -> list[list[ClosedRoute]]:
-        """The requests with this id (Dynamo's context id, which clients may choose), one of each tenant, the oldest
-        first: of each its closed attempts in their order."""
+        """The requests with this id (Dynamo's context id, which clients may choose), one per tenant, the oldest first:
+        of each its closed attempts in their order."""
         requests: dict[str | None, list[ClosedRoute]] = {}
         for route_id in self._by_request.get(request_id, ()):
             route = self._routes[route_id]
@@ -81,11 +85,11 @@ class History:
         return sorted(found, key=lambda routes: routes[0].opened.opened_at)
 
     def totals(self) -> Totals:
-        """The running totals themselves: read, do not keep."""
+        """The running totals themselves: read them, do not keep them."""
         return self._totals
 
     def course(self) -> list[Bucket]:
-        """Oldest first; buckets in which nothing closed are left out."""
+        """The buckets of the last hour, oldest first; buckets in which nothing closed are left out."""
         return [self._buckets[number] for number in sorted(self._buckets)]
 
     def _forget(self, route: ClosedRoute) -> None:

@@ -1,5 +1,5 @@
-"""Intake: the bus into the book, the donor catalog and the replica directory. RouteJournal: a router's own route events
-out.
+"""Intake: reads the bus into the book, the donor catalog and the replica directory. RouteJournal: publishes a router's
+own route events.
 
     Intake(subscriber, book, apply_donor_event=..., announce=..., route_opened=None, monotonic=time.monotonic,
            wall=time.time)
@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 TICK_SECONDS = 0.5
 MAX_HELD_EVENTS = 20_000
-"""Own route events that wait for the end of the replay. What does not fit comes back from the bus."""
+"""Own route events that wait for the end of the replay. Events beyond that come back from the bus."""
 
 BookEvent = RouteOpened | RouteObserved | MaterializationReport
 Heard = tuple[BookEvent, str | None]
@@ -77,9 +77,13 @@ class Subscriber(Protocol):
         start: Start = "all",
         on_caught_up: Callable[[], None] | None = None,
         known: Known | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Calls `handler` with each message, stored ones first, and `on_caught_up` after those."""
+        ...
 
-    def caught_up(self, stream: str) -> bool: ...
+    def caught_up(self, stream: str) -> bool:
+        """Whether all that the stream has stored was delivered."""
+        ...
 
 
 class Intake:
@@ -96,9 +100,9 @@ class Intake:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`apply_donor_event(event, stored_at)`: when the broker stored it, by `clock`."""
+        """`apply_donor_event(event, stored_at)`: `stored_at` is when the broker stored it, as `clock` counts."""
         self.counts: Counter[str] = Counter()
-        """Of records: `<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`,
+        """Counts of records: `<stream>.messages`, `.malformed`, `.unsupported_version`, `.foreign_subject`; `own_held`,
         `own_dropped`, `own_echoes`. A pack that cannot be read counts as one."""
         self._unsupported: dict[str, tuple[float, str]] = {}
         self._subscriber = subscriber
@@ -123,16 +127,17 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        """Own events that wait for the replay."""
+        """Own events that wait for the end of the replay."""
         return len(self._own)
 
     def unsupported(self, stream: str) -> tuple[float, str] | None:
-        """Seconds since a message of a version that is not spoken here came last, and which version; None: none
+        """Seconds since the last message of a version that this release cannot read, and that version; None: none
         came."""
         found = self._unsupported.get(stream)
         return (self._monotonic() - found[0], found[1]) if found is not None else None
 
     async def start(self) -> None:
+        """Subscribes to all streams and starts the ticks; does not wait for the replay."""
         subscribe = self._subscriber.subscribe_stream
         subscribe(subjects.DONOR_STREAM, ">", self.on_donor_event)  # both subjects of the stream, in one order
         subscribe(
@@ -153,16 +158,18 @@ class Intake:
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
 
     async def close(self) -> None:
+        """Stops the ticks; the subscriber belongs to whoever made it."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
             self._ticker = None
 
     def on_donor_event(self, message: Message) -> None:
+        """Checks a donor event and passes it to the catalog. On a replica's own subject it must be that replica's."""
         event = self._decoded(message, "donors", lambda raw: decode_donor_event(raw, message.content_type or JSON))
         if event is None:
             return
-        if message.subject != subjects.DONOR_EVENTS:  # there any emitter speaks, for whom it says
+        if message.subject != subjects.DONOR_EVENTS:  # on that subject any emitter may send, for any worker
             speaker = subjects.speaker(message.subject)
             if speaker is None or (stable_worker_id(speaker.stable_routing_id), speaker.dp_rank) != (
                 event.worker_id,
@@ -173,14 +180,15 @@ class Intake:
         self._apply_donor_event(event, message.timestamp)
 
     def on_announcement(self, message: Message) -> None:
+        """Checks that the sender announces itself and passes it on."""
         announcement = self._decoded(message, "announcements", decode_announcement)
         if announcement is not None and self._speaks_for_itself(message, "announcements", announcement):
             self._announce(announcement)
 
     def own_echoes(self, subject: str, records: int) -> bool:
-        """Whether a message of the route stream, of so many records, is this router's own that comes back; then they
-        are counted here."""
-        # One that was dropped while the past was read comes back only so.
+        """Whether a message of the route stream, of so many records, is an echo of this router's own; the records are
+        counted here then, and need not be read."""
+        # An own event that was dropped during the replay comes back from the bus only, so it must be read.
         if self._replay is not None or subject != self._own_subject or self.counts["own_dropped"]:
             return False
         self.counts["routes.messages"] += records
@@ -188,6 +196,7 @@ class Intake:
         return True
 
     def on_route_event(self, message: Message) -> None:
+        """Puts a route event into the book; only the router that opened a route may open or end it."""
         event = self._decoded(message, "routes", decode_route_event)
         if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
             self._foreign(message, "routes", f"router {event.router}")
@@ -197,17 +206,18 @@ class Intake:
                 self._route_opened(event)
 
     def on_report(self, message: Message) -> None:
+        """Checks that the sender reports for itself and puts the report into the book."""
         report = self._decoded(message, "reports", decode_report)
         if report is not None and self._speaks_for_itself(message, "reports", report):
             self._arrived(subjects.REPORT_STREAM, message.timestamp, (report, message.subject))
 
     def speaks_as(self, subject: str) -> None:
-        """Where this router's own events go: what comes back from there is known already, and reading it again costs
+        """Tells the subject of this router's own events: their echoes are known already, and reading them again costs
         every request."""
         self._own_subject = subject
 
     def own(self, event: RouteEvent) -> None:
-        """An event of this router: known at once, unless the past is still being read."""
+        """Takes an event of this router: into the book at once, or after the replay while that goes on."""
         if self._replay is None:
             self._apply((event, None), self._now())
             return
@@ -218,7 +228,7 @@ class Intake:
             self.counts["own_dropped"] += 1
 
     def caught_up(self, stream: str) -> None:
-        """A joined stream has handed over what was stored; after both, live begins."""
+        """A joined stream has delivered what was stored; after both, the live phase begins."""
         if self._replay is None:
             return
         self._replay.caught_up(stream)
@@ -227,6 +237,8 @@ class Intake:
             self._go_live()
 
     def tick(self) -> None:
+        """Closes what is due; nothing during the replay or while a joined stream is behind. Called every
+        TICK_SECONDS."""
         if self._replay is not None:
             return
         now = self._now()
@@ -243,7 +255,7 @@ class Intake:
         return lambda: self.caught_up(stream)
 
     def _arrived(self, stream: str, timestamp: float, heard: Heard) -> bool:
-        """Whether it counts, as far as is known yet."""
+        """Whether the event counts, as far as is known yet."""
         if self._replay is None:
             return self._apply(heard, self._now())
         self._replay.add(stream, timestamp, heard)
@@ -267,7 +279,7 @@ class Intake:
             self._apply((self._own.popleft(), None), now)
 
     def _apply(self, heard: Heard, at: float) -> bool:
-        """False: another router has opened that route, so it is not for this one to open or to end it."""
+        """False: another router has opened that route, so the sender may neither open nor end it."""
         event, subject = heard
         if isinstance(event, MaterializationReport):
             self._book.report(event, at)
@@ -288,7 +300,7 @@ class Intake:
     def _speaks_for_itself(
         self, message: Message, stream: str, said: ReplicaAnnouncement | MaterializationReport
     ) -> bool:
-        """What a worker says counts for itself only: a broker that knows its users lets it publish under its own name
+        """Whether a worker reports or announces itself only: a broker with users lets it publish under its own name
         alone."""
         if subjects.speaker(message.subject) == (said.stable_routing_id, said.dp_rank):
             return True
@@ -305,7 +317,7 @@ class Intake:
         self.clock.heard(message.timestamp)
         try:
             if message.content_type == PACK:
-                decode_pack(message.payload)  # the bus could not: says why
+                decode_pack(message.payload)  # the bus could not: this raises the reason
                 raise ContractError("pack", message.subject, "one that the bus takes apart")
             return decode(message.payload)
         except UnsupportedVersion as error:
@@ -331,7 +343,7 @@ class Intake:
 
 
 class RouteJournal:
-    """Writes down what this router decided and saw. Never raises and never waits: a request does not depend on its
+    """Records what this router decided and saw. Never raises and never waits: a request does not depend on its
     record."""
 
     def __init__(self, publisher: Publisher, intake: Intake, router_name: str) -> None:
@@ -344,9 +356,11 @@ class RouteJournal:
         intake.speaks_as(self._subject)
 
     def opened(self, event: RouteOpened) -> None:
+        """Into the book, then to the bus."""
         self._write(event)
 
     def observed(self, event: RouteObserved) -> None:
+        """Into the book, then to the bus."""
         self._write(event)
 
     def _write(self, event: RouteEvent) -> None:

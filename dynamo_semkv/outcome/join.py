@@ -3,17 +3,17 @@
     match(routes, reports, taken) -> {route_id: Match}
 
 Rules, in this order:
-1. Reports of one engine request (it may be allocated more than once) are one: they close one route, with the report
-   that confirmed most.
+1. Reports of one engine request (it may be allocated more than once) count as one: they close one route, with the
+   report that confirmed most.
 2. A report that names its route belongs to it, unless another replica served that route.
 3. Equal prompts in flight on one replica may share one hint, so two requests may name the same route: the second is
    then treated as one that names none.
 4. A report that names none belongs to the oldest route with its prompt that went to its replica, has no report, and
-   whose stream gave the same count of tokens that were not computed. A route that none fits so gets the oldest report
-   left, but that pair is `doubtful`: the right report may still be on its way (a broker that was away delivers engine
-   by engine), so the book lets it wait until the route's time is over.
-5. Where a gateway dispatched a request that was left to it, nobody says who served it: such a route takes what is left
-   of its prompt, from whichever replica.
+   whose stream gave the same count of tokens that were not computed. A route that has no such report gets the oldest
+   one left, but that pair is `doubtful`: the right report may still be on its way (a broker that was away delivers
+   engine by engine), so the book lets it wait until the route's time is over.
+5. Where a gateway dispatched a request by itself, nobody reports who served it: such a route takes what is left of
+   its prompt, from whichever replica.
 
 Order is by the values given (time opened, time of the report), never by arrival, so any interleaving gives the same
 pairs.
@@ -32,14 +32,18 @@ from dynamo_semkv.outcome.closed import JoinedBy, ReplicaName, placed_on, served
 
 
 class OpenRoute(NamedTuple):
+    """A route that is not closed; `observed` None: its stream has not ended."""
+
     opened: RouteOpened
     observed: RouteObserved | None
 
 
 class HeldReport(NamedTuple):
+    """A report that waits for its route."""
+
     report: MaterializationReport
     at: float
-    """When it was published, by the clock of the book."""
+    """When the report was published, by the clock of the book."""
 
 
 class EngineRequest(NamedTuple):
@@ -57,19 +61,21 @@ class Fit(Enum):
     SAME = "same"
     OTHER = "other"
     UNKNOWN = "unknown"
-    """The route was left to Dynamo and nobody said yet, or ever, who served it."""
+    """The route was left to Dynamo and no record shows (yet) who served it."""
 
 
 @dataclass
 class Match:
+    """The report that a route would close with."""
+
     report: MaterializationReport
     at: float
-    """Of the last report of the request."""
+    """The time of the request's last report."""
     joined_by: JoinedBy
     report_ids: tuple[str, ...]
     """All reports of the same engine request, this one included."""
     doubtful: bool = False
-    """Joined by prompt alone, and the engine's own count in the stream is another one."""
+    """Joined by prompt alone, and the engine's own count in the stream differs from the report's."""
 
 
 @dataclass
@@ -92,29 +98,33 @@ class _Request:
 
 
 def replica_of(report: MaterializationReport) -> ReplicaName:
+    """The replica that sent the report."""
     return ReplicaName(report.stable_routing_id, report.dp_rank)
 
 
 def engine_request(report: MaterializationReport) -> EngineRequest | None:
-    """None where the engine gave no number: every such report stands for a request of its own."""
+    """The request that the report is about. None where the engine gave no number: every such report stands for a
+    request of its own."""
     if report.request_id == 0:
         return None
     return EngineRequest(replica_of(report), report.generation, report.prompt_key, report.request_id)
 
 
 def fit(route: OpenRoute, report: MaterializationReport) -> Fit:
+    """Whether the report came from the replica that served the route, as far as that is known."""
     served = served_by(route.opened, route.observed)
     if served is None:
         return Fit.UNKNOWN
     if same_replica(served, replica_of(report)):
         return Fit.SAME
-    # A pin that did not hold: until the stream says who served, only the pinned replica is known.
+    # The pin may not hold: until the stream says who served, only the pinned replica is known.
     pinned_only = route.observed is None and placed_on(route.opened) is not None
     return Fit.UNKNOWN if pinned_only else Fit.OTHER
 
 
 def same_replica(left: ReplicaName, right: ReplicaName) -> bool:
-    """Ranks have caches of their own, so they must agree; an unknown rank agrees with any."""
+    """Whether both names can mean one replica. Ranks have caches of their own, so they must agree; an unknown rank
+    agrees with any."""
     return left.stable_routing_id == right.stable_routing_id and (
         left.dp_rank is None or right.dp_rank is None or left.dp_rank == right.dp_rank
     )
@@ -123,8 +133,10 @@ def same_replica(left: ReplicaName, right: ReplicaName) -> bool:
 def match(
     routes: Sequence[OpenRoute], reports: Iterable[HeldReport], taken: Container[str] = frozenset()
 ) -> dict[str, Match]:
-    """Pairs of the group. `taken`: ids of routes that closed with another request's report (rule 3)."""
-    # By prompt alone a route that was refused comes last: whoever ran, its report is sooner that of an equal prompt.
+    """The pairs of the group, by route id. `taken`: ids of routes that closed with another request's report (rule
+    3)."""
+    # A route that was refused comes last where only the prompt decides: a report is more likely that of an equal
+    # prompt.
     ordered = sorted(
         routes, key=lambda route: (was_refused(route.observed), route.opened.opened_at, route.opened.route_id)
     )

@@ -1,7 +1,7 @@
-"""What one closed route teaches of the replica that it was placed on. Pure.
+"""What can be learned from one closed route about the replica that it was placed on. Pure.
 
 lessons(route) -> what share of its claim was confirmed, a Lesson for each match type that was part of it
-load_lesson(route) -> what a token that was loaded spared, if the route loaded any and could be timed
+load_lesson(route) -> what a loaded token saved, if the route loaded any and could be timed
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _SILENT_OUTCOMES = frozenset(
         Outcome.UNKNOWN,
     }
 )
-"""They say nothing about what the engine would have done: nothing had to be loaded, or nobody knows."""
+"""Outcomes that say nothing about what the engine would have done: nothing had to be loaded, or nobody knows."""
 _SILENT_REASONS = frozenset({Reason.CANCELLED, Reason.WRONG_REPLICA, Reason.WORKER_LOST, Reason.NO_REPORT})
 
 
 class Lesson(NamedTuple):
-    """`share` was observed (of the claim: confirmed; of its prefill: spared); `weight` of one trial."""
+    """One trial: the observed `share` (confirmed, of the claim; or saved, of the prefill) and the `weight` it counts
+    with."""
 
     kind: Kind
     share: float
@@ -39,10 +40,10 @@ class Lesson(NamedTuple):
 
 
 def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
-    """What one closed route teaches about the replica that it was placed on: nothing, or one trial.
+    """What one closed route shows about the replica that it was placed on: nothing, or one trial.
 
     A claim may be part proven prefix and part only similar. They are separate cells, as they are separate terms of a
-    donor's value, and share the trial by tokens: that an exact engine declines the rest says nothing against the
+    donor's value, and share the trial by tokens: when an exact engine declines the rest, that says nothing against the
     prefix. What the engine's own cache turned out to hold beyond Dynamo's index is no part of the claim.
     """
     opened, report, placed = route.opened, route.report, placed_on(route.opened)
@@ -72,10 +73,9 @@ def lessons(route: ClosedRoute) -> tuple[Lesson, ...]:
 
 
 def load_lesson(route: ClosedRoute) -> tuple[StableReplica, Lesson] | None:
-    """The replica that loaded, and what that spared. A load that nobody had hinted teaches too: it cost what it cost.
-    It counts for the claim that was made, or would have been made, of it: a hinted one's tier is the evidence's, an
-    unhinted one's the report's. Nothing is loaded from the device: where that was claimed, the KV had left it, and the
-    load is the report's tier's."""
+    """The replica that loaded, and what that saved. A load without a hint counts too, at its cost. It is booked under
+    the claim that was made, or would have been made: with a hint the evidence's tier, without one the report's. Nothing
+    is loaded from the device: where that was claimed, the KV had left it, and the report's tier counts."""
     saving, report, opened = route.saving, route.report, route.opened
     if saving is None or report is None:
         return None

@@ -4,7 +4,7 @@
              .around(worker, cell, now) -> (total, trials)
 
 A worker is all its ranks together. It counts with at most `cap` trials, at its own mean, so that one that is busy, or
-lies, moves where the others begin by no more than those. Its own cells see all that it observed itself. `now` is in
+lies, moves the start values of others by no more than that. Its own cells see all that it observed itself. `now` is in
 half-lives. Every operation is O(1).
 """
 
@@ -17,7 +17,7 @@ from dynamo_semkv.outcome.lessons import Lesson
 
 @dataclass
 class Sums:
-    """Faded sums, as of `at`."""
+    """Faded sums of trials, as of `at`."""
 
     total: float = 0.0
     trials: float = 0.0
@@ -29,9 +29,11 @@ class Sums:
         return self.total * weight, self.trials * weight
 
     def add(self, lesson: Lesson, now: float, half_life: float = 1.0) -> None:
+        """Adds one lesson at `now`."""
         self.move(lesson.share * lesson.weight, lesson.weight, now, half_life)
 
     def move(self, by_total: float, by_trials: float, now: float, half_life: float = 1.0) -> None:
+        """Fades the sums to `now` and changes them by the given amounts, which may be negative."""
         total, trials = self.faded(now, half_life)
         self.total, self.trials, self.at = total + by_total, trials + by_trials, now
 
@@ -40,28 +42,30 @@ class Sums:
 class _Worker:
     observed: Sums = field(default_factory=Sums)
     counted: Sums = field(default_factory=Sums)
-    """What of it is in the sums of the pool."""
+    """The part of `observed` that is in the sums of the pool."""
     cells: int = 0
 
 
 class Pool:
+    """The trials of all workers for one kind of claim."""
+
     def __init__(self) -> None:
         self._counted = Sums()
         self._workers: dict[str, _Worker] = {}
 
     def __len__(self) -> int:
-        """Workers that observed something."""
+        """How many workers observed something."""
         return len(self._workers)
 
     def add(self, worker: str, lesson: Lesson, now: float, cap: float, *, new_cell: bool) -> None:
-        """`new_cell`: it is the first lesson of a cell, which will be dropped some day."""
+        """Adds a worker's lesson. `new_cell`: it is the first lesson of a cell, which will be dropped some day."""
         of = self._workers.setdefault(worker, _Worker())
         of.cells += new_cell
         of.observed.add(lesson, now)
         self._count(of, now, cap)
 
     def drop(self, worker: str, cell: Sums, now: float, cap: float) -> None:
-        """A cell is forgotten; of a worker without any nothing is left."""
+        """Forgets a cell; a worker without any cell leaves the pool."""
         of = self._workers[worker]
         of.cells -= 1
         total, trials = cell.faded(now)
@@ -85,7 +89,7 @@ class Pool:
         return total, max(0.0, trials)
 
     def _count(self, of: _Worker, now: float, cap: float) -> None:
-        """Takes the worker's old part out, and the new one in."""
+        """Replaces the worker's old part of the sums by the new one."""
         total, trials = of.observed.faded(now)
         part = min(1.0, cap / trials) if trials > 0.0 else 0.0
         before, before_trials = of.counted.faded(now)

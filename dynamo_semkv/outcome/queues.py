@@ -1,4 +1,4 @@
-"""The three containers of the outcome book: what is due when, what belongs together, and a memory with an end."""
+"""The three containers of the outcome book: keys by due time, ids by a shared key, and a bounded memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ V = TypeVar("V")
 
 
 class DueQueue(OrderedDict[K, float]):
-    """Keys, and when they were added; they are due a fixed span later, in order of adding.
+    """Keys, and when they were added; they are due a fixed span later, in order of adding. Times in seconds.
 
-    Only heads are looked at, so a tick costs what is due and not what is open. A time that lies ahead of `now` means
+    Only the oldest keys are looked at, so a tick costs what is due and not what is open. A time later than `now` means
     that the clock was set back; it counts from `now` on, so no key is ever kept longer than twice its span.
     """
 
@@ -22,13 +22,16 @@ class DueQueue(OrderedDict[K, float]):
         self._span = span
 
     def add(self, key: K, at: float) -> None:
+        """Adds the key, or starts its span again."""
         self[key] = at
         self.move_to_end(key)
 
     def discard(self, key: K) -> None:
+        """Removes the key if it is there."""
         self.pop(key, None)
 
     def pop_due(self, now: float) -> list[K]:
+        """Removes and returns the keys whose span is over, the oldest first."""
         due: list[K] = []
         while self:
             key, at = next(iter(self.items()))
@@ -43,6 +46,7 @@ class DueQueue(OrderedDict[K, float]):
         return due
 
     def shift(self, seconds: float) -> None:
+        """Moves all times by `seconds`."""
         for key in self:
             self[key] += seconds
 
@@ -54,9 +58,11 @@ class Groups(Generic[K]):
         self._members: dict[K, dict[str, None]] = {}
 
     def add(self, key: K, member: str) -> None:
+        """Adds the member to the key's group; again changes nothing."""
         self._members.setdefault(key, {})[member] = None
 
     def discard(self, key: K, member: str) -> None:
+        """Removes the member if it is there."""
         members = self._members.get(key)
         if members is not None:
             members.pop(member, None)
@@ -64,6 +70,7 @@ class Groups(Generic[K]):
                 del self._members[key]
 
     def of(self, key: K) -> Iterator[str]:
+        """The members by order of adding, over a copy: the group may change meanwhile."""
         return iter(tuple(self._members.get(key, ())))
 
 

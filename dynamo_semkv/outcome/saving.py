@@ -4,8 +4,8 @@
     cold_seconds_per_token(...) -> float | None      what one cold route says of the rate of its replica
     saving_of(...) -> Saving | None                  what one loaded route saved
 
-A cold route's time to first token over the prefill tokens that had to be computed before it (its own, and those that
-waited when it came) is the rate that turns tokens of prefill into seconds. The same request is never run twice, so a
+The rate that turns tokens of prefill into seconds is a cold route's time to first token over the prefill tokens that
+had to be computed before it (its own, and those that waited when it came). The same request is never run twice, so a
 saving is an estimate: what the prompt would have taken at that rate, less what it took.
 """
 
@@ -19,29 +19,29 @@ from dataclasses import dataclass, field
 from dynamo_semkv.contracts.identity import StableReplica
 
 SAMPLES = 32
-"""Cold routes of a replica that its rate is the median of, the last ones: older ones are forgotten, and one that was
-slow for a reason of its own says nothing."""
+"""A replica's rate is the median of so many cold routes, the last ones: older ones are forgotten, and a single slow one
+has no weight."""
 NEEDED = 3
 MIN_COLD_TOKENS = 128
 """A shorter prefill is mostly overhead and no measure of a rate."""
 MIN_SECONDS_PER_TOKEN = 1e-9
-"""A thousand million tokens a second: what is less was not measured, and its reciprocal may be infinite."""
+"""A thousand million tokens per second: a smaller value was not measured, and its reciprocal may be infinite."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Of one route that loaded KV."""
+    """What loading saved on one route."""
 
     seconds_per_token: float
     """The replica's cold rate when the route closed."""
     cold_seconds: float
-    """What the first token would have taken at that rate with nothing loaded; what waited before it counts in."""
+    """What the first token would have taken at that rate with nothing loaded, the tokens queued before it included."""
     saved_seconds: float | None
     """`cold_seconds` less the time to first token; negative where loading made it worse. None: nobody saw the
     stream."""
     share: float
-    """In [-1, 1]: what part of its prefill a loaded token spared. By the connector's own clock where it tells how long
-    the load took, as that is free of what else the engine did; else by the time to first token."""
+    """In [-1, 1]: what part of its prefill a loaded token saved. By the connector's own clock where it reports the
+    load's time, as that is free of what else the engine did; else by the time to first token."""
 
 
 @dataclass
@@ -59,17 +59,19 @@ class _Rate:
 
 
 class PrefillRates:
-    """Bounded; forgets. A replica that has not shown its own rate yet has that of the fleet: the median of its
-    workers', so that none counts for more than one, however many routes or ranks it has."""
+    """The cold rate of each replica, at most `max_replicas` of them. A replica without a rate of its own yet has that
+    of the fleet: the median over workers, so that none counts for more than one, however many routes or ranks it
+    has."""
 
     def __init__(self, max_replicas: int) -> None:
         self._max_replicas = max_replicas
         self._rates: OrderedDict[StableReplica, _Rate] = OrderedDict()
         self._seen = 0
         self._fleet: float | None = None
-        """None: to be computed, by the next that asks."""
+        """None: computed by the next call that needs it."""
 
     def add(self, replica: StableReplica, seconds_per_token: float) -> None:
+        """Takes the rate of one cold route."""
         self._rates.setdefault(replica, _Rate()).add(seconds_per_token)
         self._rates.move_to_end(replica)
         self._seen += 1
@@ -94,12 +96,13 @@ class PrefillRates:
         return statistics.median(statistics.median(ranks) for ranks in workers.values())
 
     def is_own(self, replica: StableReplica) -> bool:
-        """Whether it has shown its own rate."""
+        """Whether the replica's own rate is known."""
         own = self._rates.get(replica)
         return own is not None and own.known
 
     def rows(self) -> Iterator[tuple[StableReplica, float, int]]:
-        """(replica, seconds a token, cold routes behind it) of those that have shown a rate; the latest first."""
+        """(replica, seconds per token, cold routes behind it) of the replicas whose own rate is known; the latest
+        first."""
         for replica, rate in reversed(self._rates.items()):
             if rate.known:
                 yield replica, rate.median, len(rate.recent)
@@ -108,7 +111,7 @@ class PrefillRates:
 def cold_seconds_per_token(
     *, ttft_seconds: float, input_tokens: int, reused_tokens: int, queued_tokens: int | None
 ) -> float | None:
-    """None where too little was computed to tell."""
+    """The rate that one cold route shows; None where too little was computed to tell."""
     own = input_tokens - reused_tokens
     if own < MIN_COLD_TOKENS:
         return None
@@ -126,7 +129,7 @@ def saving_of(
     ttft_seconds: float | None,
     load_seconds: float | None,
 ) -> Saving | None:
-    """None where neither clock saw the load, or nothing was confirmed."""
+    """What one load was worth; None where neither clock saw it, or nothing was confirmed. Times in seconds."""
     spared = confirmed_tokens * seconds_per_token
     if confirmed_tokens < 1 or not spared > 0.0:
         return None

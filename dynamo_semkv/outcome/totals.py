@@ -3,8 +3,8 @@ close.
 
     Totals().add(route); .add_orphan(orphan)
 
-Only integers are summed, and seconds; every set of names is closed or bounded: what a peer sends can neither grow the
-memory nor a page.
+Only integers and seconds are summed; every set of names is closed or bounded: nothing that a peer sends can make the
+memory or a page grow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dynamo_semkv.contracts.route_events import NO_WORKER, RouteObserved, RouteO
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport, ReplicaName, TtftClass, placed_on
 
 STEPS = ("input", "evidence", "placed", "hinted", "materialized", "beyond_dynamo")
-"""The funnel. Its denominator is `input`; `beyond_dynamo` is what is ours of the reuse."""
+"""The steps of the funnel. Its denominator is `input`; `beyond_dynamo` is the reuse that placement added."""
 MODES = frozenset({"off", "shadow", "canary", "enforce"})
 LOOKUPS = frozenset({"hit", "miss", "timeout", "error", "skipped"})
 ENDS = frozenset({"complete", "cancelled", "worker_lost", NO_WORKER, "error"})
@@ -28,30 +28,34 @@ TTFT_SAMPLES = 1_024
 
 
 def bounded(value: str, allowed: frozenset[str]) -> str:
+    """The value if it is allowed, else OTHER."""
     return value if value in allowed else OTHER
 
 
 @dataclass
 class FunnelTotals:
-    """Tokens, and at how many requests each step was above zero."""
+    """Tokens of each step, and at how many requests the step was above zero."""
 
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STEPS, 0))
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STEPS, 0))
 
     def add(self, step: str, tokens: int) -> None:
+        """Adds one request's tokens of a step."""
         self.tokens[step] += tokens
         self.requests[step] += tokens > 0
 
 
 @dataclass
 class ReplicaTotals:
+    """Sums over the routes that were placed on, or served by, one replica."""
+
     placed_requests: int = 0
     placed_tokens: int = 0
     served_requests: int = 0
     confirmed_tokens: int = 0
-    """Confirmed by its connector, hinted or not."""
+    """Tokens that its connector confirmed, hinted or not."""
     declined_requests: int = 0
-    """Hinted, and nothing of it was materialized."""
+    """Requests with a hint of which nothing was materialized."""
     timed_loads: int = 0
     """Routes that loaded KV and whose first token was seen, once the replica's cold rate was known."""
     saved_seconds: float = 0.0
@@ -60,19 +64,21 @@ class ReplicaTotals:
 
 @dataclass
 class TtftSample:
-    """Seconds. Quantiles are over the last TTFT_SAMPLES routes of the class, the sum over all."""
+    """Times to first token of one class, in seconds. Quantiles are over the last TTFT_SAMPLES routes, the sum over
+    all."""
 
     count: int = 0
     sum_seconds: float = 0.0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=TTFT_SAMPLES))
 
     def add(self, seconds: float) -> None:
+        """Adds the time of one route."""
         self.count += 1
         self.sum_seconds += seconds
         self.recent.append(seconds)
 
     def quantile(self, share: float) -> float | None:
-        """Nearest rank; None without a sample."""
+        """The quantile by nearest rank, `share` in [0, 1]; None without a sample."""
         if not self.recent:
             return None
         ordered = sorted(self.recent)
@@ -81,16 +87,18 @@ class TtftSample:
 
 @dataclass
 class Totals:
+    """Sums over all closed routes since the oldest event on the bus."""
+
     requests: int = 0
     funnel: FunnelTotals = field(default_factory=FunnelTotals)
     exact_device_tokens: int = 0
     """Dynamo's own exact overlap on the device, for comparison; in no step of the funnel."""
     exact_host_tokens: int = 0
     local_tokens: int = 0
-    """What the engines' own caches held, as their connectors reported it."""
+    """Tokens that the engines' own caches held, as their connectors reported them."""
     engine_cached_tokens: int = 0
-    """The engines' own count of cached prompt tokens, from their streams: device, and loaded where the engine counts
-    it."""
+    """The engines' own count of cached prompt tokens, from their streams: device, and loaded ones where the engine
+    counts them."""
     confirmed_tokens: int = 0
     """All that was confirmed on routes: `materialized` of the funnel + `unhinted_tokens`."""
     unhinted_tokens: int = 0
@@ -106,20 +114,22 @@ class Totals:
     ttft: dict[str, TtftSample] = field(default_factory=lambda: {c.value: TtftSample() for c in TtftClass})
     orphans: Counter[str] = field(default_factory=Counter)
     would_have: int = 0
-    """Routes with a choice of ours that was recorded and not acted on."""
+    """Routes where a placement was recorded but not acted on (shadow, canary)."""
     would_have_tokens: int = 0
-    """The evidence on these: what `enforce` would have placed."""
+    """The evidence on these routes: what `enforce` would have placed."""
     would_have_agreed: int = 0
-    """Of these, the ones that were served by that replica anyway."""
+    """Those of these routes that were served by that replica anyway."""
 
     @property
     def outcome_counts(self) -> dict[str, int]:
+        """Routes by outcome, all reasons together."""
         counts: Counter[str] = Counter()
         for (outcome, _), routes in self.outcomes.items():
             counts[outcome] += routes
         return dict(counts)
 
     def add(self, route: ClosedRoute) -> None:
+        """Adds a closed route. Each comes once; names and counts of peers are clamped."""
         opened, observed = route.opened, route.observed
         funnel = route.funnel
         self.requests += 1
@@ -149,7 +159,7 @@ class Totals:
             self.would_have_agreed += opened.shadow_choice == str(route.replica)
 
     def add_orphan(self, orphan: OrphanReport) -> None:
-        """Counted, and its tokens are in no sum: nothing that belongs to a route of ours bounds them."""
+        """Counts the report; its tokens are in no sum, since no route of ours bounds them."""
         self.orphans[orphan.reason.value] += 1
 
     def _add_to_replicas(self, route: ClosedRoute) -> None:

@@ -1,8 +1,9 @@
-"""Who may ask at `/engine/semkv/advise`, and `explain` where that is: Dynamo's status server lets everybody in who
-reaches it.
+"""Access control of `/engine/semkv/advise` and, where that is served, `/engine/semkv/explain`: Dynamo's status server
+itself lets in everybody who reaches it.
 
-An advice says whether KV of some text is there and where, for whatever tenant the question names, so beyond this
-machine it wants a token. It rides in the body, since a route of the status server is given nothing else of the request.
+An advice says whether KV of some text is there and where, for whatever tenant the question names, so a question from
+beyond this machine needs a token. The token is part of the body, since a route of the status server is given nothing
+else of the request.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 ANYWHERE = "0.0.0.0"
-"""Where Dynamo 1.6 listens unless DYN_SYSTEM_HOST says otherwise."""
+"""The address on which Dynamo 1.6 listens unless DYN_SYSTEM_HOST says otherwise."""
 FIELD = "security.advise_token_file"
 
 Answer = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
 class AdviseDoor:
-    """Body in, answer or `error` out. ContractError for a token file that cannot be used."""
+    """Checks the token of a question and passes the question on: body in, answer or `error` out. ContractError for a
+    token file that cannot be used."""
 
     def __init__(self, answer: Answer, config: SecurityConfig, env: Mapping[str, str], name: str = "advise") -> None:
         """`name`: what the log calls it."""
@@ -40,6 +42,8 @@ class AdviseDoor:
         """`answered`, `refused`."""
 
     async def answer(self, body: Any) -> dict[str, Any]:
+        """`{"error": ...}` for a question that is refused; else what the callback answers to the body without its
+        token."""
         refusal = self._refusal(body)
         if refusal is not None:
             self.counts["refused"] += 1

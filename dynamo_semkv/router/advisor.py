@@ -29,29 +29,39 @@ from dynamo_semkv.scoring.credit import Credit
 from dynamo_semkv.scoring.extra import GuardedScorer
 
 LOOKUP_SLACK = 2.0
-"""The lookup runner keeps its own deadline; this many times it, and the request no longer waits for the runner
-either."""
+"""The lookup runner keeps its own deadline; the request stops waiting for the runner after this many times that
+deadline."""
 
 
 class LookupOutcome(Protocol):
     """The part of evidence.deadline.LookupResult that is used here."""
 
     @property
-    def status(self) -> Any: ...
+    def status(self) -> Any:
+        """A LookupStatus; "timeout" and "error" are counted as fallbacks."""
+        ...
+
     @property
-    def matches(self) -> Sequence[SemanticTrtMatch]: ...
+    def matches(self) -> Sequence[SemanticTrtMatch]:
+        """What the providers found; empty without evidence."""
+        ...
+
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """How long the lookup took."""
+        ...
 
 
 class LookupRunner(Protocol):
     """The part of evidence.deadline.DeadlineRunner that is used here."""
 
-    async def lookup(self, query: LookupQuery) -> LookupOutcome: ...
+    async def lookup(self, query: LookupQuery) -> LookupOutcome:
+        """Asks all providers, under the runner's own deadline."""
+        ...
 
 
 class Advisor:
-    """One event loop."""
+    """Makes the advice for each request. One event loop."""
 
     def __init__(
         self,
@@ -81,7 +91,8 @@ class Advisor:
         self._config = config
 
     def refresh(self) -> None:
-        """Takes over what discovery lists now; cheap when nothing changed. Called per request and at a steady beat."""
+        """Takes over what discovery lists now; cheap when nothing changed. Called for each request and on every
+        beat."""
         live = self._edge.live_replicas()
         if live is not self._live:
             self._directory.update_live(live)
@@ -102,8 +113,8 @@ class Advisor:
             if reason is not None:
                 return Advice(no_advice(mode, reason), prompt)
             if self._weighing >= config.evidence.max_inflight:
-                # What waits for Dynamo and for providers costs turns of the loop that every stream needs: requests go
-                # first.
+                # Waiting for Dynamo and for providers costs turns of the event loop, which every stream needs: requests
+                # go first.
                 return Advice(no_advice(mode, DecisionReason.OVERLOADED), prompt)
             self._weighing += 1
             try:
@@ -155,9 +166,9 @@ class Advisor:
         return None
 
     async def _look_up(self, prompt: Prompt, block_size: int, deadline: float) -> Lookup:
-        # Several providers read them at a time, each in its thread: one that writes into them would change what the
-        # others look for. A copy, since torch writes into a read-only array too: the prompt's own tokens are what the
-        # engine is sent.
+        # Several providers read the tokens at a time, each in its thread: one that writes into them would change what
+        # the others look for. It is a copy, since torch writes into a read-only array too, and the prompt's own tokens
+        # are what the engine is sent.
         tokens = prompt.tokens.copy()
         tokens.flags.writeable = False
         query = LookupQuery(

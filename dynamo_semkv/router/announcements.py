@@ -1,8 +1,8 @@
-"""The last announcement of each replica, with room that no worker can take from the others. Pure.
+"""The last announcement of each replica, in a bounded table where no worker can use up the room of the others. Pure.
 
-What live replicas said is kept however much others say. A live worker has the ranks of its model card: what it says of
-any other is dropped and counted. Announcements of workers that discovery does not list (yet) are bounded, and the
-worker with most of them gives up its own.
+Announcements of live replicas are kept however many others come. A live worker has the ranks of its model card: an
+announcement of any other rank of it is dropped and counted. Announcements of workers that discovery does not list (yet)
+are bounded, and the worker with most of them loses its own first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from dynamo_semkv.telemetry.throttled import Throttled
 _throttled = Throttled(logging.getLogger(__name__))
 
 MAX_WAITING = 16_384
-"""Announcements of replicas that are not alive."""
+"""How many announcements of replicas that are not alive are kept."""
 
 
 class Announcements:
+    """The last announcement by stable replica, for live replicas and, bounded, for others."""
+
     def __init__(self) -> None:
         self._last: dict[StableReplica, ReplicaAnnouncement] = {}
         self._listed: dict[str, set[int]] = {}
-        """Ranks of each live worker."""
+        """The ranks of each live worker."""
         self._waiting: Shares[str, int] = Shares()
         self.counts: Counter[str] = Counter()
         """`unlisted_rank`, `dropped`."""
@@ -37,10 +39,11 @@ class Announcements:
         return self._waiting.sizes.total
 
     def get(self, stable: StableReplica | None) -> ReplicaAnnouncement | None:
+        """The replica's last announcement; None without one, and for None."""
         return self._last.get(stable) if stable is not None else None
 
     def put(self, announcement: ReplicaAnnouncement) -> bool:
-        """False: of a rank that the worker's card does not have, so not kept."""
+        """Keeps an announcement. False: it is of a rank that the worker's card does not have, so it is not kept."""
         stable = StableReplica(announcement.stable_routing_id, announcement.dp_rank)
         ranks = self._listed.get(stable.stable_routing_id)
         if ranks is not None and stable.dp_rank not in ranks:
@@ -53,7 +56,7 @@ class Announcements:
         return True
 
     def list(self, live: Iterable[StableReplica]) -> None:
-        """Who is alive now. What was said of other ranks of these workers is dropped."""
+        """Takes over which replicas are alive now. Announcements of other ranks of these workers are dropped."""
         before, self._listed = self._listed, {}
         for stable_id, rank in live:
             self._listed.setdefault(stable_id, set()).add(rank)

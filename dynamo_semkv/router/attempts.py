@@ -3,9 +3,9 @@ attempt.
 
 Clients may choose that id, so requests of two tenants may have the same: attempts are counted by id and tenant.
 
-Nothing in a migrated request says so, and it may come to another router than the first time; so the routers hear each
-other's route events. The number is for people: two arrivals within the time of one message on the bus may carry the
-same, and what keeps attempts apart is the route id.
+Nothing in a migrated request says so, and it may come to another router than the first time; so each router reads the
+route events of the others. The number is for people: two arrivals within the time of one message on the bus may carry
+the same number, and what keeps attempts apart is the route id.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MAX_REQUESTS = 16_384
 
 
 class Attempts:
-    """Counts arrivals per context id and tenant. Bounded: of what is forgotten, a late second attempt reads as a first
-    one."""
+    """Counts arrivals per context id and tenant. Bounded: the second attempt of a request that was forgotten counts as
+    a first one."""
 
     def __init__(self, limit: int = MAX_REQUESTS) -> None:
         self._limit = limit
@@ -33,7 +33,8 @@ class Attempts:
         return attempt
 
     def heard(self, request_id: str | None, tenant: str | None, attempt: int) -> None:
-        """Another router (or this one, by the echo of its own event) opened a route for this request."""
+        """Takes over that another router (or this one, by the echo of its own event) opened a route for this
+        request."""
         if request_id and attempt > self._seen.get((request_id, tenant), -1):
             self._keep((request_id, tenant), attempt)
 

@@ -11,27 +11,31 @@ import asyncio
 from typing import Protocol
 
 LOOK_SECONDS = 0.05
-"""How long a client may be gone unnoticed, where there are not very many calls."""
+"""How long a client's departure may go unnoticed, unless there are very many calls."""
 LOOK_SECONDS_A_CALL = 5e-5
-"""A look costs under a microsecond a call: it may take 2% of a processor."""
+"""A look costs under a microsecond for each call: it may take 2% of a processor."""
 
 
 class Listened(Protocol):
     """The part of Dynamo's Context that is used here."""
 
-    def is_stopped(self) -> bool: ...
+    def is_stopped(self) -> bool:
+        """True once the client asked that generation stops."""
+        ...
 
-    def is_killed(self) -> bool: ...
+    def is_killed(self) -> bool:
+        """True once the call was ended without waiting for the rest of the answer."""
+        ...
 
 
 def gone(context: Listened) -> bool:
-    """Nobody listens to the answer any more."""
+    """Whether nobody waits for the answer any more."""
     return context.is_stopped() or context.is_killed()
 
 
 class Departures:
-    """One event loop. `watch` a task while it answers a call and `forget` it afterwards; it is cancelled, once, when
-    nobody listens."""
+    """Cancels the tasks whose client left. One event loop. `watch` a task while it answers a call and `forget` it
+    afterwards; it is cancelled, once, when nobody waits for its answer."""
 
     def __init__(self) -> None:
         self._calls: dict[asyncio.Task[object], Listened] = {}
@@ -39,15 +43,17 @@ class Departures:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, task: asyncio.Task[object], context: Listened) -> None:
+        """Looks at the call of `task` from now on; starts the timer where none runs."""
         self._calls[task] = context
         if self._timer is None:
             self._wait()
 
     def left(self, task: asyncio.Task[object]) -> bool:
-        """Whether it was cancelled from here."""
+        """Whether the task was cancelled by this object."""
         return task in self._left
 
     def forget(self, task: asyncio.Task[object]) -> None:
+        """Ends the watch; also of a task that is not watched."""
         self._calls.pop(task, None)
         self._left.discard(task)
 

@@ -1,7 +1,7 @@
 """AdviceDesk: the same decision, hint and route id for a gateway that dispatches by itself. No token passes through us.
 
-Two doors: the endpoint `<namespace>.<router component>.advise`, which takes a PreprocessedRequest as `generate` does,
-and `POST /engine/semkv/advise` on the status server, which takes
+It is asked at the endpoint `<namespace>.<router component>.advise`, which takes a PreprocessedRequest as `generate`
+does, or by `POST /engine/semkv/advise` on the status server, which takes
 
     {"token_ids": [...], "model": "...", "cache_salt": "...", "lora_name": "...", "request_id": "..."}
         all but token_ids optional
@@ -46,10 +46,10 @@ from dynamo_semkv.telemetry.traceparent import of_call
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 2**20
-"""Of one prompt; the model's context length, where its card tells one, is the limit below that."""
+"""The most tokens of one prompt; the model's context length is the limit where its card names one that is lower."""
 LARGE = 2**15
-"""A prompt of more tokens is read in a thread, and only LARGE_AT_ONCE of them are in hand at a time: streams need the
-loop's turns."""
+"""A prompt of more tokens is read in a thread, and only LARGE_AT_ONCE of them are handled at a time: streams need the
+event loop's turns."""
 LARGE_AT_ONCE = 2
 _PART = 2**14
 """Tokens that are checked without letting another thread run."""
@@ -57,7 +57,7 @@ _FIELDS = ("token_ids", "model", "cache_salt", "lora_name", "request_id", "trace
 
 
 class AdviceDesk:
-    """One event loop, beside `RouterService`, whose records and counters it shares."""
+    """Answers a gateway's questions. One event loop, beside `RouterService`, whose records and counters it shares."""
 
     def __init__(
         self,
@@ -81,14 +81,16 @@ class AdviceDesk:
         self._max_tokens = min(MAX_TOKENS, context_length) if context_length and context_length > 0 else MAX_TOKENS
         self._large = 0
         self.door: Handler = self.handle
-        """What both doors lead to; where spans go somewhere, `handle` with its route's span around it."""
+        """What the endpoint and the status server's route call: `handle`, or, where spans are exported, `handle` in a
+        span."""
 
     def reload(self, config: Config, config_hash: str) -> None:
+        """For questions from now on."""
         self._config, self._config_hash = config, config_hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
-        """One chunk. RequestFailed: INVALID_REQUEST for what is no request, OVERLOADED ("busy") for a large prompt too
-        many."""
+        """Yields one chunk, the answer. RequestFailed: INVALID_REQUEST for what is no request, OVERLOADED ("busy") for
+        a large prompt beyond LARGE_AT_ONCE."""
         try:
             if not isinstance(request, Mapping):
                 raise ContractError(
@@ -102,7 +104,8 @@ class AdviceDesk:
         yield answer
 
     async def answer_body(self, body: Any) -> dict[str, Any]:
-        """For the status server: an `error` instead of an exception, which would be shown as a fault of ours."""
+        """For the status server: an `error` instead of an exception, which Dynamo would show as a fault of the
+        router."""
         try:
             request, call = await self._read(body)
             (answer,) = [chunk async for chunk in self.door(request, call)]
@@ -111,7 +114,7 @@ class AdviceDesk:
             return {"error": str(error)}
 
     async def advise(self, request: Request, call: CallContext) -> dict[str, Any]:
-        """There is always an answer, if only "no advice"."""
+        """The answer to one question; there is always one, if only "no advice"."""
         logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
         request, _ = strip_client_hints(request)
         advice, prepared = None, None
@@ -165,7 +168,8 @@ class AdviceDesk:
         except Exception as error:  # noqa: BLE001 - the gateway has its own choice; said in the log, and null in the answer
             logger.debug("advise: Dynamo's own choice: %s", error)
             return None
-        # Dynamo has no way to be asked within allowed workers only: no choice is better than one that it would refuse.
+        # Dynamo cannot be asked for its choice among allowed workers only: no choice is better than one that it would
+        # refuse.
         return choice.replica if constraints.allow(choice.replica.worker_id) else None
 
     def _bounded(self, count: int) -> int:
@@ -211,18 +215,19 @@ class AdviceDesk:
 
 
 def _count(tokens: object) -> int:
-    """Packed ids have four bytes each. What is no prompt at all has none, and gets no advice."""
+    """How many token ids these are: packed ids have four bytes each. What is no prompt at all has none, and gets no
+    advice."""
     if isinstance(tokens, (bytes, bytearray, memoryview)):
         return memoryview(tokens).nbytes // 4
     return len(tokens) if isinstance(tokens, Sequence) else 0
 
 
 def _are_ids(tokens: list[Any]) -> bool:
-    """Part by part: one call into C over all of it would hold the interpreter, and so the loop, as long in a thread as
-    without."""
+    """Whether all are ids of 31 bits. They are checked part by part: one call into C over all of them would hold the
+    interpreter, and so the event loop, as long in a thread as without one."""
     for at in range(0, len(tokens), _PART):
         part = tokens[at : at + _PART]
-        # `true` is an int to Python, and 1 to numpy; the type says it.
+        # `true` is an int to Python, and 1 to numpy; only the type tells them apart.
         if set(map(type, part)) != {int} or min(part) < 0 or max(part) >= 2**31:
             return False
     return True

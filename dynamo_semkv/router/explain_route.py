@@ -1,4 +1,5 @@
-"""What became of a route, asked at `/engine/semkv/explain` of Dynamo's status server: for routers whose page is off."""
+"""Answers what became of a route, at `/engine/semkv/explain` of Dynamo's status server: for routers whose page is
+off."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dynamo_semkv.observe.snapshot import explain, explain_request
 from dynamo_semkv.outcome.history import History
 
 MOST = 100
-"""Routes of one answer."""
+"""The most routes in one answer."""
 _ALLOWED = f'one of {{"route_id": "..."}}, {{"request_id": "..."}} and {{"last": 1 to {MOST}}}'
 
 
@@ -21,13 +22,15 @@ class ExplainRoute:
         self._history = history
 
     async def answer(self, body: Any) -> dict[str, Any]:
+        """Routes of the history for a `route_id`, a `request_id` or the `last` n; no routes for an id that is unknown
+        or not closed."""
         try:
             return {"routes": self._routes(body)}
         except ContractError as error:
             return {"error": str(error)}
 
     def _routes(self, body: Any) -> list[dict[str, Any]]:
-        """Empty for what is unknown, or not closed yet."""
+        """Empty for a route or request that is unknown, or not closed yet."""
         if not isinstance(body, dict) or len(body) != 1:
             raise ContractError("body", sorted(body) if isinstance(body, dict) else type(body).__name__, _ALLOWED)
         ((name, value),) = body.items()

@@ -1,5 +1,5 @@
-"""What one preprocessed request says that matters to advice: tokens, tenant, adapter, media, and whether it is ours to
-place.
+"""The facts of one preprocessed request that matter to advice: tokens, tenant, adapter, media, and whether it is ours
+to place.
 
 Pure. The field names are those of Dynamo's PreprocessedRequest; text is never looked at, identity comes from Dynamo's
 token ids alone.
@@ -33,7 +33,8 @@ QUERY_ANNOTATION = "query_instance_id"
 
 @dataclass(frozen=True)
 class Constraints:
-    """Which replicas a request may go to; Dynamo holds to the same, so a placement outside would only be refused."""
+    """Which replicas a request may go to. Dynamo applies the same constraints, so it would refuse a placement outside
+    them."""
 
     workers: frozenset[int] | None = None
     """`routing.allowed_worker_ids`; None: any."""
@@ -41,6 +42,7 @@ class Constraints:
     """Every one of them must be on the worker's card."""
 
     def allow(self, worker_id: int) -> bool:
+        """Whether `routing.allowed_worker_ids` lets this worker serve; taints are not looked at."""
         return self.workers is None or worker_id in self.workers
 
 
@@ -48,6 +50,8 @@ UNCONSTRAINED = Constraints()
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
+    """What advice needs to know of one request, read by `request_facts`."""
+
     model: str
     token_ids: list[int]
     """The prompt as plain integers: Dynamo's queries read packed bytes as one token a byte."""
@@ -60,6 +64,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
     @property
     def salt_is_empty(self) -> bool:
+        """True for a cache salt of no characters, which names no tenant; False without a salt (the shared tenant)."""
         return self.salt == ""
 
 
@@ -82,13 +87,13 @@ def request_facts(request: Request) -> RequestFacts:
 
 
 def constraints_of(request: Request) -> Constraints | None:
-    """Of a request whose other facts do not matter. None: see `_constraints`."""
+    """The constraints of a request whose other facts do not matter. None: see `_constraints`."""
     nvext = {**_mapping(request, "nvext"), **_mapping(_mapping(request, "extra_args"), "nvext")}
     return _constraints([_mapping(request, "routing"), nvext, request])
 
 
 def token_list(token_ids: object) -> list[int]:
-    """A list as it is; packed little-endian i32 unpacked."""
+    """The ids as a list: a list as it is, packed little-endian i32 unpacked. ContractError for anything else."""
     if type(token_ids) is list:
         return token_ids
     if isinstance(token_ids, (bytes, bytearray, memoryview)):
@@ -109,7 +114,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 def _mapping(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = container.get(name)
-    # What Dynamo hands over is a dict or nothing; to ask an abstract class takes ten times as long.
+    # What Dynamo hands over is a dict or nothing; a check against an abstract class takes ten times as long.
     return value if type(value) is dict or isinstance(value, Mapping) else _NOTHING
 
 
@@ -145,7 +150,7 @@ def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, .
 
 def _constraints(said: Sequence[Mapping[str, Any]]) -> Constraints | None:
     """None: the request says more than which workers may not serve it (preferred taints are weights in Dynamo's own
-    choice, which a pin would override), or says it in words that are not understood."""
+    choice, which a pin would override), or says it in a form that is not understood."""
     workers: frozenset[int] | None = None
     taints: set[str] = set()
     for where in said:

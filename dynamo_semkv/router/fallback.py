@@ -1,4 +1,5 @@
-"""What goes wrong on our side of a request: a closed set of reasons, each counted, none of which the client sees."""
+"""What goes wrong on the router's side of a request: a closed set of reasons, each counted, none of which the client
+sees."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ T = TypeVar("T")
 
 
 class FallbackReason(str, Enum):
-    """Why a request went to Dynamo's own choice, or without a hint or a record, because of us. Closed: a metric
-    label."""
+    """Why, because of a fault of ours, a request went to Dynamo's own choice, or without a hint or a record. Closed: a
+    metric label."""
 
     REQUEST_UNREADABLE = "request_unreadable"
     """Not of the shape that advice needs (no token ids, two cache salts, ...)."""
@@ -30,8 +31,8 @@ class FallbackReason(str, Enum):
     LOOKUP_ERROR = "lookup_error"
     ADVICE_ERROR = "advice_error"
     SCORER_ERROR = "scorer_error"
-    """A scorer of `plugins.scorers` raised, or said what is no number: it counts for nothing on that replica. Or it was
-    slow: it counts for nothing, and is put aside for a while."""
+    """A scorer of `plugins.scorers` raised, or returned something that is no number: it counts for nothing on that
+    replica. Or it was slow: it counts for nothing, and is not asked for a while."""
     HINT_ERROR = "hint_error"
     """No hint could be made, or the request's `extra_args` is no mapping and cannot carry it (it went over the bus
     only)."""
@@ -61,12 +62,13 @@ def pin_reason(kind: str) -> FallbackReason:
 
 
 class Fallbacks:
-    """Counts by reason, and tells of each reason apart."""
+    """Counts faults by reason, and logs each reason with a throttle of its own."""
 
     def __init__(self) -> None:
         self.counts: Counter[FallbackReason] = Counter()
 
     def add(self, reason: FallbackReason, detail: object = "") -> None:
+        """Counts one fault. `detail`: an exception, logged with its traceback unless it is `Late`, or text."""
         self.counts[reason] += 1
         # A deadline that passed is an event, not a fault with a place in the code.
         error = detail if isinstance(detail, BaseException) and not isinstance(detail, Late) else None
@@ -75,12 +77,12 @@ class Fallbacks:
 
 
 class Late(Exception):
-    """Something of ours, or a question to Dynamo, took longer than its deadline."""
+    """Work of ours, or a question to Dynamo, took longer than its deadline."""
 
 
 async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
     """The result, or Late. Unlike `asyncio.wait_for` it never waits for what it cancels, so nothing that ignores its
-    cancellation can hold up a request. Its own cancellation cancels the task too."""
+    cancellation can hold up a request. When the caller is cancelled, the task is cancelled too."""
     task = asyncio.ensure_future(coroutine)
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)

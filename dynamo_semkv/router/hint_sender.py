@@ -1,6 +1,6 @@
-"""The out-of-band way of a hint: a HintDelivery to the connector of one replica, over the bus, kept nowhere.
+"""The out-of-band way of a hint: a HintDelivery to the connector of one replica over the bus, which does not store it.
 
-An engine behind dynamo.trtllm sees nothing of a request's `extra_args`; its connector finds this by hashing the
+An engine behind dynamo.trtllm sees nothing of a request's `extra_args`; its connector finds the hint by hashing the
 request's tokens.
 """
 
@@ -15,13 +15,15 @@ from dynamo_semkv.contracts.keys import PromptKey
 
 
 class HintSender:
+    """Publishes hints on the subject of the replica that each is meant for."""
+
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
     def send(
         self, replica: StableReplica, prompt_key: PromptKey, envelope: KvHintsEnvelope, traceparent: str | None = None
     ) -> bool:
-        """False when the bus did not take it (away, or full). Never waits."""
+        """False when the bus did not take the hint (broker away, or buffer full). Never waits."""
         delivery = HintDelivery(
             version=HINT_DELIVERY_VERSION,
             stable_routing_id=replica.stable_routing_id,

@@ -1,7 +1,7 @@
-"""What a client may not say: hints are ours to give.
+"""Removes what a client may not send: hints are for the router to give.
 
-A hint names donors and their KV; one that a client could send would let it point an engine at another tenant's blocks.
-So every place where a hint could enter is cleared before the request is looked at, and how many were found is counted.
+A hint names donors and their KV; a client that could send one could point an engine at another tenant's blocks. So
+every place where a hint could enter is cleared before the request is looked at, and how many were found is counted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ HINT_KEYS = frozenset({"kv_hint", "kv_hints", "semkv", "kv_transfer_params", "ro
 PIN_KEYS = ("backend_instance_id", "decode_worker_id", "prefill_worker_id")
 """Where a client's pin to an instance is found in `routing`."""
 DECODE_KEYS = ("decode_worker_id", "dp_rank")
-"""Where a disaggregated request says which replica is to decode it; its prefill half is to go where `prefill_*`
-says."""
+"""Where a disaggregated request says which replica is to decode it; its prefill half goes where `prefill_*` says."""
 
 
 def _clear(mapping: Any) -> tuple[Any, int]:
@@ -62,8 +61,8 @@ def without_own_pin(request: Mapping[str, Any], instance_id: int | None) -> Mapp
 
 
 def prefill_half(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the prefill workers are told of a disaggregated request: without the client's choice of a decode worker.
-    Dynamo's KvRouter takes a request from us for a whole one, and would look for that worker among the prefill
+    """The request as the prefill workers of a disaggregated pair get it: without the client's choice of a decode
+    worker. Dynamo's KvRouter takes a request from us for a whole one, and would look for that worker among the prefill
     workers."""
     routing = request.get("routing")
     if not isinstance(routing, Mapping) or routing.get("decode_worker_id") is None:

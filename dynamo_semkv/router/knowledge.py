@@ -40,16 +40,16 @@ from dynamo_semkv.router.traced import ClosedRoutes, TracedHistory
 from dynamo_semkv.telemetry.tracing import Tracing
 
 REPLAY_SECONDS = 2.0
-"""How long the start waits for donors and announcements to be read back before the first request; the broker may be
-away."""
+"""How long the start waits for donors and announcements to be read back before the first request; not for ever, since
+the broker may be away."""
 CLOSE_SECONDS = 2.0
 SWEEP = 1_000
-"""Donors of ended streams that leave the index a beat: about a millisecond."""
+"""How many donors of ended streams leave the index on one beat: about a millisecond."""
 
 
 class Knowledge:
-    """`start` and `close` in the event loop that serves. `router`: the name under which this process writes route
-    events."""
+    """Owns the parts that hold a router's state and the bus connections that feed them. `start` and `close` in the
+    event loop that serves. `router`: the name under which this process writes route events."""
 
     def __init__(self, loaded: Loaded, router: str, tracing: Tracing | None = None) -> None:
         config = loaded.config
@@ -74,9 +74,9 @@ class Knowledge:
             self.catalog.purge_replica, self.catalog.readmit_replica, self.catalog.know_ranks
         )
         self.loads: Mapping[ReplicaKey, RankLoad] = {}
-        """Of a moment ago; for the page only, decisions ask Dynamo."""
+        """The loads as of the last beat; for the page only, decisions ask Dynamo."""
         self.dynamo: DynamoTokens | None = None
-        """Of some seconds ago; for the page only."""
+        """Dynamo's counters as of some seconds ago; for the page only."""
         self._status_url = dynamo_counters.status_url(os.environ)
         self.fallbacks = Fallbacks()
         self.scorers = plugged_scorers(config, lambda error: self.fallbacks.add(FallbackReason.SCORER_ERROR, error))
@@ -132,12 +132,13 @@ class Knowledge:
         )
 
     async def start(self) -> None:
+        """Starts the publisher's thread and the reading of the bus; does not wait for the replay."""
         self.publisher.start()
         await self.intake.start()
         await self.subscriber.start()
 
     async def replayed(self) -> bool:
-        """Waits, but not for long, until what the bus kept of donors and announcements has been read."""
+        """Waits, at most REPLAY_SECONDS, until all stored donor events and announcements were read. False: not yet."""
         until = time.monotonic() + REPLAY_SECONDS
         streams = (subjects.DONOR_STREAM, subjects.ANNOUNCEMENT_STREAM)
         while not all(self.subscriber.caught_up(stream) for stream in streams):
@@ -147,21 +148,22 @@ class Knowledge:
         return True
 
     def reload(self, loaded: Loaded) -> None:
+        """Takes over what may change while running: limits of the lookup, scoring, and what the page shows."""
         evidence = loaded.config.evidence
         self.lookup.set_limits(evidence.deadline_ms / 1000, evidence.max_matches, evidence.min_overlap_tokens)
         self.calibration.reload(loaded.config.scoring)
         self.view.reload(loaded.config, loaded.hash)
 
     def tidy(self) -> None:
-        """What has to happen without requests too: donors of dead and of silent workers end and leave the index, an id
-        that two workers carry is noticed."""
+        """Does what must happen without requests too: donors of dead and of silent workers end and leave the index, and
+        an id that two workers carry is noticed."""
         self.directory.tidy(time.monotonic())
         self.catalog.forget_absent()
         self.catalog.expire(self.intake.clock.now(), SWEEP)
         self.catalog.sweep(SWEEP)
 
     async def count_dynamo(self) -> None:
-        """Reads Dynamo's own counters again; what was read last stays when they do not answer."""
+        """Reads Dynamo's own counters again; the last values stay when it does not answer."""
         if self._status_url is not None:
             self.dynamo = await asyncio.to_thread(dynamo_counters.read, self._status_url) or self.dynamo
 
@@ -194,6 +196,7 @@ class Knowledge:
         return found
 
     async def close(self) -> None:
+        """Stops reading, then the providers, the publisher and the exporter; each of these three gets CLOSE_SECONDS."""
         await self.intake.close()
         await self.subscriber.close()
         self.lookup.close(CLOSE_SECONDS)

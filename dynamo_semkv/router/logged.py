@@ -1,4 +1,4 @@
-"""One line at DEBUG when a route opens and one when its stream ends: what `explain` shows, in the log. No text, no
+"""Logs one line at DEBUG when a route opens and one when its stream ends: what `explain` shows, in the log. No text, no
 tokens, no tenant."""
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 class LoggedJournal:
+    """A Journal that logs each record after it was written."""
+
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     def opened(self, event: RouteOpened) -> None:
+        """Writes the record, then logs the decision and its token counts."""
         self._journal.opened(event)
         if not logger.isEnabledFor(logging.DEBUG):
             return
@@ -34,6 +37,7 @@ class LoggedJournal:
         )
 
     def observed(self, event: RouteObserved) -> None:
+        """Writes the record, then logs how the stream ended and who served."""
         self._journal.observed(event)
         if not logger.isEnabledFor(logging.DEBUG):
             return

@@ -31,6 +31,7 @@ def opened_event(
     directory: ReplicaDirectory,
     kv_router: KvRouterOptions = DEFAULT_KV_ROUTER,
 ) -> RouteOpened:
+    """The RouteOpened of an advice. `opened_at`: Unix seconds. Texts that a client chose are cut to MAX_CLIENT_TEXT."""
     decision, match = advice.decision, advice.decision.match
     placed, sheet = decision.placed, advice.sheet
     places = directory.places()

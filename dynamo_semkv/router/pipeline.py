@@ -39,9 +39,9 @@ SKIPPED = "skipped"
 _NOTHING = RankOverlap(0, 0, 0)
 _NAMESPACES_KEPT = 512
 MANY = 24
-"""Replicas up to which each has its row in every sheet."""
+"""Up to this many live replicas, each has its row in every sheet."""
 IDLEST = 8
-"""Of many replicas without anything of a prompt, so many have a row."""
+"""How many rows the replicas get together that hold nothing of a prompt, where there are more than MANY replicas."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -54,24 +54,28 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
+        """Tokens."""
         return len(self.tokens)
 
 
 class Exact(msgspec.Struct, frozen=True):
-    """What Dynamo says it holds of the prompt, and how loaded it is."""
+    """What Dynamo says that the replicas hold of the prompt, and how loaded they are."""
 
     overlap: Overlap
     loads: Mapping[ReplicaKey, RankLoad]
 
     def of(self, replica: ReplicaKey) -> RankOverlap:
+        """The replica's overlap; zeros where Dynamo lists none."""
         return self.overlap.ranks.get(replica, _NOTHING)
 
 
 class Lookup(msgspec.Struct, frozen=True):
+    """What the donor lookup of one request brought, or that there was none."""
+
     status: str = SKIPPED
     """A LookupStatus value."""
     asked: bool = False
-    """False: exact overlap sufficed, so nobody was asked."""
+    """False: exact overlap sufficed, so no provider was asked."""
     matches: Sequence[SemanticTrtMatch] = ()
     seconds: float = 0.0
 
@@ -92,7 +96,8 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> DecisionReason | None:
-    """Why nothing is looked up for a request at all; None: it is. A namespace with an unknown field equals nobody's."""
+    """Why nothing is looked up for a request at all; None: a lookup makes sense. A namespace with an unknown field
+    equals no other."""
     if facts.client_pinned:
         return DecisionReason.CLIENT_PINNED
     if view.namespace is None:
@@ -108,12 +113,12 @@ def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> De
 
 
 def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
-    """An unknown tenant (empty salt), an adapter without a revision and media without hashes are `None` in the
-    namespace, which equals no other request's: there is no evidence for such a request and the engine materializes
-    nothing for it."""
+    """The request in its namespace. An unknown tenant (empty salt), an adapter without a revision and media without
+    hashes are `None` in the namespace, which then equals no other request's: there is no evidence for such a request
+    and the engine materializes nothing for it."""
     tenant = None if facts.salt_is_empty else tenant_scope(facts.salt, salt_key)
     namespace, digest = _narrowed(view.namespace or CacheNamespace(), tenant, facts.lora_name, facts.multimodal)
-    # On bytes, which are what is hashed and what Dynamo is sent, and which nobody can write.
+    # On bytes: they are what is hashed and what Dynamo is sent, and nobody can write into them.
     tokens = on_bytes(as_tokens(facts.token_ids))
     return Prompt(tokens, namespace, digest, prompt_key(digest, tokens))
 
@@ -122,8 +127,8 @@ def narrow(facts: RequestFacts, view: ModelView, salt_key: bytes) -> Prompt:
 def _narrowed(
     shared: CacheNamespace, tenant: str | None, lora: str | None, multimodal: tuple[str, ...] | None
 ) -> tuple[CacheNamespace, bytes]:
-    """The namespace of a request and its digest. Kept: a tenant's requests have one, and hashing it costs as much as
-    hashing the prompt."""
+    """The namespace of a request and its digest. Cached: all requests of a tenant share one, and hashing it costs as
+    much as hashing the prompt."""
     namespace = shared.for_request(
         tenant=tenant, lora=lora or "", lora_revision=None if lora else "", multimodal=multimodal
     )
@@ -151,12 +156,12 @@ def worth_a_row(
     turn: int,
     barred: Callable[[ReplicaKey], bool],
 ) -> Collection[ReplicaKey]:
-    """The replicas that can matter to the decision: those with anything of the prompt, or evidence of it, and of the
-    others the idlest.
+    """The replicas that can matter to the decision: those that hold a part of the prompt, those with evidence of it,
+    and the idlest of the others.
 
-    The others differ in their load alone, so whatever one of them may be chosen for, or lose to, an idler one is too.
-    Where there are not many of them, or somebody's load is unknown, all have a row. `turn`: which of equally idle ones,
-    spread over requests. `barred`: may not be chosen, whatever its load.
+    The others differ in their load alone, so an idler one can replace any of them, as the choice or as its rival. Where
+    there are not many replicas, or the load of one is unknown, all have a row. `turn`: picks among equally idle ones,
+    spread over requests. `barred`: whether a replica may not be chosen, whatever its load.
     """
     if len(live) <= MANY or None in queued.values():
         return live
@@ -183,8 +188,9 @@ def views(
     queued: Mapping[ReplicaKey, int | None] | None = None,
     wanted: Collection[ReplicaKey] | None = None,
 ) -> list[ReplicaView]:
-    """One per live replica, or of those that are `wanted`. A replica that is too far behind the idlest one that the
-    request may go to counts as overloaded: no donor is worth that wait. `queued`: of all live ones; None: `queues`."""
+    """One view per live replica, or per replica in `wanted`. A replica that is too far behind the idlest one that the
+    request may go to counts as overloaded: no donor is worth that wait. `queued`: of all live replicas; None:
+    `queues`."""
     size = exact.overlap.block_size
     live, places = directory.live(), directory.places()
     queued = queues(live, exact) if queued is None else queued
@@ -239,8 +245,8 @@ def may_go(
 
 
 def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, prompt: Prompt) -> list[SemanticTrtMatch]:
-    """Host-tier residency of this prompt's own blocks, per replica that may be advised. None in a namespace with an
-    unknown field: the engine loads nothing there."""
+    """Host-tier residency of this prompt's own blocks, per replica that may be advised. No evidence in a namespace with
+    an unknown field: the engine loads nothing there."""
     if not any(rank.host_pinned_extension for rank in exact.overlap.ranks.values()):
         return []
     if prompt.namespace.unknown_fields():
@@ -262,7 +268,7 @@ def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, pr
                 provider=DYNAMO_PROVIDER,
                 provider_generation=directory.generation_of(replica) or "",
                 overlap=prefix / prompt.length,
-                # Of equal evidence the one that names its donor is preferred.
+                # Where evidence is equal, the match that names its donor is preferred.
                 confidence=0.0,
             )
         )
@@ -272,8 +278,8 @@ def host_evidence(directory: ReplicaDirectory, view: ModelView, exact: Exact, pr
 def reachable(
     matches: Sequence[SemanticTrtMatch], directory: ReplicaDirectory, view: ModelView
 ) -> list[tuple[SemanticTrtMatch, ReplicaKey]]:
-    """Matches whose donor sits on a live replica that may be advised. KV in a shared store is on no replica, so it
-    places nobody."""
+    """Matches whose donor is on a live replica that may be advised. KV in a shared store is on no replica, so it leads
+    to no placement."""
     found = []
     for match in matches:
         if not isinstance(match.location, WorkerLocation):
@@ -298,14 +304,13 @@ def weigh(
     scorers: Sequence[GuardedScorer] = (),
     constraints: Constraints = UNCONSTRAINED,
 ) -> Advice:
-    """Evidence -> score sheet -> decision. `credit` None: nothing was learned, the prior counts. Without evidence there
-    is no sheet."""
+    """Evidence -> score sheet -> decision. `credit` None: nothing was learned yet, the prior counts. Without evidence
+    there is no sheet."""
     matches = [*lookup.matches, *(host_evidence(directory, view, exact, prompt) if exact.overlap.ranks else ())]
     live = directory.live()
     queued = queues(live, exact)
     if not matches and not scorers:
-        # Nothing that Dynamo does not weigh itself: its choice stands, and a sheet would only say the same in other
-        # words.
+        # There is nothing that Dynamo does not weigh itself: its choice stands, and a sheet would only repeat it.
         return _advice(no_advice(mode, _without_evidence(lookup)), prompt, exact, lookup, queued)
     pairs = reachable(matches, directory, view)
     wanted: Collection[ReplicaKey] = live
@@ -315,7 +320,7 @@ def weigh(
         full = 0 < (card.total_kv_blocks or 0) <= load.decode_blocks
         return full or not may_go(replica, card, directory, constraints)
 
-    if not scorers:  # what somebody else's scorer says may lift any replica
+    if not scorers:  # a plugged-in scorer may raise the score of any replica
         turn = int.from_bytes(seed_material[-8:], "little")
         wanted = worth_a_row(live, exact, queued, {replica for _, replica in pairs}, turn, barred)
     rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints, queued, wanted)

@@ -1,11 +1,11 @@
-"""Providers and scorers of somebody else: `plugins.providers` and `plugins.scorers` name what is imported when the
+"""Providers and scorers that users plug in: `plugins.providers` and `plugins.scorers` name what is imported when the
 router starts.
 
     plugged_providers(config) -> list[EvidenceProvider]
     plugged_scorers(config, on_fault, clock=time.monotonic) -> list[GuardedScorer]
 
 Each entry is `module:name`, several are separated by commas; the name is a class or a function that is called without
-arguments. What cannot be had is refused at the start (ContractError), never at a request.
+arguments. An entry that cannot be used is refused at the start (ContractError), never at a request.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 def plugged_providers(config: Config) -> list[EvidenceProvider]:
+    """The providers of `plugins.providers`, in their order. ContractError for one without a usable `name` or
+    `lookup`."""
     found: list[EvidenceProvider] = []
     for entry, made in _made("plugins.providers", config.plugins.providers):
         name = getattr(made, "name", None)
@@ -38,6 +40,8 @@ def plugged_providers(config: Config) -> list[EvidenceProvider]:
 def plugged_scorers(
     config: Config, on_fault: Callable[[BaseException], None], clock: Callable[[], float] = time.monotonic
 ) -> list[GuardedScorer]:
+    """The scorers of `plugins.scorers`, each guarded; `on_fault` gets what one raises. ContractError for one that is
+    unfit or has the name of another."""
     found: list[GuardedScorer] = []
     for entry, made in _made("plugins.scorers", config.plugins.scorers):
         try:
@@ -51,7 +55,7 @@ def plugged_scorers(
 
 
 def distinct(providers: list[EvidenceProvider]) -> list[EvidenceProvider]:
-    """ContractError for two of one name: they would share a row of every table."""
+    """The providers as given. ContractError for two of one name: they would share a row of every table."""
     names = [provider.name for provider in providers]
     for name in names:
         if names.count(name) > 1:

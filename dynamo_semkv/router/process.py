@@ -1,6 +1,6 @@
-"""The router process: every part made, wired, started, drained and closed. Policy lives elsewhere.
+"""The router process: makes, wires, starts, drains and closes every part. Policy lives elsewhere.
 
-A broker that is away does not keep it from serving: there is no evidence then, and Dynamo routes.
+It serves without the broker too: there is no evidence then, and Dynamo routes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(loaded: Loaded) -> int:
 
 
 def edge_settings(config: Config) -> EdgeSettings:
-    """Our options -> those of the edge to Dynamo."""
+    """Our options as options of the edge to Dynamo."""
     dynamo, router = config.dynamo, config.dynamo.kv_router
     threshold = router.active_decode_blocks_threshold
     return EdgeSettings(
@@ -94,11 +94,12 @@ def edge_settings(config: Config) -> EdgeSettings:
 
 
 async def serve(loaded: Loaded) -> int:
+    """Serves in the running event loop until SIGTERM or SIGINT; the exit status is that of `run`."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # Until there is something to serve a hang-up may not end the process, and has nothing to do: the file is read again
-    # then.
+    # Until there is something to serve, a SIGHUP must not end the process and has nothing to do: the file is read again
+    # by then.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     serves, said = verdict(installed())
     if said is not None:
@@ -203,7 +204,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
 
 
 def _page(config: DashboardConfig, knowledge: Knowledge) -> DashboardServer | None:
-    """ContractError for a page that others could read without a token."""
+    """None where the page is off. ContractError for a page that others could read without a token."""
     if not config.enabled:
         return None
     view = knowledge.view
@@ -225,8 +226,8 @@ async def _open(page: DashboardServer | None, config: DashboardConfig) -> None:
 
 async def _freeze_what_was_replayed(knowledge: Knowledge) -> None:
     """Donors live long and are in no cycle, and there may be 100,000 of them: a full collection that visits all of them
-    stops every request for some 78 ms. Frozen, none visits them again; an evicted donor is still freed at once, by its
-    reference count."""
+    stops every request for some 78 ms. Once they are frozen, no collection visits them; an evicted donor is still freed
+    at once, by its reference count."""
     while not await knowledge.replayed():
         pass  # it waits by itself
     gc.collect()
@@ -245,7 +246,7 @@ async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: Dy
 
 
 async def _count(knowledge: Knowledge) -> None:
-    """Beside the beat: the status server may take its time, and the beat may not."""
+    """Runs beside the beat: the status server may be slow to answer, and the beat may not wait for it."""
     while True:
         await asyncio.sleep(COUNT_SECONDS)
         await knowledge.count_dynamo()

@@ -1,5 +1,5 @@
-"""Which evidence providers a configuration asks for, in order of authority: fingerprint, then SemBlend, then embedding,
-then those of `plugins.providers`."""
+"""Makes the evidence providers that a configuration asks for, in order of authority: fingerprint, then SemBlend, then
+embedding, then those of `plugins.providers`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 def providers(config: Config) -> list[EvidenceProvider]:
-    """Reads models and tokenizers from disk; before the first request. Raises ContractError naming the field that
-    cannot be had."""
+    """Reads models and tokenizers from disk, so it is called before the first request. ContractError names the field
+    whose value cannot be used."""
     evidence = config.evidence
     found: list[EvidenceProvider] = []
     if evidence.fingerprint.enabled:

@@ -1,4 +1,4 @@
-"""Reload: what the watched file says now, taken over by the running router, and logged once."""
+"""Reload: reads the watched file, hands a changed configuration to the running router, and logs it once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _throttled = Throttled(logger)
 
 
 class Reloader:
-    """One event loop. `apply` may not wait: between two of its steps no request may see half of each configuration."""
+    """Takes over a changed configuration file. One event loop. `apply` may not wait: between two of its steps no
+    request may see half of each configuration."""
 
     def __init__(self, watch: ConfigWatch, apply: Callable[[Loaded], None]) -> None:
         self._watch = watch
@@ -23,12 +24,12 @@ class Reloader:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """For SIGHUP: do not wait for the file to settle."""
+        """For SIGHUP: looks at once and does not wait for the file to settle."""
         self._asked.set()
 
     async def run(self, seconds: float) -> None:
-        """Looks at the file every so often and when asked, for ever. A file system that hangs keeps nothing else from
-        going on."""
+        """Looks at the file every `seconds` and when asked, for ever. It reads in a thread, so a file system that hangs
+        stops nothing else."""
         while True:
             try:
                 await asyncio.wait_for(self._asked.wait(), seconds)
@@ -42,6 +43,7 @@ class Reloader:
                 _throttled.exception("the configuration was not looked at")
 
     async def look(self, forced: bool = False) -> None:
+        """Reads the file once and applies what changed. `forced`: do not wait for the file to settle."""
         if forced and self._watch.path is None:
             logger.warning("asked to reload, but there is no configuration file")
             return

@@ -30,7 +30,7 @@ from dynamo_semkv.telemetry.throttled import Throttled
 _throttled = Throttled(logging.getLogger(__name__))
 
 MAX_MODELS = 64
-"""Names that are asked about and remembered: each question beyond is answered anew."""
+"""How many model names' answers are kept; a question about a further name is worked out each time."""
 
 
 class Standing(str, Enum):
@@ -40,16 +40,17 @@ class Standing(str, Enum):
     NO_STABLE_ID = "no_stable_id"
     """Started without DYN_STABLE_ROUTING_ID: its engine's announcements and reports cannot be told from another's."""
     STABLE_ID_SHARED = "stable_id_shared"
-    """Several live instances carry its stable id, for longer than a restart takes: what is said under that name may be
-    any one's."""
+    """Several live instances carry its stable id, for longer than a restart takes: what arrives under that id may come
+    from any of them."""
     UNANNOUNCED = "unannounced"
-    """No connector has spoken for it (yet)."""
+    """No connector has announced it (yet)."""
     BLOCK_SIZE_MISMATCH = "block_size_mismatch"
     """Card and announcement disagree on tokens per block: one of the two counts blocks that do not exist."""
     MODEL_DIFFERS = "model_differs"
-    """Announced for another model than the one that is asked about."""
+    """Announced for another model than the one in question."""
     NAMESPACE_DIFFERS = "namespace_differs"
-    """It announces another namespace than most workers of the model; of a model: as many announce one as another."""
+    """It announces another namespace than most workers of the model. As the standing of a model: no namespace has a
+    majority."""
     ROLE_DIFFERS = "role_differs"
     """A decode worker beside aggregated ones, say: it does not compute the prompts that this router places."""
 
@@ -59,21 +60,21 @@ class ModelView:
     """What is known of one model at one moment: the common namespace and the replicas that may be advised."""
 
     namespace: CacheNamespace | None
-    """Without a request in it. None: no advice, and `standing` says why."""
+    """Without the fields of a request. None: no advice, and `standing` says why."""
     eligible: frozenset[ReplicaKey]
     standing: Standing
     differing: Mapping[ReplicaKey, str] = field(default_factory=dict)
-    """Replicas whose namespace is not the common one, and the first field in which it differs; without a common one all
-    of them."""
+    """Replicas whose namespace is not the common one, and the first field in which it differs; all replicas where there
+    is no common one."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What every decision asks about a live replica."""
+    """What every decision needs to know of a live replica."""
 
     card: ReplicaCard
     stable: StableReplica | None
     name: str
-    """`stable_routing_id/dp_rank`, or of its instance where it has no stable id."""
+    """`stable_routing_id/dp_rank`; the instance id instead of a stable id where there is none."""
     mode: Materialization
     fits: bool
     """Whether its worker does what this router is in front of."""
@@ -85,7 +86,7 @@ class _Known:
     seen: int
     """Order of first sight: of two instances with one stable id the later one is the restarted process."""
     stable: StableReplica | None
-    """By the card; None for a worker without a stable id."""
+    """Read from the card; None for a worker without a stable id."""
 
 
 def _stable(replica: ReplicaKey, card: ReplicaCard) -> StableReplica | None:
@@ -124,7 +125,7 @@ class ReplicaDirectory:
         self._ranks: dict[int, frozenset[int]] = {}
         self._views: dict[str, ModelView] = {}
         self._agreed: dict[str, CacheNamespace] = {}
-        """What each model's workers agreed on last: where they are split evenly it goes on."""
+        """The namespace that each model's workers agreed on last: it stays where they are split evenly."""
         self._places: dict[ReplicaKey, Place] | None = None
         self._cards: dict[ReplicaKey, ReplicaCard] = {}
         self._sights = 0
@@ -140,8 +141,8 @@ class ReplicaDirectory:
         self._changed()
 
     def fits(self, card: ReplicaCard) -> bool:
-        """Whether a worker does what this router is in front of. One that does not say is taken at Dynamo's word: it is
-        at our endpoint."""
+        """Whether a worker has the role that this router places requests for. One whose card names no role fits: Dynamo
+        lists it at our endpoint."""
         return self._role is WorkerRole.UNKNOWN or card.role is self._role or card.role is WorkerRole.UNKNOWN
 
     def update_live(self, live: Mapping[ReplicaKey, ReplicaCard]) -> None:
@@ -174,13 +175,13 @@ class ReplicaDirectory:
             self._present(replica)
 
     def tidy(self, now: float) -> None:
-        """What changes by time alone; call it every second or so. `now`: monotonic seconds."""
+        """Updates what changes by time alone; call it every second or so. `now`: monotonic seconds."""
         if self._shared.look(((replica, known.stable) for replica, known in self._live.items()), now):
             self._changed()
 
     def announce(self, announcement: ReplicaAnnouncement) -> None:
-        """The last announcement of a replica stands, whether or not discovery lists it yet; of a live worker, of the
-        ranks on its card."""
+        """Takes over an announcement. The last one of a replica counts, whether or not discovery lists it yet; those of
+        a live worker only for the ranks on its card."""
         stable = StableReplica(announcement.stable_routing_id, announcement.dp_rank)
         before = self.announced.get(stable)
         if not self.announced.put(announcement):
@@ -189,21 +190,23 @@ class ReplicaDirectory:
         replica = self._by_wire.get((wire, stable.dp_rank)) if wire is not None else None
         if replica is None:
             return
-        # A beat that brings other numbers only changes nothing that is derived.
+        # An announcement that differs in its numbers only changes nothing that is derived.
         if before is None or _weighed(before) != _weighed(announcement):
             self._changed()
         self._present(replica)
 
     def resolve(self, worker_id: int, dp_rank: int) -> ReplicaKey | None:
-        """A worker id from the wire -> the live replica: it is either an instance id, or `stable_worker_id` of one.
+        """The live replica of a worker id from the wire, which is either an instance id or `stable_worker_id` of one.
 
-        None, counted, for a replica that is not alive: a donor there is no evidence (production-stack#1061)."""
+        None, counted, for a replica that is not alive: a donor there is no evidence (production-stack#1061).
+        """
         replica = self._by_wire.get((worker_id, dp_rank))
         if replica is None:
             self.counts["unresolved"] += 1
         return replica
 
     def stable_of(self, replica: ReplicaKey) -> StableReplica | None:
+        """The stable id and rank by the replica's card; None for a replica that is gone or has no stable id."""
         known = self._live.get(replica)
         return known.stable if known is not None else None
 
@@ -213,23 +216,25 @@ class ReplicaDirectory:
         return announcement.generation if announcement is not None else None
 
     def announcement_of(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
-        """What the replica's engine announced last, if it is alive and has spoken."""
+        """What the replica's engine announced last; None where it is not alive or announced nothing."""
         return self._announcement(replica)
 
     def live(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        """All live replicas and their cards. The mapping is replaced, never changed."""
         return self._cards
 
     def places(self) -> Mapping[ReplicaKey, Place]:
-        """Of all live replicas. Made anew when discovery or an announcement changes something."""
+        """The places of all live replicas. Made anew when discovery or an announcement changes something."""
         if self._places is None:
             self._places = {replica: self._place(replica, known) for replica, known in self._live.items()}
         return self._places
 
     def is_live(self, replica: ReplicaKey) -> bool:
+        """Whether discovery lists the replica."""
         return replica in self._live
 
     def view_of(self, model: str) -> ModelView:
-        """The namespace all advisable replicas of `model` share. Cached until discovery or an announcement changes
+        """The namespace that all advisable replicas of `model` share. Cached until discovery or an announcement changes
         something."""
         view = self._views.get(model)
         if view is None:
@@ -239,9 +244,12 @@ class ReplicaDirectory:
         return view
 
     def namespace_for(self, model: str) -> CacheNamespace | None:
+        """The common namespace of `view_of`; None: no advice for the model."""
         return self.view_of(model).namespace
 
     def standings(self, model: str | None = None) -> dict[ReplicaKey, Standing]:
+        """Each live replica's standing by itself, without a comparison of namespaces; `model` None: for whatever it
+        announces."""
         return {replica: self._standing(replica, model) for replica in self._live}
 
     def shown(self) -> dict[ReplicaKey, tuple[Standing, str | None]]:
@@ -340,7 +348,7 @@ class ReplicaDirectory:
                 wire = wire_id(known.card.stable_routing_id)
                 if wire is not None:
                     names[(wire, replica.dp_rank)] = replica
-        # Instance ids last: a real instance is never shadowed by a hash.
+        # Instance ids come last, so that a hash never hides a real instance.
         names.update({(replica.worker_id, replica.dp_rank): replica for replica in self._live})
         return names
 
@@ -376,7 +384,7 @@ class ReplicaDirectory:
 
 
 def _weighed(said: ReplicaAnnouncement) -> tuple[object, ...]:
-    """What views and places are made of."""
+    """The parts of an announcement that views and places depend on."""
     return said.namespace, said.model, said.materialization
 
 

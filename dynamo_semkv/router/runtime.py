@@ -4,7 +4,7 @@ It registers the public model in front of workers that registered with no public
 `dynamo.thunderagent_router` does, and hands each request to a handler that knows nothing of Dynamo. Contracts:
 runtime_types.py.
 
-What it does not know: why a replica was chosen, what a hint says, what was reused.
+It does not know why a replica was chosen, what a hint says or what was reused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EdgeSettings:
     """Where the workers are, what is offered to clients, and how Dynamo's router behaves.
 
     `model_name`, `model_path`, the parsers and the context length default to what the workers' card says, so that they
-    are told once.
+    are set in one place.
     """
 
     worker_endpoint: str = "dynamo.backend.generate"
@@ -92,7 +92,7 @@ class EdgeSettings:
     session_affinity_ttl_s: int | None = None
     wait_workers_s: float = 600.0
     offer_model: bool = True
-    """Announce the public model; else only the further endpoints are of use."""
+    """Register the public model; without it only the other endpoints can be called."""
     cards_s: float = 0.2
     """How old the view of the workers' cards may be."""
     suspect_s: float = 5.0
@@ -164,7 +164,7 @@ class DynamoEdge:
                 )
             if time.monotonic() > deadline:
                 if live:
-                    break  # whose roles they are is what is wrong, and told below
+                    break  # their roles are the fault, and the error below names them
                 raise EdgeError(
                     f"no worker with a usable model card at {settings.worker_endpoint} in {settings.wait_workers_s} s"
                 )
@@ -183,8 +183,8 @@ class DynamoEdge:
         )
 
     def _role(self) -> WorkerRole:
-        """In front of prefill workers the frontend may not find their own cards under the name that we offer: it would
-        then dispatch to them, and to us, as if we were equals."""
+        """The frontend must not find the cards of prefill workers under the name that we offer: it would then dispatch
+        to them and to us alike."""
         try:
             role = role_before(self._live.values())
         except CardError as error:
@@ -206,6 +206,7 @@ class DynamoEdge:
 
     @property
     def inflight(self) -> int:
+        """How many calls are being answered."""
         return self._calls.count
 
     # --- what Dynamo knows -------------------------------------------------------------------------------------------
@@ -236,9 +237,9 @@ class DynamoEdge:
         self._suspects[worker_id] = time.monotonic() + self._settings.suspect_s
 
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
-        """Per replica, before any further prompt. Asked about a prompt, Dynamo adds the same numbers to every replica
-        (its tokens less the device overlap, its blocks), and hashes it once more for that; asked about none it says
-        what is there."""
+        """The load per replica, without a further prompt. Asked about a prompt, Dynamo adds the same numbers to every
+        replica (its tokens less the device overlap, its blocks), and hashes the prompt once more for that; asked about
+        none it returns the present load."""
         return _loads(await self._kv.get_potential_loads([]))
 
     async def exact(
@@ -253,7 +254,7 @@ class DynamoEdge:
         try:
             return _overlap(await scores), _loads(await loads)
         finally:
-            # Without the first answer nobody wants the second, not even to hear that it failed too.
+            # Without the first answer the second is not needed, and neither is its exception.
             if not loads.cancel() and not loads.cancelled():
                 loads.exception()
 
@@ -264,7 +265,7 @@ class DynamoEdge:
         lora_name: str | None = None,
         required_taints: Collection[str] = (),
     ) -> Choice:
-        """Dynamo's own choice, not booked. RequestFailed(NO_WORKER) when there is none."""
+        """Dynamo's own choice, without a booking. RequestFailed(NO_WORKER) when there is none."""
         try:
             worker, rank, blocks = await self._kv.best_worker(
                 _ids(token_ids),
@@ -311,7 +312,7 @@ class DynamoEdge:
         self._public.metrics.register_prometheus_expfmt_callback(exposition)
 
     def expose_route(self, name: str, callback: RouteCallback) -> None:
-        """JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Dynamo asks nobody who they are: the
+        """Serves the JSON route /engine/<name> of the status server (DYN_SYSTEM_PORT). Dynamo authenticates nobody: the
         callback must."""
         self._runtime.register_engine_route(name, callback)
 
@@ -401,7 +402,8 @@ async def _live(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _overlap(scores: Mapping[str, Any]) -> Overlap:
-    """Most replicas hold nothing of most prompts, and each row costs every request."""
+    """Rows without any blocks are left out: most replicas hold nothing of most prompts, and each row costs every
+    request."""
     return Overlap(
         block_size=scores["block_size"],
         prompt_blocks=scores["num_blocks"],
@@ -416,7 +418,7 @@ def _overlap(scores: Mapping[str, Any]) -> Overlap:
 
 
 def _loads(rows: Iterable[Mapping[str, int]]) -> dict[ReplicaKey, RankLoad]:
-    # A named tuple's own constructor is a function of Python's, and every request makes two for each replica.
+    # The constructor of a NamedTuple is a Python function, and every request makes two tuples for each replica.
     made = tuple.__new__
     return {
         made(ReplicaKey, (row["worker_id"], row["dp_rank"])): made(

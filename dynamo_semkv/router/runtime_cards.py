@@ -1,4 +1,4 @@
-"""Model cards of the workers -> replicas.
+"""Reads the workers' model cards into replicas.
 
 A card is JSON text keyed by worker id. A worker with a card we cannot use is left out and reported once per text: the
 router must not pin to a replica whose ranks or block size it does not know, and Dynamo's own choice still serves the
@@ -25,7 +25,7 @@ PLACED = frozenset({WorkerRole.AGGREGATED, WorkerRole.PREFILL})
 
 
 class CardError(ValueError):
-    """A model card that does not tell what a pin needs; the text names the field."""
+    """A model card that lacks what a pin needs; the text names the field."""
 
 
 def _positive(value: Any) -> int | None:
@@ -86,8 +86,8 @@ def _role(value: Any) -> WorkerRole:
 
 def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
     """The role of a router in front of these workers: PREFILL or AGGREGATED, or UNKNOWN where no card says. Decode
-    workers beside aggregated ones are left to Dynamo. CardError where there is nothing that a router of ours could do,
-    or no one thing."""
+    workers beside aggregated ones are left to Dynamo. CardError where none of them computes prompts, or some are
+    prefill and others aggregated workers."""
     roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
     ours = roles & PLACED
     if not roles:
@@ -102,21 +102,20 @@ def role_before(cards: Iterable[ReplicaCard]) -> WorkerRole:
 
 
 def none_to_place(cards: Iterable[ReplicaCard]) -> bool:
-    """All of these workers say what they do, or some do, and none of it is what a router of ours places: those may be
-    still to come."""
+    """Whether cards name roles, but none of a worker that computes prompts: such workers may still come."""
     roles = {card.role for card in cards} - {WorkerRole.UNKNOWN}
     return bool(roles) and not roles & PLACED
 
 
 def card_of(cards: Iterable[ReplicaCard], role: WorkerRole) -> ReplicaCard:
-    """The one that speaks for the workers of a role, the first: what is offered is theirs, and not a decode worker's
-    beside them."""
+    """The first card of the role, else the first of all: its values are offered to clients, not those of a decode
+    worker beside."""
     known = list(cards)
     return next((card for card in known if card.role is role), known[0])
 
 
 class CardTable:
-    """Cards -> replicas, with each text parsed once. Forgets the texts of workers that are gone, so it stays
+    """Makes replicas of cards, with each text parsed once. Forgets the texts of workers that are gone, so it stays
     bounded."""
 
     def __init__(self) -> None:

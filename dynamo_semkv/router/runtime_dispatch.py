@@ -1,6 +1,6 @@
-"""One request through Dynamo's KvRouter: pin or not, fall back, forward, tell who served.
+"""Sends one request through Dynamo's KvRouter: pin, fall back, forward, name the replica that served.
 
-The first chunk and the last one of a choice get a closer look; all others are taken from Dynamo's own stream and
+The first chunk and the last one of a choice are inspected; all others are taken from Dynamo's own stream and only
 counted.
 
 Invariants:
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
 
 SERVED_KEY = "semkv"
-"""Key in a chunk's `engine_data` that tells the client which replica served (with nvext.extra_fields
+"""Key in a chunk's `engine_data` that names to the client the replica that served (with nvext.extra_fields
 ["engine_data"])."""
 
 _INT32_MAX = 2**31 - 1
@@ -41,7 +41,7 @@ COMPLETE = frozenset({"stop", "length", "eos", "content_filter"})
 """Finish reasons after which a trailing error of the worker changes nothing for the client."""
 
 HANDED_OVER = "handed_over"
-"""How a prefill worker's stream ends that gave its KV to a decode worker and named no other reason."""
+"""The finish reason of a prefill worker's stream that gave its KV to a decode worker and named no other reason."""
 
 
 Generate = Callable[[Request], Awaitable[ChunkStream]]
@@ -49,7 +49,7 @@ Generate = Callable[[Request], Awaitable[ChunkStream]]
 
 
 def pinned_request(request: Request, pin: ReplicaKey) -> Request:
-    """The request, routed to `pin`. Both fields, always; the caller's request is left as it is."""
+    """The request, routed to `pin`. Always sets both fields; the caller's request is left as it is."""
     routing = dict(request.get("routing") or {})
     routing["backend_instance_id"] = pin.worker_id
     routing["dp_rank"] = pin.dp_rank
@@ -58,14 +58,14 @@ def pinned_request(request: Request, pin: ReplicaKey) -> Request:
 
 def packed_request(request: Request, tokens: TokenArray) -> Request:
     """The request with its token ids as one little-endian i32 buffer, which Dynamo reads in a third of the time that a
-    list takes (`dynamo.common.utils.token_ids` says what the form is). As it is where an id needs more than 31 bits."""
+    list takes (form: `dynamo.common.utils.token_ids`). Unchanged where an id needs more than 31 bits."""
     if not len(tokens) or int(np.maximum.reduce(tokens)) > _INT32_MAX:
         return request
     return {**request, "token_ids": packed(tokens)}
 
 
 def has_client_pin(request: Request) -> bool:
-    """Whether the request names a worker itself (a gateway that chose already); such a request is not ours to pin."""
+    """Whether the request names a worker itself (a gateway has chosen already); such a request is not ours to pin."""
     routing = request.get("routing") or {}
     return any(routing.get(key) is not None for key in PIN_KEYS)
 
@@ -91,13 +91,15 @@ def take_replica(chunk: Chunk) -> ReplicaKey | None:
 
 
 class Losses(Protocol):
-    """Told of a worker that was lost, so that nothing is pinned to it until discovery knows."""
+    """Is told of a worker that was lost, so that nothing is pinned to it until discovery knows."""
 
-    def lost(self, worker_id: int) -> None: ...
+    def lost(self, worker_id: int) -> None:
+        """Keeps the worker from being pinned to for a while. Does not wait."""
+        ...
 
 
 class RequestDispatch:
-    """`Dispatch` of runtime_types over one KvRouter."""
+    """`Dispatch` (runtime_types.py) over one KvRouter."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class RequestDispatch:
         self._annotate = annotate
         sampling = request.get("sampling_options")
         choices = sampling.get("n") if isinstance(sampling, Mapping) else None
-        # What is no count is the engine's to refuse, and no reason to fail here.
+        # The engine refuses a value that is no count; it is no reason to fail here.
         self._choices_open = choices if isinstance(choices, int) and choices > 0 else 1
         self._losses = losses
         self._stream: ChunkStream = _OVER
@@ -132,7 +134,7 @@ class RequestDispatch:
         self.timing: Mapping[str, Any] | None = None
 
     async def first(self) -> Chunk | None:
-        """Sends the request, with the way back from a pin. None: an empty answer."""
+        """Sends the request, to the pin and, when the pin fails, to Dynamo's choice. None: an empty answer."""
         self._stream, chunk = await self._first()
         if chunk is None:
             return None
@@ -146,7 +148,8 @@ class RequestDispatch:
         return chunk
 
     async def next(self) -> Chunk | None:
-        """The next chunk; None: there are no more. RequestFailed."""
+        """The next chunk; None: there are no more. RequestFailed when the worker failed before its answer was
+        complete."""
         try:
             chunk = await self._stream.__anext__()
         except StopAsyncIteration:
@@ -172,8 +175,8 @@ class RequestDispatch:
                 try:
                     chunk = await _next(stream)
                 except Exception as error:
-                    # From here the worker has the request. Its verdict on the request itself stands (a retry would only
-                    # run the same request twice); a worker that is gone, or full, has none.
+                    # From here the worker has the request. Its refusal of the request itself stands (a retry would only
+                    # run the same request twice); a worker that is lost or full did not refuse it.
                     if classify(error) not in (FailureKind.WORKER_LOST, FailureKind.OVERLOADED, FailureKind.NO_WORKER):
                         raise self._failed(error) from error
                     self._give_up_pin(error)
@@ -204,11 +207,11 @@ class RequestDispatch:
         return RequestFailed(kind, message(error))
 
     async def close(self) -> None:
-        """As long as somebody holds the stream, Dynamo has the request booked."""
+        """Gives the stream back: as long as somebody holds it, Dynamo has the request booked."""
         self._stream = _OVER
 
     def _last(self, chunk: Chunk) -> None:
-        """The last chunk of one choice (a request with n > 1 has n of them): what it tells, and who served in it."""
+        """Reads the last chunk of one choice (a request with n > 1 has n of them), and writes into it who served."""
         reason = chunk["finish_reason"]
         self.finish_reason = reason if isinstance(reason, str) else "error"
         if self.finish_reason in COMPLETE or self.finish_reason == HANDED_OVER:
@@ -225,8 +228,8 @@ class RequestDispatch:
         self._tell(chunk)
 
     def _tell(self, chunk: Chunk) -> None:
-        """Put who served into the chunk's engine_data (the unary response keeps the last chunk's, a stream shows the
-        first's)."""
+        """Writes who served into the chunk's engine_data (a unary response keeps that of the last chunk, a stream shows
+        the first's)."""
         if self.replica is None:
             return
         engine_data = chunk.get("engine_data")

@@ -1,5 +1,4 @@
-"""How an endpoint of ours answers: push egress, typed failures, cancellation. Imports `dynamo` for its exceptions
-only."""
+"""How our endpoints answer: push egress, typed failures, cancellation. Imports `dynamo` for its exceptions only."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ OVERLOADED_STATUS = 529
 
 
 class Inflight:
-    """How many calls are being answered, which is what a graceful stop waits for, and who of their clients left."""
+    """The calls that are being answered: their number, which a graceful stop waits for, and whose clients left."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,7 +31,7 @@ class Inflight:
 
 
 def dynamo_error(failure: RequestFailed) -> Exception:
-    """What to raise so that the frontend does the right thing.
+    """The exception to raise so that the frontend does the right thing.
 
     `Disconnected` is the one that makes it continue the request elsewhere and leaves this router in rotation;
     `EngineShutdown` and `StreamIncomplete` take the router out for five seconds, and an untyped ValueError is taken for
@@ -85,32 +84,32 @@ async def _push(
     inflight.count += 1
     departures.watch(task, context)
     try:
-        # One that is yielded, as most handlers do; others are sent by the handler.
+        # Most handlers yield their chunks; one that sends them itself yields none.
         async for chunk in chunks:
             try:
                 response_sender.send(chunk)
             except RuntimeError as error:
                 raise ClientGone(str(error)) from error
     except ClientGone as error:
-        # The chunk that finds the client gone may come before the word that it left.
+        # A failed send may come before Dynamo's own notice that the client left.
         _throttled.info("a request ends early: %s", error)
         return
     except (Exception, asyncio.CancelledError) as error:
-        # Asked as well as looked at: a worker that was stopped may say so before the next look.
+        # Asks the context too: a worker that was stopped may report it before the next look.
         if departures.left(task) or gone(context):
-            return  # nobody listens any more, so nothing that ended this early is a failure
+            return  # nobody waits for the answer any more, so an early end is no failure
         if isinstance(error, RequestFailed):
             raise dynamo_error(error) from None
         raise
     finally:
         departures.forget(task)
         inflight.count -= 1
-        # Not left to the garbage collector when a chunk could not be sent.
+        # The handler is closed here, not by the garbage collector, also when a chunk could not be sent.
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-    # Only on success: an exception that leaves this generator ends the stream typed, close_with_error would flatten it
-    # to text.
+    # Only on success: an exception that leaves this generator ends the stream with a type, close_with_error would
+    # reduce it to text.
     response_sender.close()
     return
     yield {}  # type: ignore[unreachable]  # makes this an async generator, which is what Dynamo drives; it never yields

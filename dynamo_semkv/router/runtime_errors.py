@@ -12,10 +12,10 @@ import re
 
 
 class FailureKind(str, enum.Enum):
-    """Closed set; the value is a metric label."""
+    """Why a request failed between us and a worker. Closed: the value is a metric label."""
 
     WORKER_LOST = "worker_lost"
-    """The worker or the way to it is gone. Another worker may serve: migratable."""
+    """The worker or the connection to it is gone. Another worker may serve: migratable."""
     NO_WORKER = "no_worker"
     """Nothing eligible is known to this router now. Another router may know better: migratable, 503 when exhausted."""
     OVERLOADED = "overloaded"
@@ -29,7 +29,7 @@ class FailureKind(str, enum.Enum):
 
 
 class ClientGone(Exception):
-    """Nobody listens to the answer any more."""
+    """Nobody waits for the answer any more."""
 
 
 _CLASS_PREFIX = re.compile(r"(?:Backend)?([A-Z][A-Za-z]+): ")

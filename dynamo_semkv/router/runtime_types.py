@@ -1,4 +1,4 @@
-"""What the router service sees of Dynamo: plain data, and the Protocols of the edge. No Dynamo type crosses this file.
+"""What the router service sees of Dynamo: plain data, and the Protocols of the edge. No Dynamo type is used here.
 
 `DynamoEdge` (runtime.py) implements `Edge`; the fakes of the unit tests do too.
 """
@@ -34,6 +34,7 @@ class RankOverlap(NamedTuple):
 
     @property
     def total(self) -> int:
+        """Blocks of all tiers together."""
         return self.device + self.host_pinned_extension + self.disk_extension
 
 
@@ -48,23 +49,23 @@ class Overlap(msgspec.Struct, frozen=True):
 
 
 class RankLoad(NamedTuple):
-    """What one replica carries (Dynamo's own bookings: of this router process, and of those it is synchronized
+    """The load of one replica by Dynamo's own bookings (of this router process, and of those it is synchronized
     with)."""
 
     prefill_tokens: int
-    """Of prompts that are not computed yet."""
+    """Tokens of prompts that are not computed yet."""
     decode_blocks: int
-    """Of all prompts, computed or not, each shared block once."""
+    """Blocks of all prompts, computed or not, each shared block once."""
     active_requests: int
 
 
 class WorkerRole(str, Enum):
-    """Which part of a request a worker does, as its model card says (`worker_type`). Closed; a word that is not here is
+    """Which part of a request a worker does, as its model card says (`worker_type`). Closed: any other word is
     UNKNOWN."""
 
     AGGREGATED = "aggregated"
     PREFILL = "prefill"
-    """Computes the prompt and hands its KV over; the one token that it generates is of no matter."""
+    """Computes the prompt and hands its KV over; the one token that it generates does not count."""
     DECODE = "decode"
     ENCODE = "encode"
     UNKNOWN = "unknown"
@@ -90,8 +91,8 @@ class ReplicaCard:
     runtime_data: Mapping[str, Any] = field(default_factory=dict)
     role: WorkerRole = WorkerRole.UNKNOWN
     taints: frozenset[str] = frozenset()
-    """What a request's `routing_constraints` ask for; Dynamo adds those of the topology (`dynamo.topology/...`)
-    itself."""
+    """The taints that a request's `routing_constraints` may require; Dynamo adds those of the topology
+    (`dynamo.topology/...`) itself."""
 
 
 class Choice(NamedTuple):
@@ -114,13 +115,19 @@ class CallContext(msgspec.Struct, frozen=True):
     is_stopped: Callable[[], bool]
     send: Callable[[Chunk], None] | None = None
     """Where the chunks go, for a handler that sends them itself and yields none: a generator between Dynamo's stream
-    and its client costs each chunk two turns more. RuntimeError: the client has gone."""
+    and its client costs two more turns of the event loop for each chunk. RuntimeError: the client has gone."""
 
 
 class ChunkStream(Protocol):
-    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+    """The stream of one answer, as KvRouter returns it: an async iterator of chunks."""
 
-    def __anext__(self) -> Awaitable[Chunk]: ...
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """The stream itself."""
+        ...
+
+    def __anext__(self) -> Awaitable[Chunk]:
+        """StopAsyncIteration at the end; any other exception is a failure (runtime_errors.py)."""
+        ...
 
 
 class Dispatch(Protocol):
@@ -144,11 +151,11 @@ class Dispatch(Protocol):
     timing: Mapping[str, Any] | None
 
     async def first(self) -> Chunk | None:
-        """Sends the request. RequestFailed; None: an empty answer."""
+        """Sends the request and returns the first chunk; None: an empty answer. Raises RequestFailed."""
         ...
 
     async def next(self) -> Chunk | None:
-        """RequestFailed; None: there are no more."""
+        """The next chunk; None: there are no more. Raises RequestFailed."""
         ...
 
     async def close(self) -> None:
@@ -157,18 +164,24 @@ class Dispatch(Protocol):
 
 
 class Handler(Protocol):
-    """One of our endpoints: a request in, chunks out. Raises `RequestFailed` kinds or lets the dispatch's own
-    through."""
+    """One of our endpoints: takes a request and yields chunks. Raises `RequestFailed`, or passes on the one that its
+    dispatch raised."""
 
-    def __call__(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]: ...
+    def __call__(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
+        """Called once for each request; the caller iterates to the end or closes the iterator."""
+        ...
 
 
 class Edge(Protocol):
     """Dynamo, as the router service uses it. Token ids are ints (`token_ids_list`); packed bytes are refused."""
 
-    def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]: ...
+    def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        """Replicas that may be pinned, from discovery and the model cards. The same object while nothing changed."""
+        ...
 
-    async def loads(self) -> Mapping[ReplicaKey, RankLoad]: ...
+    async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
+        """The present load per replica, without a further prompt."""
+        ...
 
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
@@ -182,7 +195,9 @@ class Edge(Protocol):
         cache_namespace: str | None = None,
         lora_name: str | None = None,
         required_taints: Collection[str] = (),
-    ) -> Choice: ...
+    ) -> Choice:
+        """Dynamo's own choice for a prompt, without a booking. RequestFailed(NO_WORKER) when there is none."""
+        ...
 
     def dispatch(
         self,
@@ -192,7 +207,11 @@ class Edge(Protocol):
         unpinned: Request | None = None,
         annotate: Mapping[str, Any] | None = None,
         tokens: TokenArray | None = None,
-    ) -> Dispatch: ...
+    ) -> Dispatch:
+        """Prepares the request, for `pin` or for Dynamo's choice; it is sent by `first`. `unpinned`: the request to
+        send when the pin is given up. `annotate`: goes to the client in `engine_data.semkv`. `tokens`: the prompt as an
+        array, sent instead."""
+        ...
 
 
 RouteCallback = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]

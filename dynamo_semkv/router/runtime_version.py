@@ -1,5 +1,5 @@
-"""Which Dynamo this was written against and tested with, and what is said about another. Pure but for reading what is
-installed."""
+"""Which Dynamo this was written against and tested with, and what the operator is told of another. Pure but for reading
+what is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ expected to work."""
 
 
 def installed() -> str | None:
-    """None where the runtime came without its metadata (an image that was built from source)."""
+    """The version of Dynamo's runtime; None where it came without its metadata (an image that was built from
+    source)."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -47,15 +47,21 @@ _ENDS = {
 class Journal(Protocol):
     """The part of outcome.intake.RouteJournal that is used here."""
 
-    def opened(self, event: RouteOpened) -> None: ...
+    def opened(self, event: RouteOpened) -> None:
+        """Records the opening. May raise: it is counted."""
+        ...
 
-    def observed(self, event: RouteObserved) -> None: ...
+    def observed(self, event: RouteObserved) -> None:
+        """Records the end. May raise: it is counted."""
+        ...
 
 
 class Advising(Protocol):
     """The part of Advisor that is used here."""
 
-    async def advise(self, request: Request, request_id: str) -> Advice | None: ...
+    async def advise(self, request: Request, request_id: str) -> Advice | None:
+        """Raises nothing but its own cancellation; None: the request cannot be read."""
+        ...
 
 
 class Hints(Protocol):
@@ -63,7 +69,9 @@ class Hints(Protocol):
 
     def send(
         self, replica: StableReplica, prompt_key: PromptKey, envelope: KvHintsEnvelope, traceparent: str | None = None
-    ) -> bool: ...
+    ) -> bool:
+        """False: not sent. Must not wait."""
+        ...
 
 
 @dataclass
@@ -74,11 +82,11 @@ class _Route:
     arrived: float
     pinned: StableReplica | None
     queued: Mapping[ReplicaKey, int | None]
-    """Of every replica, until the first chunk says which one served."""
+    """Prefill tokens on every replica, until the first chunk says which one served."""
     first_at: float | None = None
     served: StableReplica | None = None
     waited: int | None = None
-    """Prefill tokens before it, there."""
+    """Prefill tokens queued before it on the replica that served."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -94,7 +102,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class RouterService:
-    """`handle` is what the edge serves. One event loop."""
+    """Serves the public model: `handle` is what the edge calls. One event loop."""
 
     def __init__(
         self,
@@ -139,7 +147,7 @@ class RouterService:
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """The chunks of one attempt, yielded or sent (`CallContext.send`). Raises RequestFailed as the dispatch does,
-        and ClientGone where one cannot be sent; nothing of ours."""
+        and ClientGone where a chunk cannot be sent; a fault of ours is never raised."""
         arrived = self._monotonic()
         if not isinstance(request, Mapping):
             raise RequestFailed(
@@ -158,7 +166,7 @@ class RouterService:
         advice = None
         if self._config.placement.mode is not PlacementMode.OFF:
             advice = await self._advisor.advise(request, call.request_id)
-        # From here to the `try` nothing waits, so no cancellation can fall between the opening record and its end.
+        # Nothing waits from here to the `try`, so no cancellation can fall between the opening record and its end.
         dispatch, route = self._depart(request, call, advice, arrived, config_hash)
         send = call.send
         end = "error"
@@ -185,12 +193,12 @@ class RouterService:
         finally:
             if route is not None:
                 self._arrive(route, dispatch, end)
-            # Not left to the garbage collector: what the stream holds in Dynamo is given back now.
+            # Closed here, not by the garbage collector: what the stream holds in Dynamo is given back now.
             await dispatch.close()
 
     def _begun(self, route: _Route, dispatch: Dispatch, chunk: Chunk) -> None:
-        """The first chunk is there, and says who serves. dynamo.trtllm tells of a request that its engine refuses in a
-        chunk with an error and no tokens: that is no first token."""
+        """Notes who serves, from the first chunk. dynamo.trtllm reports a request that its engine refuses in a chunk
+        with an error and no tokens: that is no first token."""
         if chunk.get("token_ids") or dispatch.finish_reason != "error":
             route.first_at = self._monotonic()
         route.served = self._stable(dispatch.replica)
@@ -200,8 +208,8 @@ class RouterService:
     def _depart(
         self, request: Request, call: CallContext, advice: Advice | None, arrived: float, config_hash: str
     ) -> tuple[Dispatch, _Route | None]:
-        """Hint, prepare the dispatch, record. The dispatch starts with its first chunk, so the record is written before
-        it."""
+        """Adds the hint, prepares the dispatch, records. The dispatch is sent by `first`, so the record comes
+        before."""
         route: _Route | None = None
         try:
             if advice is not None:
@@ -223,7 +231,7 @@ class RouterService:
         return self._edge.dispatch(request, None), route
 
     def prepare(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared:
-        """One attempt, hinted and recorded. Whoever dispatches it must see to it that it is observed."""
+        """Hints and records one attempt. Whoever dispatches it must also record its end."""
         route_id = new_route_id()
         logs.bind(route_id=route_id)
         pinned = self._stable(advice.decision.placed)
@@ -233,8 +241,8 @@ class RouterService:
         return Prepared(route_id, hinted, advice, pinned, hint)
 
     def hand_over(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared | None:
-        """`prepare` for somebody else who dispatches: the route ends here, its report alone says what became of it.
-        None: a fault of ours, counted; there is no advice then."""
+        """`prepare` for a caller that dispatches by itself: the route ends here, its report alone says what became of
+        it. None: a fault of ours, counted; there is no advice then."""
         try:
             prepared = self.prepare(request, call, advice, config_hash)
         except Exception as error:  # noqa: BLE001 - no advice is an answer too; counted and logged
@@ -251,9 +259,8 @@ class RouterService:
     def _hint(
         self, request: Request, call: CallContext, advice: Advice, route_id: RouteId, pinned: StableReplica | None
     ) -> tuple[Request, Advice, KvHintsEnvelope | None]:
-        """The request with the envelope in its `extra_args`; it also goes over the bus to the pinned replica's
-        connector. Without an envelope, or with `extra_args` that cannot carry it and a bus that did not take it, the
-        advice says so: what was not hinted is not counted as hinted."""
+        """The request with the envelope in its `extra_args`; the envelope also goes over the bus to the pinned
+        replica's connector. Without an envelope, or where neither way took it, the advice counts no hinted tokens."""
         envelope = self._envelope(advice, route_id, call.traceparent) if pinned is not None else None
         if envelope is None or pinned is None:
             return request, _unhinted(advice), None
@@ -266,7 +273,7 @@ class RouterService:
             self._fallbacks.add(FallbackReason.HINT_NOT_SENT, error)
         given = request.get("extra_args")
         if given is not None and not isinstance(given, Mapping):
-            # A field of the client's that is no mapping is the engine's to refuse or to ignore: it passes as it is.
+            # The engine refuses or ignores a client's field that is no mapping: it passes unchanged.
             self._fallbacks.add(FallbackReason.HINT_ERROR, f"extra_args is {type(given).__name__}, no mapping")
             return (request, advice, envelope) if sent else (request, _unhinted(advice), None)
         extra_args = {**(given or {}), EXTRA_ARGS_KEY: envelope_to_plain(envelope)}
@@ -308,7 +315,7 @@ class RouterService:
             self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
 
     def _arrive(self, route: _Route, dispatch: Dispatch, end: str) -> None:
-        """The one RouteObserved of an opened route."""
+        """Records the one RouteObserved of an opened route."""
         self.open_routes -= 1
         self.counts[f"ended_{end}"] += 1
         try:
@@ -354,31 +361,30 @@ def _unhinted(advice: Advice) -> Advice:
 
 
 def is_spent(request: Request) -> bool:
-    """A worker or router died behind the last token and before the end of the stream: the frontend continues the
-    request with nothing left to generate, which engines refuse. The answer is complete; it only has to be ended."""
+    """Whether no token is left to generate: a worker or router died between the last token and the end of the stream.
+    Engines refuse the continued request, but its answer is complete and only has to be ended."""
     stop = request.get("stop_conditions")
     tokens = stop.get("max_tokens") if isinstance(stop, Mapping) else None
     return isinstance(tokens, int) and not isinstance(tokens, bool) and tokens == 0
 
 
 def _failed_end(kind: FailureKind, dispatch: Dispatch) -> str:
-    """How a stream that failed ended. Before its first chunk, and unless a worker was lost that may have run it, nobody
-    had the request."""
+    """The end of a stream that failed. NO_WORKER only before the first chunk and unless a lost worker may have run
+    it."""
     if kind is FailureKind.NO_WORKER and dispatch.chunks == 0 and dispatch.fallback != FailureKind.WORKER_LOST.value:
         return NO_WORKER
     return _ENDS.get(kind, "error")
 
 
 def _end_of(dispatch: Dispatch, call: CallContext) -> str:
-    """How a stream that ended without an exception ended."""
+    """The end of a stream that ended without an exception."""
     if dispatch.finish_reason is None:
         return "cancelled" if call.is_stopped() else "error"
     return dispatch.finish_reason if dispatch.finish_reason in ("cancelled", "error") else "complete"
 
 
 def output_tokens(dispatch: Dispatch) -> int:
-    """As the engine counts; for a stream that was cut, the chunks that came (workers send one or more tokens in
-    each)."""
+    """The engine's count; for a cut stream its number of chunks (each has one or more tokens)."""
     count = (dispatch.usage or {}).get("completion_tokens")
     return count if isinstance(count, int) else dispatch.chunks
 

@@ -1,9 +1,9 @@
-"""Which stable ids several live instances carry at once: for some seconds a restart, a misconfiguration if it stays.
-Pure.
+"""Which stable ids several live instances carry at once: a restart, if for some seconds, a misconfiguration if it
+stays. Pure.
 
 Two engines with one `DYN_STABLE_ROUTING_ID` announce themselves, register donors, report and get hints under one name,
-so nobody can tell whose KV is meant. The id of another rank is another name: ranks of one worker share its stable id by
-design.
+so nobody can tell whose KV is meant. A stable id with another rank is another name: ranks of one worker share its
+stable id by design.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ seen after 13 s."""
 
 
 class SharedIds:
+    """Remembers since when each id is shared, and which are shared for longer than RESTART_SECONDS."""
+
     def __init__(self) -> None:
         self._since: dict[StableReplica, dict[int, float]] = {}
-        """Of each shared id its instances, and when each was first seen beside another one."""
+        """For each shared id its instances, and when each was first seen beside another one (monotonic seconds)."""
         self._lasting: frozenset[StableReplica] = frozenset()
 
     def __contains__(self, stable: StableReplica) -> bool:
@@ -31,7 +33,7 @@ class SharedIds:
         return stable in self._lasting
 
     def look(self, live: Iterable[tuple[ReplicaKey, StableReplica | None]], now: float) -> bool:
-        """Who is alive at `now`, monotonic seconds. True when that changed which ids count as shared."""
+        """Takes over who is alive at `now`, monotonic seconds. True when that changed which ids count as shared."""
         owners: dict[StableReplica, list[int]] = {}
         for replica, stable in live:
             if stable is not None:
@@ -43,8 +45,8 @@ class SharedIds:
             for stable, workers in shared.items()
         }
         before = self._lasting
-        # The second of them counts: a worker that dies again and again is always seen beside its last life, which is
-        # another each time.
+        # The second first-seen time counts: a worker that dies again and again is always listed beside its predecessor,
+        # which is another instance each time.
         self._lasting = frozenset(
             stable for stable, seen in self._since.items() if now - sorted(seen.values())[1] >= RESTART_SECONDS
         )

@@ -1,4 +1,4 @@
-"""The score sheet of one decision as its record keeps it: the lines that explain it, in whole tokens, by the names that
+"""The score sheet of one decision as its record keeps it: the lines that explain it, in whole tokens, under names that
 people know."""
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Named = Callable[[ReplicaKey], str]
 
 def dynamo_choice(sheet: ScoreSheet, options: KvRouterOptions) -> ScoreRow | None:
     """The row that Dynamo's own router would choose, by its cost and the weights that it was given; of equal ones the
-    first in the sheet. None: it may choose no replica. What only we keep out (load, room, role) it may choose all the
-    same."""
+    first in the sheet. None: it may choose no replica. Dynamo may choose a replica that only our own filters (load,
+    room, role) keep out."""
     free = [row for row in sheet.rows if row.filtered_by not in _KEPT_FROM_DYNAMO]
     return min(free, key=lambda row: dynamo_cost(row, options), default=None)
 
 
 def dynamo_cost(row: ScoreRow, options: KvRouterOptions) -> float:
-    """Tokens; the lowest is chosen. Dynamo 1.6.1, lib/kv-router, `DefaultWorkerSelector`: what is left to prefill
-    there, with a credit for each tier that holds part of the prompt, and the KV blocks that running requests hold. Its
-    unit is the block, ours the token."""
+    """Dynamo's cost of a replica, in tokens; the lowest is chosen. Dynamo 1.6.1, lib/kv-router,
+    `DefaultWorkerSelector`: what is left to prefill there, with a credit for each tier that holds part of the prompt,
+    plus the KV blocks that running requests hold. Dynamo counts in blocks, this function in tokens."""
     view, at = row.view, row.situation
     queued = at.usual_queued if view.queued_prefill_tokens is None else view.queued_prefill_tokens
     credit = (
@@ -38,8 +38,8 @@ def dynamo_cost(row: ScoreRow, options: KvRouterOptions) -> float:
 
 
 def sheet_lines(sheet: ScoreSheet, dynamo: ScoreRow | None, named: Named) -> tuple[SheetLine, ...]:
-    """Best first, at most `MAX_SHEET_LINES`; `dynamo`, its `dynamo_choice`, takes the place of the last one where it
-    would be cut off."""
+    """The best rows first, at most `MAX_SHEET_LINES`. `dynamo`, the sheet's `dynamo_choice`, takes the place of the
+    last line where it would be cut off."""
     rows = list(sheet.rows[:MAX_SHEET_LINES])
     if dynamo is not None and id(dynamo) not in map(id, rows):
         rows[-1] = dynamo

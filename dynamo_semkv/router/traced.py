@@ -1,6 +1,6 @@
-"""Spans around the stages of one request, so that no stage holds a span. Installed only when spans go somewhere.
+"""Spans around the stages of one request, so that no stage knows of spans. Installed only when spans are exported.
 
-    TracedHandler(service.handle, tracing)   the route's span, child of the frontend's context, seen by all behind it
+    TracedHandler(service.handle, tracing)   the route's span, child of the frontend's context, parent of all others
     TracedEdge(edge, tracing)                exact overlap and load
     TracedLookup(runner, tracing)            donor lookup
     TracedAdvisor(advisor, tracing)          score: what is left of advising once evidence and load are known
@@ -8,8 +8,8 @@
     TracedJournal(journal, tracing)          dispatch: between the two records of a route
     TracedHistory(history, tracing, router)  the outcome, when it is known
 
-A stage that is over is recorded with the times it took; nothing is done per chunk. A fault of a span never reaches the
-stage in it.
+A stage is recorded when it is over, with the times it took; nothing is done per chunk. A fault of a span never reaches
+the stage in it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FAILED_ENDS = frozenset({"error", "worker_lost", "no_worker"})
 
 @dataclass
 class _Trace:
-    """Of the request that this task serves."""
+    """The trace of the request that this task serves."""
 
     span: Span
     known_at: int = 0
@@ -65,11 +65,14 @@ _current: ContextVar[_Trace | None] = ContextVar("semkv_trace", default=None)
 
 
 class TracedHandler:
+    """A Handler whose calls each are one route's span."""
+
     def __init__(self, handler: Handler, tracing: Tracing) -> None:
         self._handler = handler
         self._tracing = tracing
 
     async def __call__(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
+        """Passes the chunks on and ends the span when the handler is closed."""
         trace, call = self._begin(request, call)
         _current.set(trace)
         error: str | None = None
@@ -81,7 +84,8 @@ class TracedHandler:
             error = failure.kind.value
             raise
         finally:
-            # Not left to the garbage collector: the route's last record is written in there, and belongs to this trace.
+            # Closed here, not by the garbage collector: closing writes the route's last record, which belongs to this
+            # trace.
             close = getattr(chunks, "aclose", None)
             if close is not None:
                 await close()
@@ -90,7 +94,7 @@ class TracedHandler:
                 _guarded(lambda: self._tracing.end(trace.span, error=error))
 
     def _begin(self, request: Request, call: CallContext) -> tuple[_Trace | None, CallContext]:
-        """The call carries the route's own context from here on: the records and the hint take it along, so the
+        """The call carries the route's own context from here on: it travels in the records and in the hint, so the
         connector's spans find their parent."""
         try:
             model = request.get("model")
@@ -106,12 +110,12 @@ class TracedHandler:
 
 
 class TracedEdge:
-    """An Edge whose `exact` is a span. Everything else goes through."""
+    """An Edge whose `exact` is a span. Everything else passes through."""
 
     def __init__(self, edge: Edge, tracing: Tracing) -> None:
         self._edge = edge
         self._tracing = tracing
-        # Asked per request or per beat, and of no stage of a trace.
+        # Called per request or per beat, but no stage of a trace.
         self.live_replicas = edge.live_replicas
         self.loads = edge.loads
         self.best_choice = edge.best_choice
@@ -119,6 +123,7 @@ class TracedEdge:
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> Any:
+        """Records a span, also of a question that failed or was given up."""
         began = time.time_ns()
         error: str | None = "unfinished"  # also of a question that was given up at its deadline
         try:
@@ -132,6 +137,7 @@ class TracedEdge:
             _stage(self._tracing, names.EXACT, began, error=error)
 
     def dispatch(self, request: Request, pin: Any, **options: Any) -> Dispatch:
+        """Keeps the dispatch for the journal's span."""
         dispatch = self._edge.dispatch(request, pin, **options)
         trace = _current.get()
         if trace is not None:
@@ -140,11 +146,14 @@ class TracedEdge:
 
 
 class TracedLookup:
+    """A LookupRunner whose lookups are spans."""
+
     def __init__(self, runner: LookupRunner, tracing: Tracing) -> None:
         self._runner = runner
         self._tracing = tracing
 
     async def lookup(self, query: LookupQuery) -> LookupOutcome:
+        """Records a span with the status and the number of matches."""
         began = time.time_ns()
         attributes: dict[str, Any] = {}
         error: str | None = "unfinished"
@@ -162,11 +171,14 @@ class TracedLookup:
 
 
 class TracedAdvisor:
+    """An Advisor whose scoring is a span."""
+
     def __init__(self, advisor: Advising, tracing: Tracing) -> None:
         self._advisor = advisor
         self._tracing = tracing
 
     async def advise(self, request: Request, request_id: str) -> Advice | None:
+        """Records a span where a sheet was made; it begins when the last question was answered."""
         advice = await self._advisor.advise(request, request_id)
         trace = _current.get()
         if trace is not None and advice is not None and advice.sheet is not None:
@@ -176,6 +188,8 @@ class TracedAdvisor:
 
 
 class TracedHints:
+    """Hints whose sending is a span."""
+
     def __init__(self, hints: Hints, tracing: Tracing) -> None:
         self._hints = hints
         self._tracing = tracing
@@ -183,6 +197,7 @@ class TracedHints:
     def send(
         self, replica: StableReplica, prompt_key: PromptKey, envelope: KvHintsEnvelope, traceparent: str | None = None
     ) -> bool:
+        """Records a span with the replica and whether the bus took the hint."""
         began = time.time_ns()
         sent = False
         try:
@@ -194,11 +209,14 @@ class TracedHints:
 
 
 class TracedJournal:
+    """A Journal that puts the decision on the route's span and records the dispatch as a span."""
+
     def __init__(self, journal: Journal, tracing: Tracing) -> None:
         self._journal = journal
         self._tracing = tracing
 
     def opened(self, event: RouteOpened) -> None:
+        """Writes the record; the dispatch's span begins here."""
         self._journal.opened(event)
         trace = _current.get()
         if trace is not None:
@@ -206,9 +224,10 @@ class TracedJournal:
             _guarded(lambda: trace.span.set_attributes(_present(_opened(event))))
 
     def observed(self, event: RouteObserved) -> None:
+        """Writes the record and ends the dispatch's span."""
         self._journal.observed(event)
         trace = _current.get()
-        # Without a dispatch of ours the route is somebody else's to dispatch (see desk.py).
+        # Without a dispatch of ours somebody else dispatches the route (see desk.py).
         if trace is not None and trace.opened_at and trace.dispatch is not None:
             _guarded(lambda: self._dispatched(trace, event))
 
@@ -239,13 +258,20 @@ class TracedJournal:
 
 
 class ClosedRoutes(Protocol):
-    def add(self, route: ClosedRoute) -> None: ...
+    """The part of outcome.history.History that is used here."""
 
-    def add_orphan(self, orphan: OrphanReport) -> None: ...
+    def add(self, route: ClosedRoute) -> None:
+        """Takes a route that closed."""
+        ...
+
+    def add_orphan(self, orphan: OrphanReport) -> None:
+        """Takes a report that no route was found for."""
+        ...
 
 
 class TracedHistory:
-    """Only this router's own routes, and only those that close now: the past was told by the process that saw it."""
+    """Records an outcome only for this router's own routes that close now: the process that saw the earlier ones
+    recorded those."""
 
     def __init__(self, history: ClosedRoutes, tracing: Tracing, *, router: str, is_live: Callable[[], bool]) -> None:
         self._history = history
@@ -254,11 +280,13 @@ class TracedHistory:
         self._is_live = is_live
 
     def add(self, route: ClosedRoute) -> None:
+        """Passes the route on; a span where it is one of this router's."""
         self._history.add(route)
         if route.opened.router == self._router and route.opened.traceparent is not None and self._is_live():
             _guarded(lambda: self._told(route))
 
     def add_orphan(self, orphan: OrphanReport) -> None:
+        """Passes the report on: it belongs to no trace."""
         self._history.add_orphan(orphan)
 
     def _told(self, route: ClosedRoute) -> None:
@@ -269,21 +297,21 @@ class TracedHistory:
             names.OUTCOME,
             parent=opened,
             start_ns=min(ended, now),
-            # A connector that makes no spans gives back the context that it was sent.
+            # A connector that makes no spans returns the context that it was sent.
             links=[text for text in (report.traceparent if report is not None else None,) if text != opened],
         )
         self._tracing.end(span, _closed(route), end_ns=now)
 
 
 def traced(part: T, around: Callable[[T, Tracing], U], tracing: Tracing | None) -> T | U:
-    """The part itself when no spans are made: being off costs nothing."""
+    """`part` in its wrapper, or as it is when no spans are made: tracing that is off costs nothing."""
     return part if tracing is None else around(part, tracing)
 
 
 def _stage(
     tracing: Tracing, name: str, began: int, attributes: Attributes | None = None, *, error: str | None = None
 ) -> None:
-    """One stage of the request of this task, which ends now."""
+    """Records one stage of this task's request, which ends now."""
     trace = _current.get()
     if trace is None:
         return
@@ -292,7 +320,7 @@ def _stage(
 
 
 def _started(span: Span) -> int:
-    """Unix ns; of a span that is not recorded, 0."""
+    """Unix nanoseconds; 0 for a span that is not recorded."""
     return int(getattr(span, "start_time", 0) or 0)
 
 
