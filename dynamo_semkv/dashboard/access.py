@@ -1,6 +1,6 @@
-"""Who may read the page: everybody on this machine, or who holds the token.
+"""Who may read the page: everybody on this machine, or whoever holds the token.
 
-    Access.of(config)        .allows(headers, cookies, ...)   reasons: "host", "token"
+    Access.of(config)        .host_allowed(host_header)   .token_allowed(authorization, cookie, query=None)
 
 Without a token the page answers only to loopback names in `Host`: a web page of somebody else, whose name was made to
 point here, gets nothing. With one, the token is compared in constant time, from `Authorization: Bearer`, or from the
@@ -24,6 +24,8 @@ MAX_TOKEN = 1_024
 
 @dataclass(frozen=True)
 class Access:
+    """The rules for one page. `host`: the address it listens on; `token` None: loopback only."""
+
     host: str
     token: str | None = field(default=None, repr=False)
 
@@ -40,13 +42,16 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """What the browser keeps: not the token itself."""
+        """The cookie's value: derived from the token, so a browser does not keep the token itself."""
         return hashlib.sha256(b"semkv-dashboard-cookie\0" + (self.token or "").encode()).hexdigest()
 
     def host_allowed(self, host_header: str | None) -> bool:
+        """Whether the `Host` header may be answered: any with a token, else loopback names only."""
         return self.token is not None or (host_header is not None and is_loopback(_host_of(host_header)))
 
     def token_allowed(self, authorization: str | None, cookie: str | None, query: str | None = None) -> bool:
+        """Whether one of the three is right; True where the page needs no token. `query`: the token of
+        `/?token=...`."""
         if self.token is None:
             return True
         scheme, _, bearer = (authorization or "").partition(" ")
@@ -55,7 +60,7 @@ class Access:
 
 
 def read_token(path: str, field: str = "dashboard.token_file") -> str:
-    """ContractError, without its content, for a file that holds no token."""
+    """The token in the file. ContractError, which does not show the content, for a file without a usable token."""
     allowed = f"a file with {MIN_TOKEN} to {MAX_TOKEN} printable characters without blanks"
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
@@ -68,12 +73,13 @@ def read_token(path: str, field: str = "dashboard.token_file") -> str:
 
 
 def _host_of(header: str) -> str:
-    """`Host` without the port; `[::1]:80` and `127.0.0.1:80` alike."""
+    """`Host` without the port, for `[::1]:80` and `127.0.0.1:80` alike."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
 
 
 def same_secret(given: str | None, expected: str) -> bool:
-    # Bytes of a header that are no UTF-8, and JSON, bring lone surrogates, which strict encoding refuses.
+    """Compares in constant time; False for None."""
+    # Header bytes that are no UTF-8, and JSON, can hold lone surrogates, which strict encoding refuses.
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())

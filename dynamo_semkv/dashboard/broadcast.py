@@ -1,4 +1,4 @@
-"""One snapshot a beat for everybody who watches: made once, and only while somebody does.
+"""One snapshot per beat for all watchers: made once, and only while somebody watches.
 
 A watcher that is slow misses beats; it is never sent an older one, and it never holds up the others or the router.
 """
@@ -17,10 +17,12 @@ _throttled = Throttled(_log)
 
 
 class Full(Exception):
-    """As many watch as may."""
+    """As many watchers as are allowed are connected."""
 
 
 class Broadcast:
+    """Calls `make` every `interval_seconds` while there are watchers, at most `max_watchers`. One event loop."""
+
     def __init__(self, make: Callable[[], str], interval_seconds: float, max_watchers: int) -> None:
         self.faults = 0
         self._make = make
@@ -31,11 +33,12 @@ class Broadcast:
 
     @property
     def watchers(self) -> int:
+        """How many watch now."""
         return len(self._watchers)
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[str]]:
-        """Texts, the first at once, until `close()`. Raises Full."""
+        """The texts, the first at once, until `close()`. Raises Full."""
         if len(self._watchers) >= self._max:
             raise Full
         mail: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)
@@ -51,6 +54,7 @@ class Broadcast:
             self._watchers.discard(mail)
 
     async def close(self) -> None:
+        """Ends all streams and the beat."""
         for mail in self._watchers:
             _put(mail, None)
         if self._beat is not None:

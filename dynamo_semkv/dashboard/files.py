@@ -17,6 +17,8 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class PageFile:
+    """One file of the page as it is sent; `etag`: 16 hex digits of its SHA-256, without quotes."""
+
     body: bytes
     content_type: str
     etag: str

@@ -1,6 +1,6 @@
-"""What the HTTP server of the page logs. A request that is no HTTP (a URL of kilobytes, a TLS handshake, noise) is the
-sender's fault: it is answered 400 by the parser, and told in lines without a traceback and fewer and fewer of them:
-anybody could fill the log."""
+"""What the page's HTTP server logs. A request that is not HTTP (a URL of kilobytes, a TLS handshake, noise) is the
+sender's fault: the parser answers 400, and the log gets a throttled line without a traceback, since anybody could fill
+the log."""
 
 from __future__ import annotations
 

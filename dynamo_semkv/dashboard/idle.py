@@ -1,7 +1,7 @@
-"""Connections on which no whole request ever came are closed, whether nothing comes or one byte after another.
+"""Closes connections on which no whole request ever came, whether they send nothing or one byte after another.
 
-aiohttp closes one that idles *between* requests (`keepalive_timeout`); before the first request it waits for ever,
-until its release 3.14.
+aiohttp closes a connection that idles *between* requests (`keepalive_timeout`); before the first request it waits for
+ever, until its release 3.14.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 
 class Unheard:
-    """`connections()`: those that are open, as `aiohttp.web.Server.connections` has them."""
+    """The open connections without a request. `connections()` lists the open ones, as `aiohttp.web.Server.connections`
+    does. One event loop."""
 
     def __init__(self, connections: Callable[[], Iterable[Any]], seconds: float) -> None:
         self._connections = connections
@@ -22,11 +23,11 @@ class Unheard:
         self.closed = 0
 
     def heard(self, connection: Any) -> None:
-        """A whole request came on it."""
+        """Notes that a whole request came on the connection."""
         self._heard.add(connection)
 
     def look(self) -> None:
-        """Closes those that were unheard at the last look already."""
+        """Closes connections that had no request at the previous look either."""
         there = set(self._connections())
         self._heard &= there
         silent = there - self._heard
@@ -37,6 +38,7 @@ class Unheard:
         self._waiting = silent
 
     async def watch(self) -> None:
+        """Looks every `seconds`, for ever."""
         while True:
             await asyncio.sleep(self._seconds)
             self.look()

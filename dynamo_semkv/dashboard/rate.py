@@ -1,4 +1,4 @@
-"""How often something may be asked for: a bucket that fills at a steady rate."""
+"""A limit on how often something may be asked for: a bucket that fills at a steady rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Rate:
-    """`per_second` in the long run, `burst` at once. One thread."""
+    """Allows `per_second` in the long run and `burst` at once. One thread."""
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
@@ -18,7 +18,7 @@ class Rate:
         self.refused = 0
 
     def take(self) -> bool:
-        """False, counted: too often."""
+        """Whether one more may be answered now. False is counted."""
         now = self._clock()
         self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._per_second)
         self._at = max(self._at, now)

@@ -9,8 +9,8 @@
     /api/routes/{id}   one route in full    /readyz    200 or 503, with the checks
     /api/requests/{id} the routes of one request, by the id in `chatcmpl-<id>`
 
-It only reads, speaks GET alone, and belongs to the event loop that calls `start`. It refuses to start on an address
-that others can reach without a token.
+It only reads, answers GET and HEAD only, and belongs to the event loop that calls `start`. It refuses to start on an
+address that others can reach without a token.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _throttled = Throttled(_log)
 
 MAX_WATCHERS = 32
 WRITE_SECONDS = 10.0
-"""A watcher that takes nothing for so long is let go."""
+"""A watcher that takes nothing for so long is disconnected."""
 PER_SECOND, BURST = 50.0, 200
-"""Answers that are made anew for each request, over all who ask: each takes milliseconds of the loop that streams need
-too."""
+"""How many answers are made anew for requests, over all clients: each takes milliseconds of the event loop that streams
+need too."""
 PROBES_PER_SECOND, PROBE_BURST = 10.0, 10
-"""Answers to `/readyz` that are made anew, over all who ask; whoever asks beyond gets the last one, so no probe is
+"""How many answers to `/readyz` are made anew, over all clients; beyond that a client gets the last one, so no probe is
 refused."""
 IDLE_SECONDS = 15.0
 """A connection without a whole request for so long (before the first one: at most twice as long) is closed, whether it
 sends nothing or one byte after another."""
 COOKIE = "semkv_dashboard"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""Probes have no token; without one `/readyz` says yes or no and nothing else."""
+"""Probes have no token; without one `/readyz` says whether the router is ready and nothing else."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -72,6 +72,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class DashboardServer:
+    """Serves the page in the event loop that calls `start`, until `close`."""
+
     def __init__(
         self,
         config: DashboardConfig,
@@ -102,6 +104,7 @@ class DashboardServer:
 
     @property
     def url(self) -> str:
+        """The address that it listens on. RuntimeError before `start` has returned."""
         if self._port is None:
             raise RuntimeError("the address is known once start() has returned")
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
@@ -140,6 +143,7 @@ class DashboardServer:
         return server.connections if server is not None else []
 
     async def close(self) -> None:
+        """Ends the streams, then the server. May be called without `start`."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -153,7 +157,8 @@ class DashboardServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuses who may not, turns our faults into a plain 500, and puts the headers on every answer."""
+        """Refuses requests that are not allowed, turns faults of ours into a plain 500, and puts the headers on every
+        answer."""
         self._unheard.heard(request.protocol)
         try:
             response = self._refusal(request) or await handler(request)
@@ -176,7 +181,7 @@ class DashboardServer:
         if self._authorized(request):
             return self._too_often(request)
         if request.path == "/" and self._access.token_allowed(None, None, request.query.get("token")):
-            # Away from the URL at once: a URL ends in histories and logs.
+            # The token leaves the URL at once: URLs end up in histories and logs.
             answer: web.Response = web.Response(status=303, headers={"Location": "/"})
             answer.set_cookie(COOKIE, self._access.cookie, httponly=True, samesite="Strict", path="/")
             return answer
@@ -209,7 +214,7 @@ class DashboardServer:
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
         if self._probe_rate.take():
-            self._last_ready = None  # one that cannot be made is not hidden by the one before
+            self._last_ready = None  # a failure to make one must not be hidden by an old answer
             self._last_ready = self._readiness()
         found = self._last_ready
         if found is None:
@@ -258,12 +263,12 @@ async def _send_events(request: web.Request, texts: AsyncIterator[str]) -> web.S
     try:
         await response.write(b"retry: 2000\n\n")
         async for text in texts:
-            # One line: JSON as we write it has no line break in it.
+            # One data line suffices: JSON as we write it has no line break in it.
             await asyncio.wait_for(response.write(f"event: snapshot\ndata: {text}\n\n".encode()), WRITE_SECONDS)
     except (ConnectionError, asyncio.TimeoutError) as gone:
         _log.debug("a watcher is gone: %r", gone)
         if request.transport is not None:
-            request.transport.abort()  # or the end of the answer would wait for it as well
+            request.transport.abort()  # otherwise the end of the answer would wait for the watcher too
     return response
 
 

@@ -1,8 +1,8 @@
-"""Every metric once: name, type, unit, labels, what it means, and what to do when it moves. docs/metrics.md is made of
-it (`reference`).
+"""Every metric, defined once: name, type, unit, labels, what it means, and what to do when it moves. docs/metrics.md is
+generated from it (`reference`).
 
-Label values come from closed sets (the enumerations of contracts, evidence, advice and outcome); what is not in its set
-is `other`. Never a label: request, route, donor, tenant, salt, prompt, text of an error.
+Label values come from closed sets (the enumerations of contracts, evidence, advice and outcome); a value outside its
+set is `other`. Never a label: request, route, donor, tenant, salt, prompt, text of an error.
 """
 
 from __future__ import annotations
@@ -338,7 +338,8 @@ FALLBACK_REASONS = (
     "pin_invalid",
     "pin_error",
 )
-"""Of router.fallback, which lies above; a test keeps them equal. So it is with the next one."""
+"""The values of router.fallback.FallbackReason and, in STANDINGS, of router.replicas.Standing: this package may not
+import router, so a test keeps them equal."""
 STANDINGS = (
     "ok",
     "no_stable_id",

@@ -1,9 +1,9 @@
-"""What a live graph is missing, told from outside: findings of `doctor`. Pure.
+"""Findings of `doctor`: what a live graph lacks, as seen from outside. Pure.
 
     diagnose(config, bus, snapshot, now) -> list[Finding]
 
-`bus` is what the broker holds (bus/inspection.py), or None where nothing said which broker;
-`snapshot` what a router's page shows, or None where no page was asked.
+`bus` is what the broker holds (bus/inspection.py), or None where nothing named a broker; `snapshot` what a router's
+page shows, or None where no page was asked.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dynamo_semkv.contracts.namespace import agreed_namespace, differing_field
 from dynamo_semkv.observe.health import Level, listed
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0
-"""A page may be some seconds old on a busy machine."""
+"""Larger than the age of a page on a busy machine, which is some seconds."""
 SILENT_BEATS = 3.0
 ENOUGH_REQUESTS = 20
-"""Fewer say nothing about reuse."""
+"""With fewer requests reuse is not judged."""
 UNCONFIRMED_SHARE = 0.5
 _OF_A_REQUEST = frozenset({"tenant", "lora", "lora_revision", "multimodal"})
 
@@ -48,6 +48,8 @@ _STANDINGS = {
 
 @dataclass(frozen=True)
 class Finding:
+    """The result of one check; `remedy` says what to do, empty where nothing is wrong."""
+
     check: str
     level: Level
     detail: str
@@ -75,8 +77,8 @@ def diagnose(
     *,
     page_read_at: float | None = None,
 ) -> list[Finding]:
-    """`now`: when the broker was read; `page_read_at`: when the page was (None: also then). Unix seconds of this
-    machine."""
+    """All findings, in order of check. `now`: when the broker was read; `page_read_at`: when the page was (None: also
+    then). Unix seconds of this machine."""
     found = list(_broker(config, bus)) if bus is not None else [_NOT_CHECKED]
     if bus is not None and bus.error is None and bus.jetstream_error is None:
         found += _announced(config, bus, now)
@@ -267,7 +269,7 @@ def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) ->
 
 
 def _device_events(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
-    """Whether connectors hear what their engines store and remove."""
+    """Whether connectors receive what their engines store and remove."""
     silent = [name for name, a in said.items() if a.kv_events is KvEvents.SILENT]
     heard = [name for name, a in said.items() if a.kv_events is KvEvents.HEARD]
     if silent:
@@ -312,7 +314,7 @@ def _traffic(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
     beside = snapshot.get("beside", {})
     reused, loaded = beside.get("engine_cached_tokens", 0), beside.get("confirmed_tokens", 0)
     seen = beside.get("exact_device_tokens", 0)
-    # An engine counts what a connector loaded as cached, and Dynamo's index foresees none of it.
+    # An engine counts what a connector loaded as cached, and Dynamo's index does not contain that.
     own = max(0, reused - loaded)
     if own and not seen:
         yield Finding(

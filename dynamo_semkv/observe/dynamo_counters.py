@@ -2,11 +2,11 @@
 `prometheus_names.py`).
 
     status_url(env) -> str | None       where that server is; None where it is off, or on a port that Dynamo alone knows
-    read(url) -> DynamoTokens | None    blocks for at most READ_SECONDS; None: it did not answer, or has none of them
+    read(url) -> DynamoTokens | None    blocks for at most READ_SECONDS; None: no answer, or none of these counters
     parse(text) -> DynamoTokens | None  pure
 
-They count from the start of the process, each routing attempt: cached prefixes of every tier that KV events told of,
-and what workers report in their streams. They know nothing of donors, hints or outcomes.
+They count each routing attempt since the start of the process: cached prefixes of every tier that KV events report, and
+what workers report in their streams. They know nothing of donors, hints or outcomes.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ _ANY = frozenset({"", "0.0.0.0", "::"})
 
 @dataclass(frozen=True)
 class DynamoTokens:
-    """All in tokens. `input_tokens` is the denominator of the other three."""
+    """Dynamo's sums, all in tokens. `input_tokens` is the denominator of the other three."""
 
     input_tokens: int
     best_eligible_tokens: int
-    """Cached on the eligible worker that has most of the prompt, device and lower tiers together."""
+    """Cached on the eligible worker that holds most of the prompt, device and lower tiers together."""
     selected_tokens: int
     """Cached on the worker and rank that was chosen."""
     worker_reused_tokens: int
-    """What workers said in their streams that they reused."""
+    """What workers report in their streams as reused."""
 
 
 def status_url(env: Mapping[str, str]) -> str | None:
-    """From DYN_SYSTEM_HOST and DYN_SYSTEM_PORT. Port 0 is chosen by Dynamo and told to nobody but the log."""
+    """The server's address by DYN_SYSTEM_HOST and DYN_SYSTEM_PORT. None for port 0: Dynamo chooses a port and only logs
+    it."""
     port = env.get("DYN_SYSTEM_PORT", "")
     if not port.isascii() or not port.isdigit() or int(port) == 0:
         return None
@@ -79,6 +80,8 @@ def parse(text: str) -> DynamoTokens | None:
 
 
 def read(url: str) -> DynamoTokens | None:
+    """Reads the counters over HTTP, without a proxy. Blocks for up to READ_SECONDS; None: no answer, or no such
+    counters."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/metrics", timeout=READ_SECONDS) as answer:

@@ -17,18 +17,20 @@ from dynamo_semkv.contracts.identity import stable_worker_id
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState
 
 START_SECONDS = 30.0
-"""How long the first replay may take before it only counts as degraded."""
+"""How long the first replay may take before it counts as degraded only."""
 DONOR_GRACE_SECONDS = 60.0
-"""How long a replica may be silent on the donor stream after the router's start (ai-dynamo/dynamo#12095)."""
+"""How long after the router's start a replica may send no donor events (ai-dynamo/dynamo#12095)."""
 DROP_SECONDS = 15.0
-"""How long without another drop until messages count as flowing again."""
+"""After so many seconds without another drop, messages count as flowing again."""
 VERSION_SECONDS = 600.0
-"""How long after a message of another version it is still told: announcements come every few seconds, reports with
+"""How long a message of another version is reported after it came: announcements come every few seconds, reports with
 requests."""
 _NAMED = 5
 
 
 class Level(str, Enum):
+    """How serious the result of a check is. Closed: only FAIL makes a router unready."""
+
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -36,6 +38,8 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
+    """The result of one check, with its `detail` in words for operators."""
+
     name: str
     level: Level
     detail: str
@@ -43,10 +47,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Readiness:
+    """All checks of a router at one moment."""
+
     checks: tuple[Check, ...]
 
     @property
     def ready(self) -> bool:
+        """Whether no check failed."""
         return all(check.level is not Level.FAIL for check in self.checks)
 
     @property
@@ -57,11 +64,13 @@ class Readiness:
         return "ready" if all(check.level is Level.OK for check in self.checks) else "degraded"
 
     def plain(self) -> dict[str, Any]:
+        """JSON-able: `state`, `ready` and `checks`."""
         checks = [{"name": c.name, "level": c.level.value, "detail": c.detail} for c in self.checks]
         return {"state": self.state, "ready": self.ready, "checks": checks}
 
 
 def readiness(state: RouterState) -> Readiness:
+    """Runs every check, in a fixed order."""
     return Readiness(
         (
             _workers(state),
@@ -116,7 +125,7 @@ def _bus(state: RouterState) -> Check:
         return Check("bus", Level.WARN, f"connected, and the broker does not keep what is sent: {told}")
     if state.publisher is None or not state.publisher.dropped:
         return Check("bus", Level.OK, "connected")
-    # What was lost stays lost, and counted; that messages are lost now is over when none has been for a while.
+    # Lost messages stay lost and counted; the warning ends when no message was lost for a while.
     since = state.publisher.seconds_since_drop
     recent = since is not None and since < DROP_SECONDS
     return Check(
@@ -160,14 +169,14 @@ def _speaks(replica: ReplicaStatus, speakers: set[tuple[str, int]]) -> bool:
 
 
 def wire_ids(replica: ReplicaStatus) -> list[str]:
-    """The worker ids under which a replica's donor events may speak, in decimal: its instance, and the one that its
-    stable id gives."""
+    """The worker ids, in decimal, under which a replica's donor events may come: its instance id, and the one made of
+    its stable id."""
     names = [str(replica.worker_id)]
     if replica.stable_routing_id is not None:
         try:
             names.append(str(stable_worker_id(replica.stable_routing_id)))
         except ContractError:
-            pass  # an id that our wire types cannot carry: then only the instance id can speak
+            pass  # an id that our wire types cannot carry: events come under the instance id only
     return names
 
 
@@ -202,7 +211,7 @@ def _configuration(state: RouterState) -> Check:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few in order, and how many more."""
+    """The first few names in order, and how many more there are."""
     all_names = sorted(names)
     more = len(all_names) - _NAMED
     return ", ".join(all_names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

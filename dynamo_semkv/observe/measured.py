@@ -1,6 +1,6 @@
 """Wrappers that count around the stages, so that no stage holds a counter for others.
 
-    MeasuredJournal(journal, metrics)          around RouteJournal: decisions and lookups, as they are written down
+    MeasuredJournal(journal, metrics)          around RouteJournal: decisions and lookups, as they are recorded
     MeasuredLookup(runner, metrics)            around DeadlineRunner: answers by provider
     MeasuredHistory(history, metrics, ...)     in front of History: outcomes of this router's own routes
 
@@ -26,21 +26,34 @@ _throttled = Throttled(_log)
 
 
 class Journal(Protocol):
-    def opened(self, event: RouteOpened) -> None: ...
+    """The part of outcome.intake.RouteJournal that is used here."""
 
-    def observed(self, event: RouteObserved) -> None: ...
+    def opened(self, event: RouteOpened) -> None:
+        """Records the opening of a route."""
+        ...
+
+    def observed(self, event: RouteObserved) -> None:
+        """Records the end of a route's stream."""
+        ...
 
 
 class Lookup(Protocol):
-    async def lookup(self, query: LookupQuery) -> LookupResult: ...
+    """The part of evidence.deadline.DeadlineRunner that is used here."""
+
+    async def lookup(self, query: LookupQuery) -> LookupResult:
+        """Asks all providers, under the runner's own deadline."""
+        ...
 
 
 class MeasuredJournal:
+    """A Journal that counts decisions and lookups."""
+
     def __init__(self, journal: Journal, metrics: Metrics) -> None:
         self._journal = journal
         self._metrics = metrics
 
     def opened(self, event: RouteOpened) -> None:
+        """Records, then counts."""
         self._journal.opened(event)
         try:
             self._metrics.opened(event)
@@ -48,15 +61,19 @@ class MeasuredJournal:
             _not_counted()
 
     def observed(self, event: RouteObserved) -> None:
+        """Records; the outcome is counted when the route closes."""
         self._journal.observed(event)
 
 
 class MeasuredLookup:
+    """A Lookup that counts the answer and the time of each provider."""
+
     def __init__(self, runner: Lookup, metrics: Metrics) -> None:
         self._runner = runner
         self._metrics = metrics
 
     async def lookup(self, query: LookupQuery) -> LookupResult:
+        """Asks the runner, then counts."""
         result = await self._runner.lookup(query)
         try:
             for provider, (status, seconds) in result.by_provider.items():
@@ -67,8 +84,9 @@ class MeasuredLookup:
 
 
 class MeasuredHistory:
-    """`router`: whose routes are counted. Every router hears of all routes, so each counts its own and sums over
-    routers are right. `is_live`: routes that closed in the past were counted by the process that closed them."""
+    """A History that counts outcomes. `router`: whose routes are counted. Every router receives all routes, so each
+    counts its own, and sums over routers are right. `is_live`: False during the replay, whose routes were counted by
+    the process that closed them."""
 
     def __init__(self, history: History, metrics: Metrics, *, router: str, is_live: Callable[[], bool]) -> None:
         self._history = history
@@ -77,16 +95,18 @@ class MeasuredHistory:
         self._is_live = is_live
 
     def add(self, route: ClosedRoute) -> None:
+        """Keeps the route; counts it if it is this router's own and closes now."""
         self._history.add(route)
         if route.opened.router == self._router and self._is_live():
             self._metrics.closed(route)
 
     def add_orphan(self, orphan: OrphanReport) -> None:
+        """Keeps the report; every router counts it, unless it is of the replay."""
         self._history.add_orphan(orphan)
         if self._is_live():
             self._metrics.orphan(orphan)
 
 
 def _not_counted() -> None:
-    """A counter may not fail the request that it counts; logged, in the handler of what it raised."""
+    """Logs the exception that is being handled: a counter may not fail the request that it counts."""
     _throttled.exception("a metric was not counted")

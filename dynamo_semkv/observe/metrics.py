@@ -4,8 +4,8 @@
                 .watch(state)    everything else, read from a RouterState at scrape time
                 .text()          the exposition, for our own /metrics and for Dynamo's status server
 
-Series of replicas exist only while the replica is alive: they are made from the state at each scrape, so a late write
-cannot bring back one that is gone.
+Series of replicas exist only while the replica is alive: each scrape makes them from the state, so a late write cannot
+bring back one that is gone.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _WATCHED = (
     (Outcome.UNCONFIRMED, Reason.NO_REPORT),
     (Outcome.REFUSED, Reason.REQUEST_REFUSED),
 )
-"""What the alerts are about."""
+"""The outcomes that alerts are written for."""
 _READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}
 
 TOGETHER = 32
-"""Decisions and answers that are counted at once; nobody can see those that are not yet."""
+"""So many decisions and answers are counted in one go; a scrape counts the rest first."""
 _Answer = tuple[str, LookupStatus, float]
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -69,8 +69,8 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class _Labelled(Generic[M]):
-    """A family whose series are found by one look into a dict: several are counted for every request, and
-    prometheus_client would take a lock and make text of each label anew. Only for closed sets of labels."""
+    """A family whose series are found by one dict lookup: several are counted for every request, and prometheus_client
+    would take a lock and build the label texts again each time. Only for closed sets of labels."""
 
     def __init__(self, family: M) -> None:
         self._family: M = family
@@ -84,6 +84,8 @@ class _Labelled(Generic[M]):
 
 
 class Metrics:
+    """One registry. The event loop counts; `text` may be called in any thread."""
+
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._told: deque[RouteOpened | _Answer] = deque()
@@ -110,21 +112,22 @@ class Metrics:
         self._at_zero()
 
     def opened(self, event: RouteOpened) -> None:
-        """A decision was made."""
+        """Counts a decision and its lookup."""
         self._later(event)
 
     def provider_answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
+        """Counts one provider's answer to one lookup and its duration in seconds."""
         self._later((provider, status, seconds))
 
     def _later(self, told: RouteOpened | _Answer) -> None:
-        """Counted when somebody reads, or with what came since: one by one, between requests, takes several times as
-        long."""
+        """Keeps what is to be counted until a scrape, or until TOGETHER of them are there: counting one by one, between
+        requests, takes several times as long."""
         self._told.append(told)
         if len(self._told) >= TOGETHER:
             self._count()
 
     def _count(self) -> None:
-        """Any thread: a page is read in another one than requests are served in."""
+        """Counts what was kept. Runs in any thread: a page is read in another one than requests are served in."""
         while True:
             try:
                 told = self._told.popleft()
@@ -155,6 +158,7 @@ class Metrics:
             self._provider_seconds.labels(name).observe(seconds)
 
     def closed(self, route: ClosedRoute) -> None:
+        """Counts the outcome, the funnel and the times of a closed route."""
         for step, tokens in zip(route.funnel._fields, route.funnel, strict=True):
             if tokens:
                 self._funnel[step].inc(tokens)
@@ -172,10 +176,11 @@ class Metrics:
             self._load_seconds.labels(bounded(tier, _TIERS)).observe(report.load_seconds)
 
     def orphan(self, orphan: OrphanReport) -> None:
+        """Counts a report that belongs to no route."""
         self._outcomes.labels(Outcome.ORPHAN_REPORT.value, bounded(orphan.reason.value, _REASONS)).inc()
 
     def watch(self, state: Callable[[], RouterState]) -> None:
-        """Once: from now on `text()` also shows what `state()` says."""
+        """Makes `text()` also show what `state()` returns; to be called once."""
         self._registry.register(_StateCollector(state))
 
     def text(self) -> str:
@@ -184,7 +189,8 @@ class Metrics:
         return generate_latest(_WithoutCreated(self._registry)).decode()
 
     def _at_zero(self) -> None:
-        """What operators watch is there before it happens: a rate needs a sample from before the first one."""
+        """Creates the series that operators watch before anything happens: a rate needs a sample from before the first
+        event."""
         for status in LookupStatus:
             self._lookups.labels(status.value)
         for check in CrossCheck:
@@ -296,7 +302,7 @@ def _replicas(state: RouterState) -> Iterator[Metric]:
 
 
 def _by_name(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """Names that are closed where they are made; bounded here all the same."""
+    """Counts by name. The names are closed sets where they are made; their number is bounded here all the same."""
     values: dict[tuple[str, ...], float] = {}
     for name, count in sorted(counts.items()):
         key = (str(getattr(name, "value", name)),) if len(values) < _MAX_STATE_LABELS else ("other",)

@@ -1,4 +1,4 @@
-"""docs/metrics.md, made of the catalogue: `python -m dynamo_semkv.observe.reference > docs/metrics.md`.
+"""Generates docs/metrics.md from the catalogue: `python -m dynamo_semkv.observe.reference > docs/metrics.md`.
 
     markdown() -> str
 
@@ -174,7 +174,7 @@ def markdown() -> str:
 
 
 def label_values(spec: MetricSpec, label: str) -> str:
-    """The values of one label, in words where the set is not ours to close."""
+    """The values of one label; a description where the set is not ours to close."""
     return _VALUES[spec.name, label]
 
 

@@ -1,7 +1,7 @@
-"""The list of the RFC (semantic KV cache reuse, Observability) against what is exported: one place, rendered into
+"""The RFC's list of metrics (semantic KV cache reuse, Observability) beside what is exported; rendered into
 docs/metrics.md.
 
-Each is a series, or a part of one, of its own: found, placed, declined and materialized never share a number.
+Each entry is a series of its own, or a part of one: found, placed, declined and materialized never share a number.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 
 class Asked(NamedTuple):
+    """One metric that the RFC asks for, and the series that answers it."""
+
     what: str
     """In the RFC's words."""
     series: str
@@ -49,6 +51,7 @@ ASKED: tuple[Asked, ...] = (
 
 
 def table() -> str:
+    """The list as a Markdown table."""
     rows = [f"| {asked.what} | `{asked.series}`{f'; {asked.note}' if asked.note else ''} |" for asked in ASKED]
     return "\n".join(["| the RFC asks for | it is |", "|---|---|", *rows])
 

@@ -2,8 +2,8 @@
 
     build_snapshot(state) -> dict        explain(route) -> dict
 
-Ids are strings (they exceed 2^53), unknown numbers are null, no number is NaN. Neither holds a prompt, a token id, a
-salt or a key over them.
+Ids are strings (they exceed 2^53), unknown numbers are null, no number is NaN. Neither result holds a prompt, a token
+id, a salt or a key over them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _MAX_DEPTH = 8
 
 
 def build_snapshot(state: RouterState) -> dict[str, Any]:
+    """The whole state, JSON-able. Its keys are what page, `status` and `doctor` read; SCHEMA counts their versions."""
     totals = state.totals
     denominator = totals.funnel.tokens["input"]
     snapshot = {
@@ -139,7 +140,7 @@ def route_row(route: ClosedRoute) -> dict[str, Any]:
 
 
 def explain(route: ClosedRoute) -> dict[str, Any]:
-    """Everything that is known of one route: what was decided, what was seen, what the backend said."""
+    """Everything that is known of one route: what was decided, what the router saw, what the backend reported."""
     opened: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(route.opened, prompt_key=b"", tenant=None))
     report: dict[str, Any] | None = None
     if route.report is not None:
@@ -163,9 +164,9 @@ def explain(route: ClosedRoute) -> dict[str, Any]:
 
 
 def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
-    """The attempts of a request, by its id as a user has it (with `chatcmpl-`, or without), or by a route id. Empty for
-    what is unknown or not closed yet. Clients choose request ids, so several tenants may have one: each route says of
-    which `request` of the `requests` with this id it is an attempt."""
+    """The attempts of a request, by the id that its user has (with `chatcmpl-`, or without), or by a route id. Empty
+    for an id that is unknown or not closed yet. Clients choose request ids, so several tenants may use one: `request`
+    numbers the request that a route is an attempt of, `requests` is how many have this id."""
     asked = asked.removeprefix("chatcmpl-")[:MAX_CLIENT_TEXT]
     found = history.of_request(asked)
     if not found and (route := history.get(asked)) is not None:
@@ -178,8 +179,8 @@ def explain_request(history: History, asked: str) -> list[dict[str, Any]]:
 
 
 def to_plain(value: object, depth: int = 0) -> Any:
-    """JSON-able, whatever a provider put into its state: too large integers and unknown types become text, NaN becomes
-    null."""
+    """The value as JSON allows it, whatever a provider put into its state: too large integers and unknown types become
+    text, NaN becomes null."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -211,7 +212,7 @@ def _funnel(totals: Totals) -> list[dict[str, Any]]:
 
 
 def _dynamo(tokens: DynamoTokens | None) -> dict[str, Any] | None:
-    """Of this router since its start, with a denominator of its own."""
+    """The counters of this router since its start, with a denominator of their own."""
     if tokens is None:
         return None
     denominator = tokens.input_tokens
@@ -230,12 +231,13 @@ def _dynamo(tokens: DynamoTokens | None) -> dict[str, Any] | None:
 
 
 def _stream(stream: StreamStatus) -> dict[str, Any]:
-    """Counts alone: which version it was, readiness says."""
+    """The counts alone: readiness names the version."""
     return {name: value for name, value in asdict(stream).items() if name != "unsupported"}
 
 
 def _donor_streams(state: RouterState) -> list[dict[str, Any]]:
-    """Those that need a look first. `replica`: the name of the live replica whose stream it is; null when none is."""
+    """Streams that need attention come first. `replica`: the name of the live replica whose stream it is; null when
+    none is."""
     names: dict[tuple[str, int], str] = {}
     for replica in state.replicas:
         for worker_id in wire_ids(replica):
@@ -249,8 +251,8 @@ def _donor_streams(state: RouterState) -> list[dict[str, Any]]:
 
 
 def _replicas(live: Iterable[ReplicaStatus], totals: Mapping[str, ReplicaTotals]) -> list[dict[str, Any]]:
-    """Live ones first, then those that only history knows. Totals belong to a name: where two instances carry one, the
-    first row has them."""
+    """Live replicas first, then those that only history knows. Totals belong to a name: where two instances carry one
+    name, the first row has the totals."""
     rows: list[dict[str, Any]] = []
     shown: set[str] = set()
     for status in sorted(live, key=lambda status: (status.name, status.worker_id)):
@@ -267,7 +269,7 @@ def _ranked(counts: Mapping[str, int], key: str, value: str) -> list[dict[str, A
 
 
 def _newest_first(route: ClosedRoute) -> tuple[float, str]:
-    """By when it was opened: pairs settle in groups, so the order of closing says little."""
+    """Orders by the time of opening: pairs settle in groups, so the order of closing says little."""
     return -route.opened.opened_at, route.route_id
 
 

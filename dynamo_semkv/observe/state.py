@@ -44,12 +44,14 @@ class ReplicaStatus:
 
     @property
     def name(self) -> str:
-        """As reports and route events name it; by instance where it has no stable id."""
+        """The replica's name in reports and route events; its instance id where it has no stable id."""
         return str(ReplicaName(self.stable_routing_id or str(self.worker_id), self.dp_rank))
 
 
 @dataclass(frozen=True)
 class StreamStatus:
+    """One stream of the bus: what was read of it, in records, and what was refused."""
+
     name: str
     caught_up: bool
     messages: int = 0
@@ -57,11 +59,13 @@ class StreamStatus:
     unsupported_version: int = 0
     foreign_subject: int = 0
     unsupported: tuple[float, str] | None = None
-    """Seconds since the last message of a version that is not spoken here, and that version."""
+    """Seconds since the last message of a version that this release cannot read, and that version."""
 
 
 @dataclass(frozen=True)
 class RouterState:
+    """One router at one moment."""
+
     now: float
     """Unix seconds."""
     uptime_seconds: float
@@ -77,7 +81,7 @@ class RouterState:
     open_routes: int = 0
     held_reports: int = 0
     replayed: bool = True
-    """What the bus kept of routes and reports is in the totals."""
+    """Whether the totals contain what the bus kept of routes and reports."""
     book: BookStats = field(default_factory=BookStats)
     replicas: Sequence[ReplicaStatus] = ()
     publisher: PublisherStats | None = None

@@ -5,8 +5,8 @@
                metrics=Metrics())
     .state() -> RouterState   .snapshot() -> dict   .readiness() -> Readiness   .metrics_text() -> str
 
-`replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part that fails to
-say how it is shows as unknown: a view never takes the page, or readiness, down with it.
+`replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part whose state
+cannot be read shows as unknown: a view never takes the page, or readiness, down with it.
 """
 
 from __future__ import annotations
@@ -45,16 +45,28 @@ _STREAMS = {
 
 
 class PublisherView(Protocol):
-    def stats(self) -> PublisherStats: ...
+    """The part of BusPublisher that is used here."""
+
+    def stats(self) -> PublisherStats:
+        """Connection, buffer and drops at this moment; does not wait."""
+        ...
 
 
 class SubscriberView(Protocol):
-    def stats(self) -> SubscriberStats: ...
+    """The part of BusSubscriber that is used here."""
 
-    def caught_up(self, stream: str) -> bool: ...
+    def stats(self) -> SubscriberStats:
+        """The connection at this moment; does not wait."""
+        ...
+
+    def caught_up(self, stream: str) -> bool:
+        """Whether all that the stream has stored was delivered."""
+        ...
 
 
 class RouterView:
+    """Reads the parts anew at each call and keeps nothing but its configuration."""
+
     def __init__(
         self,
         *,
@@ -102,9 +114,11 @@ class RouterView:
         metrics.watch(self.state)
 
     def reload(self, config: Config, config_hash: str) -> None:
+        """Shows the new configuration from now on."""
         self._config, self._config_hash = config, config_hash
 
     def state(self) -> RouterState:
+        """Everything at this moment; unknown values for a part that raises."""
         history, book, placement = self._history, self._book, self._config.placement
         return RouterState(
             now=self._wall(),
@@ -136,12 +150,15 @@ class RouterView:
         )
 
     def snapshot(self) -> dict[str, Any]:
+        """The state as JSON (observe/snapshot.py)."""
         return build_snapshot(self.state())
 
     def readiness(self) -> Readiness:
+        """The checks over the state (observe/health.py)."""
         return readiness(self.state())
 
     def metrics_text(self) -> str:
+        """The Prometheus exposition (observe/metrics.py)."""
         return self._metrics.text()
 
     def _stream(self, name: str, stream: str) -> StreamStatus:
