@@ -15,8 +15,8 @@ from dynamo_semkv.bench.scenarios import ChatRequest
 
 @dataclass(frozen=True)
 class Answer:
-    """What the client saw. `request_id` is Dynamo's context id, `None` when no chunk came; `error` is the server's own
-    text."""
+    """What the client saw of one request; times in seconds. `request_id` is Dynamo's context id, `None` when no chunk
+    came; `error` is the server's own text."""
 
     request_id: str | None
     ttft_seconds: float | None
@@ -29,12 +29,13 @@ class Answer:
 
     @property
     def ok(self) -> bool:
+        """Whether the answer ended with a finish reason and without an error."""
         return self.error is None and self.finish_reason is not None
 
 
 class ChatClient:
-    """One client of one frontend. A new connection a request: on a kept one, delayed acknowledgements add some 40 ms to
-    a small first chunk, which would hide what is measured here."""
+    """One client of one frontend. It opens a connection per request: on a kept one, delayed acknowledgements add some
+    40 ms to a small first chunk, which would hide what is measured here."""
 
     def __init__(self, base_url: str, model: str, timeout_seconds: float = 120.0) -> None:
         self._url = f"{base_url.rstrip('/')}/v1/chat/completions"
@@ -42,7 +43,8 @@ class ChatClient:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
 
     async def send(self, request: ChatRequest) -> Answer:
-        """Never raises for a failed request: the failure is the answer's `error`."""
+        """Sends one request and reads its answer. Never raises for a failed request: the failure is the answer's
+        `error`."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(request.messages),

@@ -1,8 +1,8 @@
-"""Real text by the megabyte without a download: CPython's language reference and the docstrings of installed packages,
-as word tokens.
+"""Megabytes of real text without a download: CPython's language reference and the docstrings of installed packages, as
+word tokens.
 
-Documents are pairwise disjoint by measurement, as those of `texts.py`: of a paragraph hardly any word 8-gram was used
-before.
+Documents are pairwise disjoint by measurement, as those of `texts.py`: a paragraph is taken only if hardly any of its
+word 8-grams was used before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dynamo_semkv.bench.texts import MAX_SEEN_SHARE, shingles
 from dynamo_semkv.contracts.keys import TokenArray
 
 PACKAGES = ("numpy", "networkx", "sympy", "hypothesis")
-"""After the language reference and the standard library; those that are not installed are left out."""
+"""Read after the language reference and the standard library; packages that are not installed are left out."""
 MIN_PARAGRAPH = 80
 MIN_DOCSTRING = 400
 
@@ -32,8 +32,8 @@ _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 
 
 def tokens_of(text: str) -> TokenArray:
-    """Shape [n], u32: a token a word, a digit or a sign; the checksum of its characters, so the same everywhere and
-    always."""
+    """Tokens of shape [n], u32: one per word, digit or sign, each the checksum of its characters, so the same text
+    always has the same tokens."""
     return np.array([_token(word) for word in _WORDS.findall(text)], np.uint32)
 
 
@@ -45,10 +45,11 @@ def _token(word: str) -> int:
 
 
 class Words:
-    """Tokens back to text, for methods that read text: words with blanks between. Knows what `tokens_of` was ever asked
-    for."""
+    """Turns tokens back into text, for methods that read text: words with blanks between. Knows the tokens that
+    `tokens_of` made in this process."""
 
     def text(self, tokens: TokenArray) -> str:
+        """The text; a token that is not known stands as its number."""
         return " ".join(_SPOKEN.get(token, str(token)) for token in tokens.tolist())
 
 
@@ -57,7 +58,7 @@ SENTENCE_END = _token(".")
 
 
 def reference() -> Iterator[str]:
-    """The language reference alone: what every CPython has."""
+    """The language reference alone, which every CPython has, the longest topics first."""
     for topic in sorted(topics, key=lambda name: (-len(topics[name]), name)):
         yield topics[topic]
 
@@ -108,8 +109,8 @@ def documents(count: int, tokens: int, sources: Iterable[str]) -> list[str]:
 
 
 def hidden_overlaps(texts: Iterable[str], others: Iterable[str]) -> list[float]:
-    """Of each text the share of its word 8-grams that stand in any of the others, in [0, 1]: what a negative control
-    must not have."""
+    """For each text the share of its word 8-grams that occur in any of the others, in [0, 1]: a negative control must
+    not have such an overlap."""
     known: set[tuple[str, ...]] = set()
     for other in others:
         known |= shingles(other)
@@ -118,7 +119,7 @@ def hidden_overlaps(texts: Iterable[str], others: Iterable[str]) -> list[float]:
 
 
 def hidden_overlap(text: str, others: Sequence[str]) -> float:
-    """The same of one text."""
+    """`hidden_overlaps` of one text."""
     return hidden_overlaps([text], others)[0]
 
 

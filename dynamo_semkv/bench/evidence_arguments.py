@@ -1,4 +1,4 @@
-"""What `bench evidence` can be asked, without importing what it measures."""
+"""The arguments of `bench evidence`, in a module that imports nothing that is measured."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ MODELLED = frozenset({"embedding", "budgeted", "default", "semblend", "minilm"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments to the parser."""
     parser.add_argument(
         "--tokens", type=int, nargs="*", default=[2_048, 8_192, 16_384, 32_768], help="tokens a document"
     )

@@ -39,13 +39,13 @@ from dynamo_semkv.testing import EventTape
 NAMESPACE = CacheNamespace(model="bench", tokens_per_block=32, tenant="")
 VOCABULARY = 50_000
 _EVENTS = 2_000
-"""Moves, and as many evictions."""
+"""How many moves are measured, and how many evictions."""
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Times in microseconds, unless named otherwise."""
+    """The figures of one index size. Times in microseconds, unless named otherwise."""
 
     donors: int
     tokens: int
@@ -53,37 +53,38 @@ class Cost:
     """One event from its bytes to the index: decode, catalog, postings."""
     register_max: float
     registers_per_second: float
-    """Of the thread's own time, as `at_capacity_per_second`: what it does when nothing else wants the core."""
+    """By the thread's processor time, as `at_capacity_per_second`: what it does when nothing else wants the core."""
     at_capacity_per_second: float
     """Registrations into a full store: each evicts another donor."""
     moves_per_second: float
     """Donors whose KV moved to another tier; with the index, as all rates."""
     evictions_per_second: float
     longest_own: float
-    """The longest registration, move or eviction, of the thread's own time."""
+    """The longest registration, move or eviction, by the thread's processor time."""
     hit_p50: float
     hit_p99: float
     right: float
     """Share of the hits that named a right donor first."""
     matches: float
-    """Donors that a hit named, on average."""
+    """How many donors a hit named, on average."""
     miss_p50: float
     miss_p99: float
     false_matches: int
     evict_p50: float
     beside_p50: float
     beside_p99: float
-    """A hit by the clock, in a thread beside one that registers into the full store as fast as it can."""
+    """A hit by the clock, in a thread beside another that registers into the full store as fast as it can."""
     beside_max: float
     stall_p99: float
     stall_max: float
-    """A registration by the clock, beside those lookups: what the event loop stands still for."""
+    """A registration by the clock, beside those lookups: the time that an event loop would stand still."""
     bytes_per_donor: float
-    """Growth of this process's resident memory."""
+    """Growth of this process's resident memory, per donor."""
     posting_bytes_per_donor: float
 
 
 def document(seed: int, tokens: int) -> TokenArray:
+    """Random tokens, u32 of shape [tokens]; the same for the same seed."""
     return np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype(np.uint32)
 
 
@@ -162,7 +163,7 @@ def _beside(
     provider: FingerprintProvider, catalog: DonorCatalog, queries: Sequence[LookupQuery], events: Sequence[DonorEvent]
 ) -> tuple[list[float], list[float]]:
     """Seconds of each lookup and of each registration while both go on, in two threads as in a router. The first lookup
-    is begun before the first registration, so there is always one."""
+    begins before the first registration, so there is always one."""
     found: list[float] = []
     begun, done = threading.Event(), threading.Event()
 
@@ -188,8 +189,8 @@ def _beside(
 
 
 def _registrations(donors: int, tokens: int) -> Iterator[bytes]:
-    """A reset and `donors` registrations, made by another process: what it takes to make them would be counted as the
-    index's memory."""
+    """A reset and `donors` registrations, made by another process: memory used to make them would be counted as the
+    index's."""
     command = [sys.executable, "-m", "dynamo_semkv.bench.evidence_cost", "--emit", "--donors", str(donors)]
     with subprocess.Popen([*command, "--tokens", str(tokens)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -199,7 +200,7 @@ def _registrations(donors: int, tokens: int) -> Iterator[bytes]:
 
 
 def _emit(donors: int, tokens: int) -> None:
-    """Events to standard output, each after its length."""
+    """Writes the events to standard output, each after its length."""
     tape = EventTape()
     events = chain([tape.reset()], (tape.register(str(n), alike(n, tokens), NAMESPACE) for n in range(donors)))
     for event in events:
@@ -217,7 +218,7 @@ def _query(tokens: TokenArray) -> LookupQuery:
 
 
 def _own_seconds(catalog: DonorCatalog, events: Sequence[bytes]) -> list[float]:
-    """Of this thread, an event."""
+    """Processor time of this thread for each event."""
     found = []
     for raw in events:
         began = time.thread_time()
@@ -237,7 +238,8 @@ def _micros(seconds: Sequence[float], quantile: float) -> float:
 
 
 def _resident_bytes() -> int:
-    """With what was freed given back to the system, or the next thing measured would seem to need nothing."""
+    """Resident memory, after freed memory was given back to the system; otherwise the next thing measured would seem to
+    need none."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
@@ -249,6 +251,7 @@ def _resident_bytes() -> int:
 
 
 def show(cost: Cost) -> str:
+    """The figures in one line."""
     return (
         f"{cost.donors:>7} donors x {cost.tokens} tokens | register p50 {cost.register_p50:.0f} us, max "
         f"{cost.register_max / 1000:.1f} ms; of its own {cost.registers_per_second:.0f}/s, at capacity "
@@ -264,6 +267,7 @@ def show(cost: Cost) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line; measures each number of donors and prints a line for it."""
     parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.evidence_cost", description=__doc__)
     parser.add_argument("--donors", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--tokens", type=int, default=8_192)

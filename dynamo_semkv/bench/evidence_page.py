@@ -64,6 +64,7 @@ def _cost(row: Mapping[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line and rewrites the page."""
     parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.evidence_page", description=__doc__)
     parser.add_argument("figures", type=Path)
     parser.add_argument("page", type=Path)

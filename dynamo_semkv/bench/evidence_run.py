@@ -2,7 +2,7 @@
 
     ours in detail at every length -> side by side with the peers -> paraphrase -> what it costs at 1k, 10k, 100k donors
 
-Everything that a part needs and that is not installed is named, and the part is left out aloud.
+A part that needs something that is not installed is left out, and the output names what is missing.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ NEEDS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Measures all parts that were asked for; prints tables and, with `--json`, writes the figures. Exit status 0."""
     console = Console(width=None if sys.stdout.isatty() else 180)
     say = Console(stderr=True, highlight=False).print
     figures: dict[str, Any] = {"reports": [], "side_by_side": [], "paraphrase": None, "cost": []}
@@ -81,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def paraphrased(count: int, tokens: int) -> tuple[list[Donor], list[Case], float]:
-    """At most `count` donors of the later translation for each of the two sets; prompts of the earlier one, a half with
-    a donor and the rest without. And the largest share of its word 8-grams that a prompt without a donor has in common
-    with the donors; where it would be over MAX_HIDDEN_OVERLAP the prompt is no negative. Raises ImportError without the
-    package."""
+    """Donors, cases and a control. At most `count` donors of the later translation for each of the two sets; prompts of
+    the earlier one, one half with a donor and the other without. The third value is the largest share of its word
+    8-grams that a prompt without a donor has in common with the donors; a prompt where it exceeds MAX_HIDDEN_OVERLAP is
+    no negative. Raises ImportError without the package."""
     later, earlier = (verses(path) for path in translations())
     sets = {
         "paraphrase, 5 to 7 words in a row in common": pairs(tokens, later, earlier, together=FEW_WORDS),
@@ -149,7 +150,7 @@ def _model(folder: Path, say: Any) -> Path | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """2, with the reason, for what cannot be measured here."""
+    """Exit status 2, with the reason, for what cannot be measured here."""
     parser = argparse.ArgumentParser(
         prog="dynamo_semkv bench evidence",
         description="Donors and prompts of real text with known truth, through our providers and other methods.",

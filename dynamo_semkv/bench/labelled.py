@@ -1,8 +1,8 @@
 """The labelled workload: prompts of which every token's origin is known, against donors made of the same real text.
 
-A scenario says how prompts were made of donors, never what must come out. Prompts whose every word is new are the
-negative controls; their hidden overlap with all donors is measured by word 8-grams, another method than the one under
-test.
+A scenario says how prompts were made from donors, never what the result must be. Prompts whose every word is new are
+the negative controls; their hidden overlap with all donors is measured by word 8-grams, another method than the one
+under test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EDIT_EVERY = (100, 50, 25)
 CHUNKS = 10
 SIBLINGS = 6
 NUMBER_EVERY = 40
-"""Tokens between two numbers of four digits in brackets: with all digits changed about nine tokens in ten stay."""
+"""Tokens between two numbers of four digits in brackets: with all digits changed about nine tokens in ten remain."""
 MAX_HIDDEN_OVERLAP = 0.02
 MIN_RUN = NGRAM
 
@@ -40,39 +40,44 @@ DEMAND = tokens_of("Draft ends. Be brief, keep the order of the draft, and leave
 
 @dataclass(frozen=True)
 class Donor:
+    """One donor: its id and its prompt's tokens, u32."""
+
     donor_id: str
     tokens: TokenArray
 
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt."""
+    """One prompt, and what is true of it."""
 
     scenario: str
     tokens: TokenArray = field(repr=False)
     right: tuple[str, ...] = ()
-    """Donors of which one should be the first match; none for negative controls."""
+    """Donors of which one should be the first match; empty for negative controls."""
     common: int = 0
     """Tokens that come from a right donor unchanged."""
     common_in_runs: int = 0
-    """The part of them that stands in runs of MIN_RUN and more: shorter ones, between digits say, no window can see."""
+    """The part of `common` in runs of MIN_RUN and more: shorter ones, between digits for example, are invisible to any
+    window."""
 
 
 @dataclass(frozen=True)
 class Workload:
+    """Donors and prompts of documents of one length."""
+
     tokens: int
-    """Of a document."""
+    """The length of a document."""
     donors: tuple[Donor, ...]
     cases: tuple[Case, ...]
     strangers: tuple[TokenArray, ...]
-    """Documents of another tenant, which nobody else may see."""
+    """Documents of another tenant, which must not match."""
     worst_hidden_overlap: float
-    """Of any negative control with all donors together, in [0, 1]."""
+    """The largest overlap of a negative control with all donors together, in [0, 1]."""
 
 
 def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7, negatives: int = 0) -> Workload:
-    """`size` donors a scenario, of documents of `tokens` tokens, and at least `negatives` negative controls; always the
-    same for the same sources.
+    """`size` donors per scenario, of documents of `tokens` tokens, and at least `negatives` negative controls; always
+    the same for the same sources.
 
     Raises ValueError when the sources hold too little, or when a negative control overlaps with a donor.
     """
@@ -92,7 +97,7 @@ def build(size: int, tokens: int, sources: Iterable[str], seed: int = 7, negativ
         cases += [case for _, found in made for case in found]
     for n, body in enumerate(fresh):
         donors.append(Donor(f"template-{n}", _join(template, ASKED_FIRST, body, QUESTION)))
-        # To be flagged as edited: the instruction between template and body was changed, and what is around it was not.
+        # These should be flagged as edited: the instruction between template and body was changed, the rest was not.
         prompt, right = _join(template, ASKED_LATER, body, DEMAND), (f"template-{n}",)
         cases.append(_case("same template, own body", prompt, right, len(template) + len(body)))
     carriers = tuple(f"template-{n}" for n in range(size))
@@ -128,7 +133,7 @@ def _donor(donor_id: str, body: TokenArray) -> Donor:
 
 
 def _case(scenario: str, prompt: TokenArray, right: tuple[str, ...], common: int) -> Case:
-    """Everything in common is in long runs."""
+    """A case whose common tokens all are in long runs."""
     return Case(scenario, prompt, right, common, common)
 
 
@@ -138,8 +143,8 @@ def _changed(scenario: str, body: TokenArray, origin: I64, right: tuple[str, ...
 
 
 def common_tokens(origin: I64) -> tuple[int, int]:
-    """`origin`: for each token of a text its position in the donor's, -1 for a foreign one. All that are not foreign,
-    and those of them in runs of MIN_RUN and more."""
+    """(tokens that are not foreign, those of them in runs of MIN_RUN and more). `origin`: for each token of a text its
+    position in the donor's, -1 for a foreign one."""
     breaks = np.flatnonzero((origin[1:] != origin[:-1] + 1) | (origin[:-1] < 0)) + 1
     runs = [run for run in np.split(origin, breaks) if len(run) and run[0] >= 0]
     return sum(map(len, runs)), sum(len(run) for run in runs if len(run) >= MIN_RUN)
@@ -158,8 +163,8 @@ def _from_plain(right: tuple[str, ...], body: TokenArray, other: TokenArray, rng
 
 
 def edited(body: TokenArray, every: int, rng: random.Random) -> tuple[TokenArray, I64]:
-    """One token in each `every` is replaced by another of the document, left out, or gets one put before it. With the
-    origin of each token (see `common_tokens`)."""
+    """In each `every` tokens one is replaced by another of the document, left out, or gets one inserted before it. Also
+    returns the origin of each token (see `common_tokens`)."""
     words = body.tolist()
     out: list[int] = []
     origin: list[int] = []
@@ -176,8 +181,8 @@ def edited(body: TokenArray, every: int, rng: random.Random) -> tuple[TokenArray
 
 
 def with_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
-    """A number in brackets behind every sentence that ends NUMBER_EVERY tokens or more behind the last one; as long as
-    the body."""
+    """The body with a number in brackets after every sentence that ends NUMBER_EVERY tokens or more after the last
+    number; cut to the body's length."""
     out: list[int] = []
     since = 0
     bracket = tokens_of("()").tolist()
@@ -191,7 +196,7 @@ def with_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
 
 
 def other_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
-    """Every digit becomes another digit, and nothing else changes."""
+    """The body with every digit replaced by another digit."""
     out: TokenArray = body.copy()
     for at in np.flatnonzero(np.isin(body, DIGITS)).tolist():
         out[at] = rng.choice([digit for digit in DIGITS.tolist() if digit != body[at]])
@@ -199,8 +204,8 @@ def other_numbers(body: TokenArray, rng: random.Random) -> TokenArray:
 
 
 def _numbered(name: str, body: TokenArray, rng: random.Random) -> Iterator[tuple[Donor, list[Case]]]:
-    """Siblings that differ in numbers only, of which one comes back; and a text whose numbers were all changed, with
-    one donor."""
+    """Siblings that differ in numbers only, of which one is asked for again; and a text whose numbers were all changed,
+    with one donor."""
     half = len(body) // 2
     base = with_numbers(body[:half], rng)
     alone = with_numbers(body[half:], rng)

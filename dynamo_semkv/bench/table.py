@@ -11,10 +11,10 @@ from typing import Any
 REUSED = frozenset({"materialized_exact", "materialized_experimental"})
 """Outcomes that need no explanation: the tokens are in the table."""
 QUIET_UNPLACED = frozenset({"local_exact", "no_donor"})
-"""Nor do these, where the route was not placed: nothing was promised, so nothing is missing."""
+"""These need none either where the route was not placed: nothing was promised, so nothing is missing."""
 NAMED_BY_OUTCOME = frozenset({"local_exact", "no_donor", "unconfirmed"})
-"""Shown as the outcome, since the reason says what the engine saw and not what became of the route; all others as the
-reason."""
+"""Shown as the outcome, since the reason says what the engine saw and not what became of the route; all other outcomes
+are shown as their reason."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class RouteFacts:
     scenario: str
     input: int
     local: int
-    """The engine's own cache, as the connector saw it: Dynamo's exact overlap come true."""
+    """Tokens in the engine's own cache, as the connector saw it: what Dynamo's exact overlap predicted."""
     evidence: int
     placed: int
     hinted: int
     confirmed: int
     decision: str
-    """Why it was placed, or left to Dynamo."""
+    """Why the route was placed, or left to Dynamo."""
     outcome: str
     reason: str
     ttft: float | None
@@ -39,7 +39,7 @@ class RouteFacts:
 
     @classmethod
     def from_page(cls, scenario: str, route: Mapping[str, Any]) -> RouteFacts:
-        """`route`: one item of the page's `/api/requests/{id}`. KeyError for a page that speaks another format."""
+        """`route`: one item of the page's `/api/requests/{id}`. KeyError for a page of another format."""
         tokens, report = route["tokens"], route["report"] or {}
         return cls(
             scenario=scenario,
@@ -59,7 +59,7 @@ class RouteFacts:
 
 @dataclass(frozen=True)
 class Row:
-    """Sums over one scenario, in tokens; medians in seconds."""
+    """One line of the table: sums over one scenario, in tokens; medians in seconds."""
 
     scenario: str
     requests: int
@@ -72,7 +72,7 @@ class Row:
     materialized: int
     """Confirmed by the backend; nothing else is counted as reuse."""
     left: tuple[tuple[str, int], ...]
-    """(`decision`, requests) with evidence that were left to Dynamo all the same, most frequent first."""
+    """(`decision`, requests) of requests with evidence that were left to Dynamo nevertheless, most frequent first."""
     declines: tuple[tuple[str, int], ...]
     """(word, requests) of what did not materialize: the `reason` of a decline or failure; `unconfirmed`, and on a
     placed route `local_exact` and `no_donor`, by name. Every placed route is either here or materialized."""
@@ -115,8 +115,8 @@ def _row(name: str, facts: Sequence[RouteFacts], failed: int) -> Row:
 
 
 def unmaterialized(outcome: str, reason: str, placed: int) -> str | None:
-    """Why nothing was loaded although something was placed, hinted or offered; None where it was, or there was nothing
-    to load."""
+    """Why nothing was loaded although something was placed, hinted or offered; None where something was loaded, or
+    there was nothing to load."""
     if outcome in REUSED or (outcome in QUIET_UNPLACED and not placed):
         return None
     return outcome if outcome in NAMED_BY_OUTCOME else reason

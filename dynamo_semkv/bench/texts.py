@@ -1,6 +1,6 @@
 """Real documents without a download: the language reference that every CPython carries in `pydoc_data.topics`.
 
-Its topics repeat each other (whole sections stand in two of them), which would make "unrelated" documents related. So a
+Its topics repeat each other (whole sections are in two of them), which would make "unrelated" documents related. So a
 paragraph is used once, and only if hardly any of its word 8-grams were used before: any two documents are disjoint by
 measurement, not by title.
 """
@@ -20,19 +20,20 @@ Shingles = frozenset[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Document:
-    """One disjoint piece of text, `topic` is where it comes from."""
+    """One disjoint piece of text; `topic` is where it comes from."""
 
     topic: str
     text: str
 
 
 def shingles(text: str, words: int = SHINGLE_WORDS) -> Shingles:
+    """All runs of `words` words in the text, lower case; empty for a text that is shorter."""
     parts = re.findall(r"\w+", text.lower())
     return frozenset(tuple(parts[i : i + words]) for i in range(len(parts) - words + 1))
 
 
 def common_share(left: str, right: str) -> float:
-    """Share of the smaller text's word 8-grams that also stand in the other, in [0, 1]; 0 when either is too short to
+    """Share of the smaller text's word 8-grams that also occur in the other, in [0, 1]; 0 when either is too short to
     have one."""
     a, b = shingles(left), shingles(right)
     smaller = min(len(a), len(b))
