@@ -30,7 +30,7 @@ COLUMNS = (
     "placed",
 )
 WIDTH = 80
-"""Of what is printed where stdout is no terminal."""
+"""Columns of the output where stdout is no terminal."""
 LEGEND = (
     "host: share of prompt tokens confirmed from host memory; device: found on the device; prefill: tokens computed a "
     "request; mean, p50, p99: TTFT; regret: mean TTFT against the oracle; --json has more"
@@ -38,6 +38,7 @@ LEGEND = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line, replays and prints a table per engine, or JSON."""
     parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.replay", description=__doc__)
     parser.add_argument(
         "--trace", type=Path, help="a trace in Mooncake's form (JSON lines); default: synthetic conversations"
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _table(engine: str, rows: Sequence[Figures]) -> Table:
-    """Within WIDTH columns."""
+    """A table that fits into WIDTH columns."""
     table = Table(title=f"engine: {engine}; TTFT in s", box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)

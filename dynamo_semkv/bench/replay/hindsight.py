@@ -1,9 +1,9 @@
 """The oracle's plan: a replica for each request of a trace, searched for with the whole trace in view.
 
-The best plan is a scheduling problem that nobody solves for thousands of requests, so this is a search: it starts from
-the best plan that any policy came to, moves all later requests of a prompt family to another replica, and keeps what
-lowers the mean time to first token. It is therefore never beaten by what it started from. How far the best possible
-plan is below it stays unknown.
+The best plan is a scheduling problem that cannot be solved for thousands of requests, so this is a search: it starts
+from the best plan of any policy, moves all later requests of a prompt family to another replica, and keeps what lowers
+the mean time to first token. So it is never worse than what it started from. How far the best possible plan is below it
+stays unknown.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dynamo_semkv.bench.replay.trace import TraceRequest
 
 Cost = Callable[[Sequence[int]], float]
-"""A plan -> mean seconds to first token of the trace under it."""
+"""Takes a plan; returns the mean seconds to first token of the trace under it."""
 
 
 def improve(
     trace: Sequence[TraceRequest], plan: Sequence[int], cost: Cost, replicas: int, steps: int, seed: int = 0
 ) -> list[int]:
-    """`plan[n]`: replica of request n. `steps`: changes that are tried. Deterministic for one seed."""
+    """The best plan found. `plan[n]`: replica of request n. `steps`: how many changes are tried. Deterministic for one
+    seed."""
     rng = random.Random(seed)
     families: dict[int, list[int]] = {}
     for number, request in enumerate(trace):

@@ -1,4 +1,4 @@
-"""Who chooses the replica. Each policy sees what it could know in a live graph; only the oracle sees what the engine
+"""Placement policies of the replay. Each sees what it could know in a live graph; only the oracle sees what the engine
 will do."""
 
 from __future__ import annotations
@@ -33,35 +33,43 @@ from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, Re
 
 MODEL = "replay"
 DYNAMO_HOST_WEIGHT = 0.75
-"""`host_cache_hit_weight`, Dynamo's default."""
+"""Dynamo's default of `host_cache_hit_weight`."""
 
 
 class Policy(Protocol):
+    """Chooses a replica for each request of the trace, in order of arrival."""
+
     name: str
 
-    def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int: ...
+    def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        """The index of the replica. `now`: seconds since the first request."""
+        ...
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
-        """What became of it, at the time at which it is known."""
+        """Takes the result of a request, at the simulated time at which it is known."""
 
 
 class RoundRobin:
+    """Each replica in turn."""
+
     name = "round robin"
 
     def __init__(self) -> None:
         self._next = itertools.count()
 
     def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        """The next one."""
         return next(self._next) % len(replicas)
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        """Learns nothing."""
         return None
 
 
 class DynamoKv:
     """The rule of Dynamo's KvRouter at temperature 0: least prefill tokens to wait for and to compute, where overlap
-    counts by tier; ties by lot. `index_sees_host`: whether its index knows the host slab (it does for requests without
-    a salt)."""
+    counts by tier; ties are broken at random. `index_sees_host`: whether its index knows the host slab (it does for
+    requests without a salt)."""
 
     name = "Dynamo kv"
 
@@ -70,6 +78,7 @@ class DynamoKv:
         self._rng = random.Random(seed)
 
     def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        """The replica of least cost in tokens."""
         costs = []
         for index, replica in enumerate(replicas):
             device, host = replica.overlap(request.chain)
@@ -79,12 +88,13 @@ class DynamoKv:
         return min(costs)[2]
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        """Learns nothing."""
         return None
 
 
 class Greedy:
-    """Least time to first token for this request, knowing what the engine will really do; ties by lot, as Dynamo's. It
-    does not plan for requests to come, so it is where the oracle's search begins and no oracle itself."""
+    """Least time to first token for this request, knowing what the engine will really do; ties are broken at random, as
+    Dynamo's. It does not plan for requests to come, so it is where the oracle's search begins and no oracle itself."""
 
     name = "greedy"
 
@@ -94,6 +104,7 @@ class Greedy:
         self._rng = random.Random(seed)
 
     def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        """The replica with the earliest first token."""
         times = []
         for index, replica in enumerate(replicas):
             able = self._materializes[index]
@@ -102,11 +113,12 @@ class Greedy:
         return min(times)[2]
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        """Learns nothing."""
         return None
 
 
 class Planned:
-    """The oracle: a replica for each request, fixed with hindsight over the whole trace (`hindsight.py`)."""
+    """The oracle: a replica for each request, fixed in advance with the whole trace known (`hindsight.py`)."""
 
     name = "oracle"
 
@@ -115,9 +127,11 @@ class Planned:
         self._next = itertools.count()
 
     def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        """The plan's next entry."""
         return self._plan[next(self._next)]
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        """Learns nothing."""
         return None
 
 
@@ -147,6 +161,7 @@ class Semkv:
         self._join()
 
     def choose(self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float) -> int:
+        """Our placement, else Dynamo's choice; opens a route."""
         prompt = self._prompt(request)
         exact, matches = self._known(request, replicas, now)
         advice = weigh(
@@ -167,6 +182,7 @@ class Semkv:
         return self._keys.index(advice.decision.placed)
 
     def served(self, request: TraceRequest, index: int, result: Served) -> None:
+        """Closes the route with the report of the simulated connector."""
         route_id, advice = self._open.pop(request.number)
         name = self._names[index]
         hinted = advice.decision.hinted_tokens and advice.decision.placed == self._keys[index]
@@ -285,7 +301,7 @@ class Semkv:
 
 
 def _known_namespace() -> dict[str, Any]:
-    """Every field that an engine knows; those of a request stay open."""
+    """Every field that an engine knows; those of a request are left out."""
     of_a_request = {"tenant", "lora", "lora_revision", "multimodal", "tokens_per_block"}
     known: dict[str, Any] = {name: "replay" for name in CacheNamespace.__struct_fields__ if name not in of_a_request}
     return known | {"tokens_per_block": 16}

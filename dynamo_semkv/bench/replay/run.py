@@ -1,4 +1,4 @@
-"""Runs one trace under one policy, and says what came of it."""
+"""Replays one trace under one policy and computes the figures."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from dynamo_semkv.bench.replay.trace import TraceRequest
 from dynamo_semkv.config.schema import Config
 
 ENGINES = ("materializes", "declines", "half", "slow", "lies")
-"""`half`: replicas with an even number materialize, the others decline everything. `slow`: all materialize, and loading
-costs SLOW_COST. `lies`: replicas with an odd number report that they loaded, and compute."""
+"""What the engines do. `half`: replicas with an even number materialize, the others decline everything. `slow`: all
+materialize, and loading costs SLOW_COST. `lies`: replicas with an odd number report that they loaded, and compute."""
 HINDSIGHT_STEPS = 60
-"""Changes that the search for the oracle's plan tries."""
+"""How many changes the search for the oracle's plan tries."""
 SLOW_COST = 1.5
-"""Of the prefill time: a token from the host is had later than one that is computed."""
+"""As a share of the prefill time: a token from the host comes later than one that is computed."""
 
 
 @dataclass(frozen=True)
 class Fleet:
+    """The replicas of a replay, all equal."""
+
     replicas: int = 8
     block_tokens: int = 512
     device_blocks: int = 600
-    """Of each replica."""
+    """Blocks of each replica's device cache."""
     host_blocks: int = 6_000
     rate: float = 20_000.0
     """Prefill tokens a second of one replica."""
     host_cost: float = 0.25
-    """Of the prefill time, for a token that is loaded from the host."""
+    """Cost of a token that is loaded from the host, as a share of its prefill time."""
 
     def make(self) -> list[SimulatedReplica]:
+        """New replicas with empty caches."""
         return [
             SimulatedReplica(
                 self.block_tokens, self.rate, self.host_cost, Blocks(self.device_blocks), Blocks(self.host_blocks)
@@ -47,31 +50,36 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Figures:
+    """The figures of one policy on one trace. Times in seconds."""
+
     policy: str
     requests: int
     confirmed_share: float
-    """Tokens that were loaded from the host and confirmed, of all prompt tokens."""
+    """Tokens that were loaded from the host and confirmed, as a share of all prompt tokens."""
     device_share: float
     mean_prefill_tokens: float
     mean_ttft: float
     p50_ttft: float
     p99_ttft: float
     late_mean_ttft: float
-    """Of the second half of the trace, when everything that can be learned was."""
+    """The mean over the second half of the trace, after everything that can be learned was learned."""
     regret: float
-    """Mean TTFT above the oracle's in the same trace and on the same engines, as a share of the oracle's."""
+    """How far the mean TTFT is above the oracle's in the same trace and on the same engines, as a share of the
+    oracle's."""
     load_spread: float
     """Standard deviation over mean of the prefill tokens that the replicas computed."""
     placed: int
     placed_late: int
-    """In the last tenth of the trace."""
+    """Those in the last tenth of the trace."""
 
 
 def materializing(engine: str, replicas: int) -> list[bool]:
+    """For each replica whether it really loads what it has in host memory."""
     return [engine in ("materializes", "slow") or (engine in ("half", "lies") and n % 2 == 0) for n in range(replicas)]
 
 
 def lying(engine: str, replicas: int) -> list[bool]:
+    """For each replica whether it reports loads that it did not make."""
     return [engine == "lies" and n % 2 == 1 for n in range(replicas)]
 
 
@@ -82,7 +90,7 @@ def replay(
     materializes: Sequence[bool],
     lies: Sequence[bool] = (),
 ) -> tuple[list[Served], list[SimulatedReplica]]:
-    """Requests arrive as the trace says; what became of one is told to the policy when it is served, not before."""
+    """Requests arrive as the trace says; the policy learns the result of a request when it is served, not before."""
     replicas = fleet.make()
     results: list[Served] = []
     pending: list[tuple[float, int, TraceRequest, int, Served]] = []
@@ -133,7 +141,7 @@ def compare(
 
 
 class _Recorded:
-    """A policy, and where it sent each request."""
+    """A policy that also records where it sent each request."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name

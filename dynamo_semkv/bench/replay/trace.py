@@ -16,18 +16,20 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 @dataclass(frozen=True)
 class TraceRequest:
+    """One request of a trace."""
+
     number: int
     at: float
-    """Seconds since the first one."""
+    """Seconds since the first request."""
     chain: tuple[int, ...]
-    """Full blocks of the prompt, an id each."""
+    """The full blocks of the prompt, one id each."""
     tokens: int
-    """Of the prompt; at least those of the chain."""
+    """Tokens of the prompt; at least those of the chain."""
 
 
 def read_mooncake(path: Path, *, scale: int = 1, limit: int | None = None, speed: float = 1.0) -> list[TraceRequest]:
-    """`scale` divides every length (512-token blocks become `512 / scale`), `speed` divides the times. Raises
-    ContractError that names the line."""
+    """The requests of a file. `scale` divides every length (512-token blocks become `512 / scale`), `speed` divides the
+    times. ContractError names the line."""
     if MOONCAKE_BLOCK_TOKENS % scale or scale < 1:
         raise ContractError("scale", scale, f"a divisor of {MOONCAKE_BLOCK_TOKENS}")
     if not speed > 0:
@@ -76,7 +78,7 @@ def synthetic(
 
 
 def repeated_share(trace: list[TraceRequest]) -> float:
-    """Blocks that an endless cache would have: the most that exact prefix reuse can save."""
+    """Share of the blocks that an endless cache would have: the most that exact prefix reuse can save."""
     seen: set[int] = set()
     hits = total = 0
     for request in trace:

@@ -24,13 +24,13 @@ COMMAND = "dynamo_semkv bench report"
 DONORS = (1_000, 10_000, 100_000)
 MILLION = 1_000_000
 MILLION_BYTES = 8 << 30
-"""Twice what they take."""
+"""Twice the memory that a million donors take."""
 PAGE, PICTURES, LATEST = "benchmarks.md", "benchmarks", "latest.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """2 for a `--json-in` that is no run; 1 when a section that was asked for could not be measured (the page says
-    why); else 0."""
+    """Exit status 2 for a `--json-in` that is no run; 1 when a section that was asked for could not be measured (the
+    page says why); else 0."""
     arguments = _parser().parse_args(argv)
     try:
         run = _earlier(arguments.json_in)
@@ -64,7 +64,7 @@ def _earlier(path: Path | None) -> dict[str, Any]:
 
 
 def _with_groups(earlier: Mapping[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """Groups that were measured one by one make one section: those of before stay where they were not measured
+    """Makes one section of groups that were measured one by one: earlier groups stay where they were not measured
     again."""
     if "found" not in earlier or "found" not in measured:
         return measured
@@ -104,7 +104,8 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def numbers_of_donors(quick: bool, million: bool | None) -> tuple[int, ...]:
-    """`million`: measured too; None: where memory allows, and said where not."""
+    """The index sizes to measure. `million`: whether a million is one; None: where memory allows, with a line that says
+    so where not."""
     if million is None and not quick:
         available = available_memory()
         million = available is not None and available.size >= MILLION_BYTES
@@ -164,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(text: str) -> list[str]:
-    """Each once, in the order in which they run; empty text: none, only the page is made again."""
+    """Each section once, in the order in which they run; empty text: none, only the page is made again."""
     asked = [name for name in text.split(",") if name]
     unknown = [name for name in asked if name not in NAMES]
     if unknown:

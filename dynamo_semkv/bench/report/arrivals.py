@@ -18,12 +18,12 @@ BURST = 4
 
 CONVERSATION_GROUPS = (10, 16, 3, 9, 8, 15, 4, 6, 5, 11)
 """How many requests come together, every three seconds, at the start of the conversation trace of Mooncake
-(kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl, whose times are in steps of three seconds). Stands
-in where no trace file is given."""
+(kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl, whose times are in steps of three seconds). Used
+where no trace file is given."""
 CONVERSATION_INTERVALS = tuple(
     3.0 if first else 0.0 for n in CONVERSATION_GROUPS for first in (True, *(False,) * (n - 1))
 )[1:]
-"""The same as seconds between one request and the next."""
+"""The same arrivals as seconds between one request and the next."""
 
 
 def trace_intervals(path: Path, count: int) -> list[float]:
@@ -35,8 +35,8 @@ def trace_intervals(path: Path, count: int) -> list[float]:
 def offsets(
     pattern: str, count: int, *, gap: float, intervals: Sequence[float] = CONVERSATION_INTERVALS
 ) -> tuple[float, ...]:
-    """`gap`: seconds on average; where the trace has so many requests at once, all at once. ValueError for another
-    pattern."""
+    """`count` times, not falling. `gap`: seconds on average; where the trace has so many requests at once, all are 0.
+    ValueError for another pattern."""
     if pattern == "uniform":
         return tuple(n * gap for n in range(count))
     if pattern == "at_once":

@@ -21,6 +21,8 @@ from dynamo_semkv.bench.report.statistics import Figure, Figures
 
 @dataclass(frozen=True)
 class Difference:
+    """One figure in two runs, by its medians."""
+
     path: str
     before: float
     after: float
@@ -31,7 +33,7 @@ class Difference:
 
 
 def differences(before: Figures, after: Figures) -> list[Difference]:
-    """Of the figures that both have, in A's order."""
+    """The figures that both runs have, in A's order."""
     return [_difference(path, before[path], after[path]) for path in before if path in after]
 
 
@@ -49,6 +51,7 @@ def _mark(a: Figure, b: Figure) -> str:
 
 
 def lines(found: Iterable[Difference]) -> list[str]:
+    """The differences as aligned text, a head line first."""
     rows = [
         (d.path, f"{d.before:.6g}", f"{d.after:.6g}", "-" if d.ratio is None else f"{d.ratio:.3f}", d.mark)
         for d in found
@@ -62,7 +65,7 @@ def lines(found: Iterable[Difference]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """2, with the reason, for a file that is no run."""
+    """Exit status 2, with the reason, for a file that is no run; else 0."""
     parser = argparse.ArgumentParser(
         prog="dynamo_semkv bench compare", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The page: docs/benchmarks.md. Pure: the raw run in, Markdown out."""
+"""Makes the page docs/benchmarks.md. Pure: the raw run in, Markdown out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ has come to rest. Time to first token is what a client sees, on a new connection
 
 
 def page(run: Mapping[str, Any], figures: Figures, pictures: Mapping[str, str]) -> str:
-    """`run`: what `__main__.raw` holds. `pictures`: name -> path of a plot from the page."""
+    """The whole page. `run`: a raw run (raw.py). `pictures`: name -> path of a plot from the page."""
     sections = run["sections"]
     parts = [HEADER.format(command=run["command"])]
     if run["quick"]:
@@ -69,7 +69,7 @@ def _goals(figures: Figures) -> str:
 
 
 def _left(head: list[str], rows: list[list[str]]) -> str:
-    """All columns are text."""
+    """A table whose columns are all text."""
     made = table(head, rows).split("\n")
     return "\n".join([made[0], "|" + "---|" * len(head), *made[2:]])
 

@@ -1,4 +1,4 @@
-"""Records of the scenarios -> figures, one value a repeat: what the RFC asks to be reported, per scenario and
+"""Turns the scenarios' records into figures, one value per repeat: what the RFC asks to be reported, per scenario and
 contender.
 
     figures(group) -> {"working_set_uniform/semkv/ttft_mean": Figure, ...}
@@ -19,16 +19,17 @@ from dynamo_semkv.bench.table import unmaterialized
 
 Record = Mapping[str, Any]
 RIVAL = "kv"
-"""What ratios are taken against: Dynamo's KV router alone."""
+"""The contender that ratios are taken against: Dynamo's KV router alone."""
 OURS = ("semkv", "semblend")
 COLD_SHARE = 0.1
 WARM_SHARE = 0.5
-"""Prompts of which less, or at least so much, was reused count as cold or warm; those in between as neither."""
+"""A prompt of which less than COLD_SHARE was reused counts as cold, one of which at least WARM_SHARE was as warm; those
+in between as neither."""
 
 
 def where_from(record: Record) -> str:
-    """`cold`, `warm` (the device), `loaded` (the connector) or `mixed`; by our router where it knows, else by the
-    engine's own count."""
+    """`cold`, `warm` (the device), `loaded` (the connector) or `mixed`; by our router where it recorded the route, else
+    by the engine's own count."""
     route = record["route"]
     if route is not None:
         return str(route["ttft_class"] or "mixed")
@@ -67,7 +68,7 @@ def _p99_ttft(records: Sequence[Record]) -> float | None:
 
 
 def _seconds(records: Sequence[Record]) -> float:
-    """Of all passes together."""
+    """Duration of all passes together."""
     return sum({record["turn"]: float(record["pass_seconds"]) for record in records}.values())
 
 
@@ -76,7 +77,7 @@ def _tokens_per_second(records: Sequence[Record]) -> float | None:
 
 
 def _share(part: Callable[[Record], float]) -> Callable[[Sequence[Record]], float | None]:
-    """Of the prompt tokens."""
+    """A measure as a share of the prompt tokens."""
 
     def value(records: Sequence[Record]) -> float | None:
         total = sum(record["prompt_tokens"] for record in records)
@@ -152,14 +153,14 @@ MEASURES: dict[str, tuple[str, str, Callable[[Sequence[Record]], float | None]]]
     "f1": ("share", "higher", _likeness("f1")),
     "failed": ("requests", "lower", lambda records: float(sum(not r["ok"] for r in records))),
 }
-"""Name -> unit, which way is good, and the value of one repeat (None: nothing of the kind happened in it)."""
+"""Name -> unit, which direction is good, and the value of one repeat (None: the repeat had nothing of the kind)."""
 OURS_ONLY = frozenset({"materialized_share"})
-"""Of contenders without a router of ours this would be a zero that nobody measured."""
+"""Measures that contenders without our router do not have: they would show a zero that was not measured."""
 
 
 def figures(group: Mapping[str, Any]) -> Figures:
-    """Per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL follow as
-    `.../ttft_mean_to_kv`, ours also to `no_lookup`."""
+    """The figures per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL
+    follow as `.../ttft_mean_to_kv`, ours also to `no_lookup`."""
     found: Figures = {}
     for scenario in group["scenarios"]:
         mine = [record for record in group["records"] if record["scenario"] == scenario]
@@ -169,7 +170,7 @@ def figures(group: Mapping[str, Any]) -> Figures:
         names = {name for name, described in group["scenarios"].items() if described["kind"] == kind}
         mine = [record for record in group["records"] if record["scenario"] in names]
         for contender in ("semkv", RIVAL):
-            # Only what both got, so that a ratio compares like with like.
+            # Only scenarios that both were sent, so that a ratio compares like with like.
             both = names & {r["scenario"] for r in mine if r["contender"] == RIVAL}
             part = [r for r in mine if r["contender"] == contender and r["scenario"] in both]
             if part:
@@ -179,8 +180,8 @@ def figures(group: Mapping[str, Any]) -> Figures:
 
 
 def _request_by_request(records: Sequence[Record]) -> Figures:
-    """Medians over the same requests, which a few slow ones do not move: our time to first token less the rival's
-    (where nothing is reused, what our router costs), and over it."""
+    """Medians over the same requests, which a few slow ones do not move: our time to first token minus the rival's
+    (where nothing is reused, the cost of our router), and divided by it."""
     times: dict[str, dict[tuple[Any, ...], float]] = {"semkv": {}, RIVAL: {}}
     for record in records:
         if record["contender"] in times and record["ok"] and record["ttft"]:
@@ -230,7 +231,7 @@ def _unused(route: Mapping[str, Any]) -> str | None:
 
 
 def reasons(group: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """`scenario/contender` -> reason of what did not materialize -> requests, over all repeats."""
+    """`scenario/contender` -> reason why nothing materialized -> requests, over all repeats."""
     found: dict[str, Counter[str]] = {}
     for record in group["records"]:
         if record["route"] is not None and (why := _unused(record["route"])) is not None:

@@ -1,7 +1,7 @@
-"""Every goal of the project as one row: what was promised, the figure, where it comes from, yes or no (judges.py says
-how).
+"""Every goal of the project as one row: what was promised, the figure, where it comes from, and whether it is met
+(judges.py).
 
-A goal whose section was not measured says so: it is neither met nor missed.
+A goal whose section was not measured is marked so: it is neither met nor missed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dynamo_semkv.bench.report.statistics import Figures
 
 @dataclass(frozen=True)
 class Goal:
+    """One promise, and how it is judged."""
+
     part: str
     """`Connector`, `Evidence` or `Placement`."""
     text: str
@@ -25,17 +27,21 @@ class Goal:
 
 @dataclass(frozen=True)
 class Verdict:
+    """A goal with its figure in one run; `measured` None: its section was not measured."""
+
     goal: Goal
     measured: Measured | None
 
     @property
     def word(self) -> str:
+        """The cell of the page: `yes`, `**no**`, `shown` (no threshold) or `not measured`."""
         if self.measured is None:
             return "not measured"
         return "shown" if self.measured.met is None else "yes" if self.measured.met else "**no**"
 
 
 def verdicts(figures: Figures) -> list[Verdict]:
+    """A verdict on every goal, in their order."""
     return [Verdict(goal, goal.judge(figures)) for goal in GOALS]
 
 
@@ -122,4 +128,4 @@ PROVEN_BY_TESTS = (
     "two tenants with the same text: a property test that tries to break it (`tests/evidence/test_tenants.py`)",
     "the outcome ledger in any order (`tests/outcome/test_any_order.py`), and a soak of 30 minutes under random kills (`make soak`)",
 )
-"""Goals that are no figures."""
+"""Goals that have no figure."""

@@ -1,7 +1,7 @@
-"""From figures to verdicts: one judge a kind of promise. A judge takes all figures and says what was measured, and
-whether it keeps it.
+"""From figures to verdicts: one judge per kind of promise. A judge takes all figures and returns what was measured, and
+whether that keeps the promise.
 
-The worst repeat is the verdict, not the median of several. Where a bound needs more than was measured (donors, negative
+The worst repeat decides, not the median of several. Where a bound needs more than was measured (donors, negative
 controls), the figure is shown and nothing is claimed.
 """
 
@@ -19,18 +19,18 @@ EDITED = ("1 in", "numbers changed")
 MIN_SHARED = 0.2
 LEAST_SHARE = FingerprintConfig().min_overlap_share
 GOAL_DONORS = (10_000, 100_000)
-"""Judged at both: a cost that is fine with many donors may be one of few."""
+"""Judged at both: a cost that is fine with many donors may be too high with few."""
 NO_REUSE_OR_ITS_OWN_GOAL = ("working_set", "high_load", "negative", "tenants", "all_")
-"""How the names of scenarios and sums begin in which nothing comes again, or that have a goal of their own."""
+"""Prefixes of the scenarios and sums in which nothing is sent twice, or that have a goal of their own."""
 NEGATIVES = 400
-"""Fewer cannot show false positives of 1 %: none in 300 leaves one in 100 possible (`upper_bound`)."""
+"""With fewer, a false positive rate of 1 % cannot be shown: none in 300 leaves one in 100 possible (`upper_bound`)."""
 FALSE_POSITIVES = 0.01
 DEADLINE_MS = EvidenceConfig().deadline_ms
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`met` None: shown without a threshold."""
+    """What a judge found, as text for the page. `met` None: shown without a threshold."""
 
     figure: str
     met: bool | None
@@ -38,10 +38,11 @@ class Measured:
 
 
 Judge = Callable[[Figures], Measured | None]
-"""None: not measured in this run."""
+"""Returns None where the run did not measure the figure."""
 
 
 def matching(figures: Figures, start: str, end: str) -> dict[str, Figure]:
+    """The figures whose path starts and ends so."""
     return {path: figure for path, figure in figures.items() if path.startswith(start) and path.endswith(end)}
 
 
@@ -54,7 +55,8 @@ def worst(
     most: bool,
     within: Callable[[str], bool] = lambda path: True,
 ) -> Judge:
-    """The worst repeat of all figures that fit; `most`: the limit is the most that is allowed, else the least."""
+    """A judge of the worst repeat of all figures that match; `most`: the limit is the most that is allowed, else the
+    least."""
 
     def judge(figures: Figures) -> Measured | None:
         found = {path: f.worst(most=most) for path, f in matching(figures, start, end).items() if within(path)}
@@ -69,35 +71,43 @@ def worst(
 
 
 def ms(seconds: float) -> str:
+    """Seconds as milliseconds."""
     return f"{seconds * 1e3:.2f} ms"
 
 
 def us(micros: float) -> str:
+    """Microseconds as milliseconds."""
     return f"{micros / 1e3:.2f} ms"
 
 
 def ratio(value: float) -> str:
+    """A ratio with three digits after the point."""
     return f"{value:.3f}"
 
 
 def rate(value: float) -> str:
+    """Events a second."""
     return f"{value:,.0f}/s"
 
 
 def percent(value: float) -> str:
+    """A share in percent."""
     return f"{value:.1%}"
 
 
 def scenario(*names: str) -> Callable[[str], bool]:
+    """A filter for paths that contain one of the names."""
     return lambda path: any(name in path for name in names)
 
 
 def large_blocks(path: str) -> bool:
+    """Whether a path of `connector/copy` is about blocks of 64 KiB or more."""
     return int(path.split("/")[3]) >= 64 * 1024
 
 
 def recall(figures: Figures) -> Measured | None:
-    """Of verbatim scenarios. What shares less than the provider is set to look for is named, and does not count."""
+    """Judges verbatim scenarios. Those that share less than the provider is set to look for are named, and do not
+    count."""
     found: dict[str, float] = {}
     below: dict[str, float] = {}
     for path, figure in matching(figures, "evidence/", "/recall_at_1").items():
@@ -115,11 +125,13 @@ def recall(figures: Figures) -> Measured | None:
 
 
 def edited_flag(figures: Figures) -> Measured | None:
+    """Judges the share of edited matches that are flagged, by the worst scenario."""
     found = [f.low for path, f in matching(figures, "evidence/", "/edited").items() if scenario(*EDITED)(path)]
     return Measured(percent(min(found)), min(found) >= 0.95, "the worst scenario") if found else None
 
 
 def wrong_segments(figures: Figures) -> Measured | None:
+    """Judges that no segment of any match differs between prompt and donor."""
     wrong = matching(figures, "evidence/", "/wrong_segments")
     if not wrong:
         return None
@@ -129,8 +141,8 @@ def wrong_segments(figures: Figures) -> Measured | None:
 
 
 def recall_with_threshold(figures: Figures) -> Measured | None:
-    """Of scenarios whose true common tokens make up a fifth, at the false positives that the negatives of all lengths
-    leave possible."""
+    """Judges scenarios whose true common tokens make up a fifth, at the false positive rate that the negatives of all
+    lengths leave possible."""
     recalls = []
     for path, figure in matching(figures, "evidence/", "/recall_at_1").items():
         share = figures.get(path.replace("/recall_at_1", "/true_share"))
@@ -139,7 +151,7 @@ def recall_with_threshold(figures: Figures) -> Measured | None:
     asked, false = 0, 0
     for path, figure in matching(figures, "evidence/", "/negative/matched").items():
         cases = figures.get(path.replace("/matched", "/cases"))
-        # The methods beside us have negatives of their own.
+        # The other methods have negatives of their own.
         if cases is not None and path.split("/")[1].isdigit():
             asked += round(cases.low)
             false += round(figure.high * cases.low)
@@ -153,7 +165,7 @@ def recall_with_threshold(figures: Figures) -> Measured | None:
 
 
 def paraphrase(figures: Figures) -> Measured | None:
-    """Within the deadline that holds unless somebody raises it; what more time finds is told."""
+    """Judges the recall within the default deadline; the note says what more time finds."""
 
     def of(method: str) -> dict[str, float]:
         found = matching(figures, f"evidence/paraphrase/{method}/", "/decided").items()
@@ -175,8 +187,8 @@ def paraphrase(figures: Figures) -> Measured | None:
 
 
 def against_semblend(figures: Figures) -> Measured | None:
-    """Speed of the slowest repeat against the fastest of theirs, and recall over the scenarios that both were asked
-    about."""
+    """Judges the speed, our slowest repeat against their fastest, and the recall over the scenarios that both were
+    asked about."""
     speed = {path.split("/")[2]: f for path, f in matching(figures, "evidence/peers", "/find_p50").items()}
     ours, theirs = (next((n for n in speed if word in n.lower()), None) for word in ("fingerprint", "semblend"))
     if ours is None or theirs is None:
@@ -195,8 +207,8 @@ def against_semblend(figures: Figures) -> Measured | None:
 
 
 def at_scale(names: tuple[str, ...], limit: float, show: Callable[[float], str], *, most: bool) -> Judge:
-    """The worst of the named figures at every number of donors that the goal names; with one of those missing nothing
-    is claimed."""
+    """A judge of the worst of the named figures at every number of donors that the goal names; when one is missing
+    nothing is claimed."""
 
     def judge(figures: Figures) -> Measured | None:
         found = {
@@ -217,18 +229,21 @@ def at_scale(names: tuple[str, ...], limit: float, show: Callable[[float], str],
 
 
 def lookup_growth(figures: Figures) -> Measured | None:
+    """Judges the exponent of the lookup's growth against that of the logarithm over the same range."""
     found = matching(figures, "scaling/donors/", "/hit_p50")
     points = sorted((int(path.split("/")[2]), figure) for path, figure in found.items())
     exponent = growth([x for x, _ in points], [figure.high for _, figure in points])
     if exponent is None:
         return None
     least, most = points[0][0], points[-1][0]
-    # The logarithm's own over this range: log(100,000) / log(1,000) = 1.67 in two decades is 0.11.
+    # The logarithm's exponent over this range: log(100,000) / log(1,000) = 1.67 in two decades is 0.11.
     allowed = math.log(math.log(most) / math.log(least)) / math.log(most / least)
     return Measured(f"exponent {exponent:.2f}", exponent <= allowed, f"{least:,} to {most:,} donors, median of hits")
 
 
 def compared(scenario: str, limit: float, group: str = "rfc") -> Judge:
+    """A judge of our mean time to first token over Dynamo's in one scenario, by the worst repeat."""
+
     def judge(figures: Figures) -> Measured | None:
         figure = figures.get(f"scenarios/{group}/{scenario}/semkv/ttft_mean_to_kv")
         if figure is None:
@@ -243,7 +258,7 @@ def compared(scenario: str, limit: float, group: str = "rfc") -> Judge:
 
 
 def beyond_the_working_set(limit: float) -> Judge:
-    """The worst scenario of every group in which something was sent before."""
+    """A judge of the worst scenario, over all groups, in which something was sent before."""
 
     def judge(figures: Figures) -> Measured | None:
         found = {
@@ -261,7 +276,7 @@ def beyond_the_working_set(limit: float) -> Judge:
 
 
 def lookup_in_a_batch(figures: Figures) -> Measured | None:
-    """Nothing is alike there, so a lookup can only cost."""
+    """Judges a batch where no two prompts are alike, so a lookup can only cost."""
     start = "scenarios/rfc/high_load"
     figure = figures.get(f"{start}/semkv/tokens_per_second_to_no_lookup")
     if figure is None:
@@ -282,7 +297,7 @@ def lookup_in_a_batch(figures: Figures) -> Measured | None:
 
 
 def hop(figures: Figures) -> Measured | None:
-    """What a router that decides nothing takes, where nothing can be reused."""
+    """Shows the cost of a router that decides nothing, where nothing can be reused."""
     start, end = "scenarios/rfc/", "/passing/ttft_mean_to_kv"
     found = matching(figures, start, end)
     texts = [f"{path.removeprefix(start).removesuffix(end)} {figure.median:.2f}" for path, figure in found.items()]
@@ -290,7 +305,7 @@ def hop(figures: Figures) -> Measured | None:
 
 
 def question(limit: float) -> Judge:
-    """The slower of the two numbers of resident prompts."""
+    """A judge of the p99 at 32k tokens, by the slower of the two numbers of resident prompts."""
 
     def judge(figures: Figures) -> Measured | None:
         found = {path: f.high for path, f in matching(figures, "connector/lookup/32768/", "array/p99").items()}
@@ -306,6 +321,8 @@ def question(limit: float) -> Judge:
 
 
 def shown_at_scale(name: str, show: Callable[[float], str]) -> Judge:
+    """Shows a figure at each number of donors, without a threshold."""
+
     def judge(figures: Figures) -> Measured | None:
         found = {n: figures.get(f"scaling/donors/{n}/{name}") for n in GOAL_DONORS}
         text = ", ".join(f"{n:,} donors {show(figure.high)}" for n, figure in found.items() if figure is not None)
@@ -315,6 +332,7 @@ def shown_at_scale(name: str, show: Callable[[float], str]) -> Judge:
 
 
 def exact_quality(figures: Figures) -> Measured | None:
+    """Judges that loaded KV gives the same log-probabilities as the device's own."""
     found = matching(figures, "scenarios/exactness/", "/max_difference_loaded_warm")
     aligned = matching(figures, "scenarios/exactness/", "aligned/max_difference_loaded_cold")
     if not found:
@@ -325,7 +343,7 @@ def exact_quality(figures: Figures) -> Measured | None:
 
 
 def router(quantile: str, limit_ms: float) -> Judge:
-    """The worst repeat at each number of donors that the goal names."""
+    """A judge of the worst repeat at each number of donors that the goal names."""
 
     def judge(figures: Figures) -> Measured | None:
         path = "router/scales/{}/{}_" + quantile
@@ -343,6 +361,8 @@ def router(quantile: str, limit_ms: float) -> Judge:
 
 
 def shown(start: str, end: str) -> Judge:
+    """Shows the medians of all matching figures, without a threshold."""
+
     def judge(figures: Figures) -> Measured | None:
         found = matching(figures, start, end)
         return Measured(", ".join(f"{figure.median:.2f}" for figure in found.values()), None) if found else None
@@ -351,6 +371,7 @@ def shown(start: str, end: str) -> Judge:
 
 
 def shown_replay(figures: Figures) -> Measured | None:
+    """Shows the prefill tokens per request of each policy, without a threshold."""
     start = "replay/salted/materializes/"
     found = matching(figures, start, "/mean_prefill_tokens")
     if not found:

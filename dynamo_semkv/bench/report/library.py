@@ -8,11 +8,11 @@ from dynamo_semkv.bench.corpus import documents
 from dynamo_semkv.bench.texts import Document
 
 _CHARACTERS_A_WORD = 3.5
-"""Tokens of `corpus` are words and signs: at least so many characters each, on average over a document."""
+"""Tokens of `corpus` are words and signs: they have at least so many characters each, on average over a document."""
 
 
 class Library:
-    """Takes text of installed packages from the front; never the same twice. Plain ASCII, so that for the byte
+    """Hands out text of installed packages from the front, never the same twice. Plain ASCII, so that for the byte
     tokenizer of the `tiny` model a character is a token."""
 
     def __init__(self, characters: int, sources: Iterable[str]) -> None:
@@ -26,11 +26,11 @@ class Library:
 
     @property
     def left(self) -> int:
-        """Characters."""
+        """How many characters are left."""
         return len(self._text) - self._at
 
     def take(self, characters: int) -> Document:
-        """Exactly so many. Raises ValueError when fewer are left."""
+        """The next document, of exactly so many characters. ValueError when fewer are left."""
         if characters > self.left:
             raise ValueError(f"characters: got {characters}, the library holds {self.left} more")
         text = self._text[self._at : self._at + characters]
@@ -39,4 +39,5 @@ class Library:
         return Document(f"passage {self._number}", text)
 
     def many(self, count: int, characters: int) -> list[Document]:
+        """The next `count` documents of so many characters each. ValueError as `take`."""
         return [self.take(characters) for _ in range(count)]

@@ -1,5 +1,5 @@
-"""What this machine can do at most: memory copied a second, a cache miss, floating point. Best of several rounds, one
-thread but for the matrix product, which takes all cores as the engine's does."""
+"""The physical limits of this machine: memory copied per second, a cache miss, floating point. Best of several rounds,
+one thread except for the matrix product, which uses all cores as the engine's does."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
+    """What this machine can do at most."""
+
     copy_bytes_per_second: float
-    """Of bytes copied: each is read once and written once."""
+    """Bytes copied per second: each is read once and written once."""
     read_bytes_per_second: float
     miss_seconds: float
-    """One read from a random place of memory that is in no cache, one after the other."""
+    """One read from a random place of memory that is in no cache, within a series of such reads."""
     flops_per_second: float
-    """Multiplications and additions of a float32 matrix product."""
+    """Multiplications and additions of a float32 matrix product, per second."""
 
 
 def measure(*, mib: int = 128, rounds: int = 5, order: int = 1_024) -> Limits:
+    """Measures all limits. `mib`: size of the copied array; `order`: of the square matrices."""
     source = np.ones(mib * MIB // 8, np.float64)
     target = np.empty_like(source)
     copying = _best(lambda: np.copyto(target, source), rounds)
@@ -40,8 +43,8 @@ def measure(*, mib: int = 128, rounds: int = 5, order: int = 1_024) -> Limits:
 
 
 def _miss(table: np.ndarray[tuple[int], np.dtype[np.int64]], rounds: int, steps: int = 20_000) -> float:
-    """Gathers from random places, whose neighbours are far away. The processor overlaps some of these reads: so this is
-    less than the latency of one alone, and what code that looks up many things can hope for."""
+    """Seconds per read from random places, whose neighbours are far away. The processor overlaps some of these reads,
+    so this is less than the latency of one alone, and the best that code with many lookups can reach."""
     places = np.random.default_rng(0).integers(0, len(table), steps)
     return _best(lambda: table.take(places), rounds) / steps
 

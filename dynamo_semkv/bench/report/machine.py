@@ -1,4 +1,4 @@
-"""What a figure depends on and does not say: the machine, the versions, the commit."""
+"""What figures depend on but do not show: the machine, the versions, the commit."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def describe() -> dict[str, Any]:
 
 
 def words(machine: dict[str, Any]) -> Sequence[str]:
+    """The description as lines of text."""
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}",
@@ -63,7 +64,7 @@ def _memory_kib(what: str) -> int:
 
 
 def _lines(path: str) -> list[str]:
-    """Of a file that is there on Linux only."""
+    """The lines of a file that only Linux has; none elsewhere."""
     file = Path(path)
     return file.read_text(errors="replace").splitlines() if file.exists() else []
 
@@ -76,7 +77,8 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this runs from, with a `+` where files differ from it; None without one."""
+    """The commit of the checkout that this runs from, with a `+` where files differ from it; None without a
+    checkout."""
     root = Path(sys.modules["dynamo_semkv"].__file__ or "").resolve().parents[1]
     try:
         found = subprocess.run(

@@ -1,5 +1,5 @@
-"""The parts of the page that other benches measured: connector, evidence side by side, replay, router. Pure: sections
-in, Markdown out."""
+"""The parts of the page that come from other benchmarks: connector, evidence side by side, replay, router. Pure:
+sections in, Markdown out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynamo_semkv.bench.report.statistics import Figure, Figures
 
 
 def connector(figures: Figures) -> str:
-    """`figures`: of all sections."""
+    """The connector's tables. `figures`: of all sections."""
     rows = []
     for path in _paths(figures, "connector/lookup/", "/p50"):
         tokens, resident, how = path.split("/")[2:5]
@@ -52,6 +52,7 @@ def _paths(figures: Figures, start: str, end: str) -> list[str]:
 
 
 def evidence(found: Mapping[str, Any] | None) -> str:
+    """The evidence tables. `found`: the section's JSON; None: not measured."""
     if found is None:
         return "Not measured in this run."
     parts = []
@@ -107,7 +108,7 @@ def _standings(found: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, An
 
 
 def _decimal(value: float | None) -> str:
-    """Of what a method had no time for: a dash."""
+    """A dash where the method had no time."""
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -120,6 +121,7 @@ def _share(value: float | None) -> str:
 
 
 def replay(found: Mapping[str, Any] | None) -> str:
+    """The replay's tables. `found`: the section's JSON; None: not measured."""
     if found is None:
         return "Not measured in this run."
     parts = [
@@ -159,7 +161,8 @@ def replay(found: Mapping[str, Any] | None) -> str:
 
 
 def router(found: Mapping[str, Any] | None, figures: Figures, missing: str | None) -> str:
-    """`found`: what `bench router` wrote; `figures`: of all sections."""
+    """The router's tables. `found`: what `bench router` wrote; `figures`: of all sections; `missing`: why there are
+    none."""
     if found is None:
         return f"Not measured in this run{f': {missing}' if missing else ''}."
     of = {path.removeprefix("router/"): figure for path, figure in figures.items() if path.startswith("router/")}

@@ -1,5 +1,5 @@
-"""The page's pictures as SVG, by matplotlib (extra `report`). The same figures give the same files, but for
-matplotlib's version."""
+"""The page's pictures as SVG, by matplotlib (extra `report`). The same figures and the same matplotlib give the same
+files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ COLOURS = {
 
 
 def available() -> bool:
+    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw(sections: Mapping[str, Any], figures: Figures, folder: Path) -> dict[str, str]:
-    """Writes what was measured into `folder`; name -> file name. ImportError without matplotlib."""
+    """Draws what was measured into `folder`; returns name -> file name. ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -58,7 +59,7 @@ def _save(figure: Any, path: Path) -> None:
 
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     pyplot.close(figure)
-    # Without trailing blanks, which matplotlib leaves in paths.
+    # Removes the trailing blanks that matplotlib leaves in paths.
     path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
 
 

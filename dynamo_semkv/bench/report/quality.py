@@ -14,25 +14,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Likeness:
+    """The three scores of one answer."""
+
     token_match: float
     rouge_l: float
     f1: float
 
 
 def likeness(cold: Sequence[Hashable], answer: Sequence[Hashable]) -> Likeness:
+    """All three scores."""
     return Likeness(token_match(cold, answer), rouge_l(cold, answer), f1(cold, answer))
 
 
 def token_match(cold: Sequence[Hashable], answer: Sequence[Hashable]) -> float:
+    """Share of equal positions, over the longer answer; 1.0 for two empty ones."""
     longer = max(len(cold), len(answer))
     return sum(a == b for a, b in zip(cold, answer, strict=False)) / longer if longer else 1.0
 
 
 def rouge_l(cold: Sequence[Hashable], answer: Sequence[Hashable]) -> float:
+    """F1 of the longest common subsequence; takes time in proportion to the product of the lengths."""
     return _f1(_longest_common(cold, answer), len(cold), len(answer))
 
 
 def f1(cold: Sequence[Hashable], answer: Sequence[Hashable]) -> float:
+    """F1 of the bags of tokens."""
     return _f1(sum((Counter(cold) & Counter(answer)).values()), len(cold), len(answer))
 
 

@@ -1,8 +1,8 @@
 """The raw run as a file, and its figures as a smaller one: what `bench compare` reads.
 
-{"schema": 1, "command", "at", "quick", "repeats", "seed", "machine": {...}, "sections": {...}}
-.run/bench/<time>.json {"schema": 1, ..., "figures": {"path": {"unit", "better", "median", "values"}}}
-docs/benchmarks/latest.json
+.run/bench/<time>.json         {"schema": 1, "command", "at", "quick", "repeats", "seed", "machine": {...},
+                                "sections": {...}}
+docs/benchmarks/latest.json    {"schema": 1, ..., "figures": {"path": {"unit", "better", "median", "values"}}}
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SCHEMA = 1
 
 
 class NotARun(ValueError):
-    """The file is none of ours; the text names it and says what is wrong."""
+    """The file is not one of these two; the text names it and says what is wrong."""
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Either form. Raises NotARun, or OSError for a file that cannot be read."""
+    """A file of either form. Raises NotARun, or OSError for a file that cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def figures_of(run: Mapping[str, Any]) -> Figures:
-    """Raises NotARun for figures that `plain` did not write."""
+    """The figures of a run of either form. Raises NotARun for figures that `plain` did not write."""
     if "figures" not in run:
         return all_figures(run["sections"])
     try:
@@ -46,7 +46,7 @@ def figures_of(run: Mapping[str, Any]) -> Figures:
 
 
 def small(run: Mapping[str, Any], figures: Figures) -> dict[str, Any]:
-    """Without the records of single requests; numbers to six digits."""
+    """The run without the records of single requests; numbers with six digits."""
     kept = {name: value for name, value in run.items() if name != "sections"}
     seconds = {name: round(section["seconds"], 1) for name, section in run["sections"].items()}
     return {**kept, "seconds": seconds, "figures": {path: _rounded(figure) for path, figure in sorted(figures.items())}}

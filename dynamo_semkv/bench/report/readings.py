@@ -1,7 +1,8 @@
-"""Other benches' JSON -> figures under paths, so that goals, tables and `bench compare` read all sections alike.
+"""Turns the JSON of other benchmarks into figures under paths, so that goals, tables and `bench compare` read all
+sections alike.
 
-all_figures(sections) -> {"scenarios/rfc/negative/semkv/ttft_mean": Figure, "connector/lookup/32768/array/p99": ...,
-...}
+    all_figures(sections) -> {"scenarios/rfc/negative/semkv/ttft_mean": Figure,
+                              "connector/lookup/32768/array/p99": ..., ...}
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HIGHER = ("ratio", "recall", "per_second", "share", "rps")
 
 
 def all_figures(sections: Mapping[str, Any]) -> Figures:
-    """Of the sections that were measured; what they lack is left out."""
+    """The figures of the sections that were measured; what a section lacks is left out."""
     readers = {
         "scenarios": _scenarios,
         "scaling": _scaling,
@@ -103,7 +104,7 @@ def _replay(found: Mapping[str, Any]) -> Figures:
 
 
 def _router(found: Mapping[str, Any]) -> Figures:
-    """Whatever numbers it has, by where they stand."""
+    """Every number in the JSON, under the path where it stands."""
     return dict(_leaves("", found))
 
 
@@ -121,7 +122,7 @@ def _leaves(path: str, value: Any) -> Iterable[tuple[str, Figure]]:
 
 
 def _label(item: Any, number: int) -> Any:
-    """By what a row calls itself; its place in the list where it does not."""
+    """The name that a row gives itself; its place in the list where it has none."""
     if not isinstance(item, Mapping):
         return number
     return next(
@@ -130,7 +131,7 @@ def _label(item: Any, number: int) -> Any:
 
 
 def _numbers(path: str, rows: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> Figures:
-    """Every number of rows that measured the same, a value a row."""
+    """Every number of rows that measured the same, one value per row."""
     made: Figures = {}
     for name in rows[0]:
         values = [row.get(name) for row in rows]
@@ -144,7 +145,7 @@ def _is_number(value: object) -> bool:
 
 
 def _better(name: str) -> str:
-    """A guess by the name, for marks only."""
+    """Guesses the good direction from the name; used for marks only."""
     if any(word in name for word in _HIGHER):
         return "higher"
     return "lower" if any(word in name for word in _LOWER) else ""

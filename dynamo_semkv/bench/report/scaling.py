@@ -31,14 +31,14 @@ DONORS = (1_000, 10_000, 100_000)
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PROMPT_TOKENS = 8_192
 LOOKUPS = 1_000
-"""So that ten of them are beyond a p99."""
+"""Enough that ten of them are beyond a p99."""
 MATCHES = 8
-"""Donors that a lookup names, `evidence.max_matches`."""
+"""How many donors a lookup names, `evidence.max_matches`."""
 
 
 def decision_seconds(replicas: int, rounds: int) -> dict[str, float]:
-    """A score sheet over `replicas` replicas with MATCHES donors, p50 and p99 of the thread's own time and of the
-    clock's."""
+    """p50 and p99 of a score sheet over `replicas` replicas with MATCHES donors, by the thread's processor time and by
+    the clock, in seconds."""
     keys = [ReplicaKey(n + 1, 0) for n in range(replicas)]
     views = [
         ReplicaView(key, queued_prefill_tokens=37 * n % 4_096, device_tokens=32 * (n % 7)) for n, key in enumerate(keys)
@@ -75,7 +75,7 @@ def _match(number: int, replica: ReplicaKey) -> SemanticTrtMatch:
 
 
 def donor_cost(donors: int, tokens: int, lookups: int = LOOKUPS) -> dict[str, Any]:
-    """`evidence_cost.measure` in a process of its own. Raises RuntimeError with the end of what it said."""
+    """`evidence_cost.measure` in a process of its own. Raises RuntimeError with the end of its error output."""
     program = (
         "import json, sys; from dataclasses import asdict; from dynamo_semkv.bench.evidence_cost import measure; "
         "print(json.dumps(asdict(measure(*map(int, sys.argv[1:])))))"
@@ -93,6 +93,7 @@ def donor_cost(donors: int, tokens: int, lookups: int = LOOKUPS) -> dict[str, An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line, measures and writes the JSON file."""
     parser = argparse.ArgumentParser(prog="python -m dynamo_semkv.bench.report.scaling", description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--donors", type=int, nargs="*", default=list(DONORS))

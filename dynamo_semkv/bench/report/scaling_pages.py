@@ -1,4 +1,4 @@
-"""The part of the page about how costs grow, with the machine's limits beside. Pure: sections in, Markdown out."""
+"""The part of the page about how costs grow, next to the machine's limits. Pure: sections in, Markdown out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLE_EVERY = 32
 SKETCH_BYTES_A_SAMPLE = 9.4
 """A donor event of an 8k prompt has 256 samples in 2.4 kB."""
 ROW_BYTES = 256
-"""What a decision has to read of a replica at least: four cache lines of counts, load and identity."""
+"""What a decision must read of a replica at least: four cache lines of counts, load and identity."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,18 @@ class Curve:
 
     @property
     def exponent(self) -> float | None:
+        """The exponent k of y ~ x**k; None with too few points."""
         return growth(self.xs, self.ys)
 
     @property
     def distance(self) -> float:
-        """How many times the limit the last point is (or the limit the point, where more is better)."""
+        """The last point as a multiple of its limit (where more is better, the limit as a multiple of the point)."""
         y, limit = self.ys[-1], self.limit[-1]
         return limit / y if self.more_is_better else y / limit
 
 
 def curves(sections: Mapping[str, Any]) -> dict[str, Curve]:
-    """Of what was measured: `lookup`, `memory`, `events`, `decision`, `route`, `offer`."""
+    """The curves that were measured: `lookup`, `memory`, `events`, `decision`, `route`, `offer`."""
     found: dict[str, Curve] = {}
     scaling = sections.get("scaling", {}).get("found")
     if scaling is None:
@@ -113,7 +114,7 @@ AGAINST = {
 
 
 def page(sections: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """`pictures`: curve -> path of its plot from the page."""
+    """The whole part. `pictures`: curve -> path of its plot from the page."""
     found = curves(sections)
     if not found:
         return "Not measured in this run."
@@ -149,7 +150,7 @@ EVENTS = {"at_capacity": "registrations at capacity", "moves": "moves", "evictio
 
 
 def _events(found: Mapping[str, Any]) -> str:
-    """By the worst repeat."""
+    """Event rates, by the worst repeat."""
     rows = []
     for donors in sorted({row["donors"] for row in found["donors"]}):
         same = [row for row in found["donors"] if row["donors"] == donors]
@@ -162,7 +163,7 @@ def _events(found: Mapping[str, Any]) -> str:
 
 
 def _law(curve: Curve) -> str:
-    """Of a rate: how the time of one grows."""
+    """The growth in words; for a rate, the growth of the time of one."""
     exponent = curve.exponent
     if not curve.more_is_better:
         return law(exponent)
@@ -170,12 +171,12 @@ def _law(curve: Curve) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits that say something, also of what is far below 1."""
+    """Three significant digits, also for values far below 1."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _prefill(sections: Mapping[str, Any]) -> str:
-    """Cold and loaded prompts against floating point and memory."""
+    """Cold and loaded prompts compared with the machine's floating point and memory."""
     scenarios = sections.get("scenarios", {}).get("found")
     if scenarios is None:
         return ""

@@ -1,4 +1,4 @@
-"""The scenarios' part of the page: a group's tables, and quality. Pure: figures in, Markdown out."""
+"""The scenarios' part of the page: the tables of each group, and quality. Pure: figures in, Markdown out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
 
 
 def pages(found: Mapping[str, Any], figures: Figures) -> str:
-    """`found`: what `graphs.bench` wrote; `figures`: of all sections."""
+    """The whole part. `found`: what `graphs.bench` wrote; `figures`: of all sections."""
     parts = [_group(name, group, figures) for name, group in found["groups"].items()]
     for name, why in found.get("left_out", {}).items():
         parts.append(f"Left out: {TITLES.get(name, name)} ({why}).")

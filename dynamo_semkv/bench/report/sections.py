@@ -1,5 +1,4 @@
-"""The parts of the report, each a program of its own whose figures come back as JSON: what it runs, and what is missing
-for it.
+"""The parts of the report, each a program of its own whose figures come back as JSON: what is run, and what it needs.
 
 Sections(options).run("evidence") -> {"at", "load_before", "seconds", and "found": {...} or "missing": "why"}
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("scenarios", "scaling", "connector", "evidence", "replay", "router")
-"""In the order in which they run: what is measured by the clock first."""
+"""The sections in the order in which they run: what is measured by the clock first."""
 ROUTER_MODULE = "dynamo_semkv.bench.router"
 REPLAY_FLEET = ("--replicas", "8", "--device-blocks", "400", "--host-blocks", "4000", "--rate", "10000")
 REPLAY_REQUESTS = 3_000
@@ -27,6 +26,8 @@ REPLAY_REQUESTS = 3_000
 
 @dataclass(frozen=True)
 class Options:
+    """What is measured, and how often."""
+
     quick: bool = False
     repeats: int = 3
     seed: int = 7
@@ -35,21 +36,24 @@ class Options:
     replay."""
     donors: Sequence[int] = (1_000, 10_000, 100_000)
     groups: Sequence[str] = ()
-    """Of the scenarios; empty: all."""
+    """Groups of the scenarios; empty: all."""
     contenders: Sequence[str] = ()
     say: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
 
 class Failed(RuntimeError):
-    """A program ended badly; the text ends with what it said last."""
+    """A program failed or cannot be run; the text says why."""
 
 
 class Sections:
+    """Runs the programs, one after the other."""
+
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def run(self, name: str) -> dict[str, Any]:
-        """`found` is that program's own JSON. Raises KeyError for an unknown name."""
+        """Runs one section. `found` is that program's own JSON; `missing` says why there is none. KeyError for an
+        unknown name."""
         run = {
             "scenarios": self._scenarios,
             "scaling": self._scaling,
@@ -126,7 +130,7 @@ class Sections:
     def _to_file(self, module: str, arguments: Sequence[str]) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "figures.json"
-            # Its own progress goes where ours goes; its tables nowhere, they are in the figures.
+            # Its progress goes to our stderr; its tables are discarded, since they are in the figures.
             self._program(module, [*arguments, "--json", str(file)], None)
             return json.loads(file.read_text())
 

@@ -1,8 +1,8 @@
-"""Figures: a value a repeat, shown as a median with its spread. Ratios are taken within a repeat, where both sides saw
-the same machine.
+"""Figures: one value per repeat, shown as a median with its spread. Ratios are taken within a repeat, where both sides
+saw the same machine.
 
-Figure("ttft", "s", (0.41, 0.39, 0.44), better="lower").median      paired(ours, theirs) -> ratio of each repeat
-growth(xs, ys) -> exponent of the power law that fits best
+    Figure("s", (0.41, 0.39, 0.44), better="lower").median      paired(ours, theirs) -> ratio of each repeat
+    growth(xs, ys) -> exponent of the power law that fits best
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ BETTER = ("lower", "higher", "")
 
 @dataclass(frozen=True)
 class Figure:
-    """`values`: one a repeat, all finite, at least one. `better`: which way is good; empty where neither is."""
+    """One measured quantity. `values`: one per repeat, all finite, at least one. `better`: which direction is good;
+    empty where neither is."""
 
     unit: str
     values: tuple[float, ...]
@@ -32,32 +33,36 @@ class Figure:
 
     @property
     def median(self) -> float:
+        """Over the repeats."""
         return float(median(self.values))
 
     @property
     def low(self) -> float:
+        """The lowest repeat."""
         return min(self.values)
 
     @property
     def high(self) -> float:
+        """The highest repeat."""
         return max(self.values)
 
     def worst(self, *, most: bool) -> float:
-        """Of the repeats, where at most (else at least) something is promised: a promise that one repeat breaks is
-        broken."""
+        """The repeat that decides a promise; `most`: of at most so much, else of at least. A promise that one repeat
+        breaks is broken."""
         return self.high if most else self.low
 
     def plain(self) -> dict[str, Any]:
+        """JSON-able; `from_plain` reads it."""
         return {"unit": self.unit, "better": self.better, "median": self.median, "values": list(self.values)}
 
     @classmethod
     def from_plain(cls, raw: Mapping[str, Any]) -> Figure:
-        """KeyError or ValueError for what `plain` did not write."""
+        """The figure that `plain` wrote. KeyError or ValueError for anything else."""
         return cls(str(raw["unit"]), tuple(float(value) for value in raw["values"]), str(raw["better"]))
 
 
 Figures = dict[str, Figure]
-"""By path: `scenarios/negative/semkv/ttft_mean`."""
+"""Figures by path: `scenarios/negative/semkv/ttft_mean`."""
 
 
 def paired(ours: Figure, theirs: Figure) -> Figure:
@@ -69,7 +74,7 @@ def paired(ours: Figure, theirs: Figure) -> Figure:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Between the two nearest, as numpy does by default. ValueError without values."""
+    """Interpolates between the two nearest values, as numpy does by default. ValueError without values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("values: got none")

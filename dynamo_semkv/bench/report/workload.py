@@ -1,9 +1,8 @@
-"""What the report sends: the RFC's benchmark scenarios ("Benchmark scenarios"), sized for an engine on a CPU.
+"""The requests of the report: the RFC's benchmark scenarios ("Benchmark scenarios"), sized for an engine on a CPU.
 
-A scenario is passes; a pass is requests with the times at which they are sent, from the start of the pass. A pass is
-over when its last answer is. `empties_device` in front of a pass makes the engines forget their own blocks (their reset
-route), so that what is in host memory shows. Which contenders a scenario is for is said by its group
-(`graphs.bench.groups`).
+A scenario is passes; a pass is requests with the times at which they are sent, from the start of the pass. A pass ends
+with its last answer. `empties_device` makes the engines drop their own blocks before a pass (their reset route), so
+that the effect of host memory shows. The group of a scenario says which contenders it is for (`graphs.bench.groups`).
 """
 
 from __future__ import annotations
@@ -19,19 +18,21 @@ from dynamo_semkv.bench.scenarios import QUESTIONS, ChatRequest
 from dynamo_semkv.bench.texts import Document
 
 UNHURRIED = 3.0
-"""Times as far apart as usual."""
+"""How many times as far apart as usual the requests are."""
 ANSWER_TOKENS = 8
 """Enough to compare answers, few enough that time to first token is what is measured."""
 
 
 @dataclass(frozen=True)
 class Pass:
+    """Requests that are sent at their times, and answered before the next pass begins."""
+
     requests: tuple[ChatRequest, ...] = field(repr=False)
     offsets: tuple[float, ...]
-    """Seconds, one a request, not falling."""
+    """Seconds, one per request, not falling."""
     empties_device: bool = False
     phases: tuple[str, ...] = ()
-    """One a request, for figures that are of one phase only: `first`, `again`, `after_eviction`. Empty: no such
+    """One per request, for figures that are of one phase only: `first`, `again`, `after_eviction`. Empty: no such
     figures."""
 
     def __post_init__(self) -> None:
@@ -42,6 +43,7 @@ class Pass:
             )
 
     def phase(self, number: int) -> str:
+        """The phase of a request; empty where there are none."""
         return self.phases[number] if self.phases else ""
 
 
@@ -57,6 +59,7 @@ class Timed:
 
     @property
     def requests(self) -> int:
+        """How many, over all passes."""
         return sum(len(one.requests) for one in self.passes)
 
 
@@ -69,7 +72,7 @@ class Sizes:
     repeats: int = 4
     """Requests over one document."""
     documents: int = 8
-    """Of a working set."""
+    """How many documents a working set has."""
     passes: int = 3
     negatives: int = 6
     batch: int = 24
@@ -85,6 +88,7 @@ def _answers(requests: Sequence[ChatRequest]) -> tuple[ChatRequest, ...]:
 
 
 def exact_repeat(library: Library, sizes: Sizes) -> Timed:
+    """One document as the system prompt, asked about again and again."""
     made = scenarios.repeated_system_prompt(library.take(sizes.characters), sizes.repeats + 1)
     return _timed("system_prompt", "exact repeated system prompt", "reuse", made.requests, sizes.gap)
 
@@ -112,17 +116,20 @@ def paraphrased_qa(pairs: Sequence[tuple[str, str]], sizes: Sizes) -> Timed:
 
 
 def other_instruction(library: Library, sizes: Sizes) -> Timed:
+    """Two documents, each behind two instructions."""
     made = scenarios.same_document_other_instruction(library.many(2, sizes.characters))
     return _timed("other_instruction", "same document, other instruction", "reuse", made.requests, sizes.gap)
 
 
 def reordered(library: Library, sizes: Sizes, seed: int) -> Timed:
+    """Three retrieved chunks in changing order."""
     chunk = min(1_200, sizes.characters // 3)
     made = scenarios.reordered_chunks(library.many(3, chunk), sizes.repeats, seed)
     return _timed("reordered_chunks", "reordered RAG chunks", "reuse", made.requests, sizes.gap)
 
 
 def agent(library: Library, sizes: Sizes) -> Timed:
+    """One conversation that grows by a turn each time."""
     made = scenarios.agent_turns(library.many(sizes.repeats, max(200, sizes.characters // 4)), sizes.repeats + 1)
     return _timed("agent", "multi-turn agent, repeated tool schema", "reuse", made.requests, sizes.gap)
 
@@ -137,8 +144,8 @@ def working_set(
     title: str = "host offload: working set twice the device pools",
     salt: str | None = None,
 ) -> Timed:
-    """Every document once a pass, in the same order: when a document comes again, all others have been in between.
-    `salt`: of a tenant, whose blocks in host memory Dynamo's index does not know."""
+    """Every document once per pass, in the same order: between two requests for a document all others are sent. `salt`:
+    of a tenant, whose blocks in host memory Dynamo's index does not know."""
     documents = library.many(sizes.documents, sizes.characters)
     made = scenarios.large_working_set(documents, sizes.passes).requests
     size = len(documents)
@@ -149,7 +156,7 @@ def working_set(
 
 
 def high_load(library: Library, sizes: Sizes, answer_tokens: int = 16) -> Timed:
-    """Everything at once and nothing alike: what looking for donors costs when there are none."""
+    """All requests at once and no two alike: what looking for donors costs when there are none."""
     asks = [
         ChatRequest((_user(library.take(sizes.characters // 3).text),), None, answer_tokens) for _ in range(sizes.batch)
     ]
@@ -162,26 +169,28 @@ def high_load(library: Library, sizes: Sizes, answer_tokens: int = 16) -> Timed:
 
 
 def tenants(library: Library, sizes: Sizes) -> Timed:
+    """The same two documents from two tenants, which must not share KV."""
     made = scenarios.two_tenants(library.many(2, sizes.characters))
     return _timed("tenants", "same documents, two tenants", "negative", made.requests, sizes.gap)
 
 
 def negatives(library: Library, sizes: Sizes) -> Timed:
+    """Documents that nobody sent before."""
     made = scenarios.negative_controls(library.many(sizes.negatives, sizes.characters))
     return _timed("negative", "negative controls", "negative", made.requests, sizes.gap)
 
 
 def unhurried(library: Library, sizes: Sizes) -> Timed:
-    """Negative controls that find the engines idle: what we cost a request by itself, and not what missing processors
-    make of it."""
+    """Negative controls that find the engines idle: the cost of our router by itself, without the effect of missing
+    processors."""
     made = scenarios.negative_controls(library.many(sizes.negatives, sizes.characters))
     title = "negative controls, three times as far apart"
     return _timed("negative_unhurried", title, "unhurried", made.requests, UNHURRIED * sizes.gap)
 
 
 def by_length(library: Library, lengths: Sequence[int], name: str = "long", unit: str = "tokens") -> list[Timed]:
-    """For each length in characters (of which a byte tokenizer makes as many tokens): cold, exactly the same again, and
-    the same once the device has forgotten it."""
+    """For each length in characters (a byte tokenizer makes as many tokens of them): a cold request, exactly the same
+    again, and the same after the device has forgotten it."""
     found = []
     for length in lengths:
         ask = _answers([_ask(library.take(length))])
@@ -195,7 +204,8 @@ def by_length(library: Library, lengths: Sequence[int], name: str = "long", unit
 
 
 def shuffled(names: Sequence[str], seed: int) -> list[str]:
-    """The order of contenders within one block of interleaving: another one each time, the same for the same seed."""
+    """The order of contenders within one block of interleaving: it differs between seeds and is the same for the same
+    seed."""
     order = list(names)
     random.Random(seed).shuffle(order)
     return order

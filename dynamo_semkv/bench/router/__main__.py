@@ -22,10 +22,11 @@ from dynamo_semkv.bench.router.stages import GOAL_P50_MS, GOAL_P99_MS, Cost, Dec
 PARTS = ("stages", "decisions", "throughput")
 GOAL_RATIO = 0.9
 WIDTH = 80
-"""Of what is printed where stdout is no terminal."""
+"""Columns of the output where stdout is no terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line, measures the parts asked for and prints tables, or JSON."""
     arguments = _parser().parse_args(argv)
     if arguments.quick:
         arguments.donors, arguments.repeats, arguments.requests, arguments.replicas = [50, 100], 1, 20, [1, 32]
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _repeated(arguments: argparse.Namespace, donors: int) -> list[list[Cost]]:
-    """The stages, once a repeat, in front of one index."""
+    """The stages, once per repeat, in front of one index."""
     scene = Scene(donors=donors, tokens=arguments.tokens, replicas=arguments.ranks)
     try:
         return [stages(scene, arguments.requests) for _ in range(arguments.repeats)]
@@ -71,7 +72,7 @@ def _repeated(arguments: argparse.Namespace, donors: int) -> list[list[Cost]]:
 
 
 def _whole(repeats: Sequence[Sequence[Cost]]) -> dict[str, list[float]]:
-    """All stages together: each figure a value a repeat."""
+    """All stages together: each figure has one value per repeat."""
     whole = [asdict(cost) for costs in repeats for cost in costs if cost.stage == "whole"]
     return {name: [cost[name] for cost in whole] for name in whole[0] if name != "stage"}
 

@@ -1,8 +1,9 @@
-"""The best bare Python router: what any router in Python pays, and nothing else. Push egress, no buffer, one KvRouter,
+"""The best bare Python router: what any router in Python costs, and nothing else. Push egress, no buffer, one KvRouter,
 nothing per chunk.
 
 A program of its own: `python -m dynamo_semkv.bench.router.bare WORKER_ENDPOINT ROUTER_ENDPOINT MODEL BLOCK_SIZE
-MODEL_DIR`. It does not survive what ours does (a lost pin, n > 1, typed failures): it is a floor, not a router to use.
+MODEL_DIR`. It does not survive what ours does (a lost pin, n > 1, typed failures): it is a lower bound, not a router to
+use.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dynamo.runtime import DistributedRuntime, dynamo_worker
 
 @dynamo_worker()  # type: ignore[untyped-decorator]
 async def main(runtime: DistributedRuntime) -> None:
+    """Serves until it is killed; `dynamo_worker` passes the runtime."""
     worker, public, model, block_size, model_dir = sys.argv[1:]
     workers = runtime.endpoint(worker)
     client = await workers.client()

@@ -1,4 +1,4 @@
-"""Requests a second through each router, in slices that alternate, so that what else the machine does hits all of them
+"""Requests a second through each router, in slices that alternate, so that other load of the machine hits all of them
 alike."""
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ CONTENDERS = (RUST, BARE, OURS)
 
 @dataclass
 class Slices:
-    """Of one contender, a value a round."""
+    """The figures of one contender, one value per round."""
 
     per_second: list[float] = field(default_factory=list)
     ttft_p50_ms: list[float] = field(default_factory=list)
     processor_ms: list[float] = field(default_factory=list)
-    """Processor time a request of the process that routes: of Rust the frontend itself, which is not comparable."""
+    """Processor time per request of the process that routes; for Rust that is the frontend itself, which is not
+    comparable."""
     failed: int = 0
 
 
 @dataclass(frozen=True)
 class Throughput:
+    """The figures of one graph; `log_errors`: lines at ERROR in its logs."""
+
     ranks: int
     tokens: int
     max_tokens: int
@@ -41,7 +44,7 @@ class Throughput:
     log_errors: int
 
     def ratio(self, of: str, over: str) -> float:
-        """Median over the rounds of one over the other in the same round."""
+        """Median over the rounds of one contender's rate over the other's in the same round."""
         pairs = zip(self.contenders[of].per_second, self.contenders[over].per_second, strict=True)
         return statistics.median(left / right if right else 0.0 for left, right in pairs)
 
@@ -49,7 +52,7 @@ class Throughput:
 def throughput(
     *, ranks: int, donors: int, tokens: int, max_tokens: int, concurrency: int, rounds: int, seconds: float
 ) -> Throughput:
-    """`rounds` times a slice of `seconds` for each. GraphError if the processes do not come up."""
+    """Measures `rounds` slices of `seconds` for each contender. GraphError if the processes do not come up."""
     found = {name: Slices() for name in CONTENDERS}
     numbers = itertools.count()
     with RouterGraph(ranks=ranks, donors=donors, tokens=tokens) as graph:
@@ -111,7 +114,7 @@ async def _one(
 
 
 def _body(graph: RouterGraph, model: str, number: int, max_tokens: int) -> bytes:
-    """No prompt comes twice. The first half of every second one is a donor's."""
+    """The request's JSON. No prompt comes twice. The first half of every second one is a donor's."""
     ids = document(2**40 + number, graph.tokens)
     if number % 2 == 0 and graph.donors:
         half = graph.tokens // 2

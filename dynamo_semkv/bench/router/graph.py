@@ -1,8 +1,8 @@
-"""Real processes: a mocker, a frontend with Dynamo's own KV router, one that goes round the routers, a bare Python
-router, and ours.
+"""Real processes: a mocker, a frontend with Dynamo's own KV router, a round-robin frontend, a bare Python router, and
+ours.
 
 Everything listens on loopback and ends with the `with` block. Our router knows `donors` documents, on the ranks of the
-mocker, from the bus, as it would in service; that the mocker loads nothing does not matter to what routing costs.
+mocker, from the bus, as it would in service; that the mocker loads nothing does not change what routing costs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dynamo_semkv.testing import EventTape
 
 NAMESPACE, WORKER = "bench", "mock"
 RUST, BARE, OURS = "mock", "bare", "ours"
-"""Names of the model, by who routes it."""
+"""Names of the model, one for each router that serves it."""
 READY_SECONDS = 120.0
 
 
@@ -43,10 +43,13 @@ class GraphError(RuntimeError):
 
 
 def document(seed: int, tokens: int) -> TokenArray:
+    """Random token ids below WORDS, u32 of shape [tokens]; the same for the same seed."""
     return np.random.default_rng(seed).integers(0, WORDS, tokens).astype(np.uint32)
 
 
 class RouterGraph:
+    """The processes, from `__enter__` to `__exit__`. GraphError where one does not come up."""
+
     def __init__(self, *, ranks: int, donors: int, tokens: int) -> None:
         self.ranks, self.donors, self.tokens = ranks, donors, tokens
         self._folder = tempfile.TemporaryDirectory(prefix="semkv-bench-router-")
@@ -67,17 +70,18 @@ class RouterGraph:
         self._down()
 
     def url(self, model: str) -> str:
+        """The chat endpoint of the frontend that serves this model."""
         return f"http://{LOOPBACK}:{self.ports['kv' if model == RUST else 'round-robin']}/v1/chat/completions"
 
     def processor_seconds(self, model: str) -> float:
-        """What the process that routes this model has used so far; of Rust, the frontend, which is more than a
-        router."""
+        """Processor time that the process which routes this model has used so far; for Rust that is the frontend, which
+        does more than route."""
         pid = self._processes["frontend-kv" if model == RUST else model].pid
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def errors(self) -> int:
-        """Lines at ERROR in any log."""
+        """How many lines at ERROR all logs have."""
         return sum(
             " ERROR " in line for process in self._processes.values() for line in process.log_text().splitlines()
         )
@@ -96,7 +100,7 @@ class RouterGraph:
                 "namespace": NAMESPACE,
                 "worker_component": "backend",
                 "router_component": OURS,
-                # As the other two, which are one router each: what it tells other routers nobody would hear.
+                # As with the other two, which are one router each: no other router would receive what it publishes.
                 "kv_router": {"router_replica_sync": False},
             },
             "bus": {"url": self._nats.url},
@@ -140,7 +144,7 @@ class RouterGraph:
         self._processes[name] = ChildProcess(name, command, env=env, log_path=self._path / f"{name}.log")
 
     def _know(self) -> None:
-        """Announcements and donors, onto the bus."""
+        """Publishes announcements and donors on the bus."""
         namespace = announced_namespace()
         publisher = BusPublisher(
             BusConfig(

@@ -1,4 +1,4 @@
-"""A model directory that a frontend and a mocker can use: one token a word, no weights, no download."""
+"""A model directory that a frontend and a mocker can use: one token per word, no weights, no download."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ WORDS = 20_000
 
 
 def text(ids: Iterable[int]) -> str:
-    """Words whose token ids are `ids` (below WORDS), whatever stands around them: the template adds none."""
+    """Words whose token ids are `ids` (below WORDS), whatever surrounds them: the template adds none."""
     return " ".join(f"w{number}" for number in ids)
 
 
 def write_model_dir(path: Path, words: int = WORDS, context: int = 131_072) -> Path:
-    """Token ids 0 to `words` - 1 are words, `words` ends a sequence; prompts of up to `context` tokens."""
+    """Writes the directory and returns it. Token ids 0 to `words` - 1 are words, `words` ends a sequence; prompts have
+    up to `context` tokens."""
     path.mkdir(parents=True, exist_ok=True)
     end = {"id": words, "content": "<eos>", "special": True}
     end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

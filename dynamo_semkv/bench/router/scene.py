@@ -1,8 +1,8 @@
 """A router in one process: the real advisor, service, lookup and record around a simulated Dynamo that answers at once.
 No bus, no engine.
 
-What Dynamo's own answers cost is not in it (its index and its bookings are Rust, asked over a binding; facts of that
-are measured by `graph.py`), and neither is the token stream.
+The cost of Dynamo's own answers is not in it (its index and its bookings are Rust, asked over a binding; `graph.py`
+measures them), and neither is the token stream.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _OF_A_REQUEST = ("tenant", "lora", "lora_revision", "multimodal", "tokens_per_bl
 
 
 def announced_namespace() -> CacheNamespace:
-    """As an engine announces it: everything known but what a request brings."""
+    """The namespace as an engine announces it: every field is known except those of a request."""
     known: dict[str, Any] = {name: "bench" for name in CacheNamespace.__struct_fields__ if name not in _OF_A_REQUEST}
     return CacheNamespace(**known, tokens_per_block=BLOCK)
 
 
 @dataclass
 class SimulatedDispatch:
-    """One chunk, and the end."""
+    """A Dispatch of one chunk, and the end."""
 
     replica: ReplicaKey | None
     pinned: bool
@@ -69,30 +69,36 @@ class SimulatedDispatch:
     timing: Mapping[str, Any] | None = None
 
     async def first(self) -> Chunk | None:
+        """The only chunk."""
         return {"token_ids": [1], "finish_reason": "length"}
 
     async def next(self) -> Chunk | None:
+        """None: there are no more."""
         return None
 
     async def close(self) -> None:
+        """Holds nothing."""
         return None
 
 
 @dataclass
 class SimulatedEdge:
-    """Dynamo as far as the router asks it: nothing on any device, a queue on every other replica."""
+    """The Edge that the router asks: nothing on any device, a queue on every other replica."""
 
     live: Mapping[ReplicaKey, ReplicaCard]
 
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
+        """Always the same."""
         return self.live
 
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:
+        """64 queued tokens on every other replica."""
         return {key: RankLoad(64 * (at % 2), 2 * (at % 2), at % 2) for at, key in enumerate(self.live)}
 
     async def exact(
         self, token_ids: Sequence[int], cache_namespace: str | None = None, lora_name: str | None = None
     ) -> tuple[Overlap, Mapping[ReplicaKey, RankLoad]]:
+        """No overlap anywhere, and `loads`."""
         ranks = {key: RankOverlap(0, 0, 0) for key in self.live}
         return Overlap(BLOCK, len(token_ids) // BLOCK, ranks), await self.loads()
 
@@ -103,6 +109,7 @@ class SimulatedEdge:
         lora_name: str | None = None,
         required_taints: Collection[str] = (),
     ) -> Choice:
+        """The first replica."""
         return Choice(next(iter(self.live)), 0)
 
     def dispatch(
@@ -114,11 +121,12 @@ class SimulatedEdge:
         annotate: Mapping[str, Any] | None = None,
         tokens: TokenArray | None = None,
     ) -> SimulatedDispatch:
+        """To the pin, else to the first replica; sends nothing."""
         return SimulatedDispatch(pin or next(iter(self.live)), pin is not None)
 
 
 class Record:
-    """Route events as bytes, as they go to the bus."""
+    """A Journal that encodes route events as for the bus, and counts them."""
 
     def __init__(self) -> None:
         self.opens = 0
@@ -126,21 +134,23 @@ class Record:
         self.placed = 0
 
     def opened(self, event: RouteEvent) -> None:
+        """Encodes and counts; `placed` where the decision placed it."""
         encode_route_event(event)
         self.opens += 1
         self.placed += getattr(event, "decision_reason", "") == "placed"
 
     def observed(self, event: RouteEvent) -> None:
+        """Encodes and counts."""
         encode_route_event(event)
         self.ends += 1
 
 
 class Scene:
-    """`donors` documents spread over `replicas` ranks (two a worker), and requests of which every second one has donors
-    (alike.py)."""
+    """The parts of one router, wired: `donors` documents spread over `replicas` ranks (two per worker), and requests of
+    which every second one has donors (alike.py)."""
 
     def __init__(self, *, donors: int, tokens: int, replicas: int) -> None:
-        # A machine that does other things too may not turn a slow moment into another code path.
+        # Long deadlines, so that a slow moment of a busy machine does not lead into another code path.
         patient = {"deadline_ms": 1_000.0, "exact_deadline_ms": 1_000.0}
         self.config: Config = build({"placement": {"mode": "enforce"}, "evidence": patient})
         self.tokens, self.donors = tokens, donors
@@ -179,11 +189,12 @@ class Scene:
         self._register()
 
     def close(self) -> None:
+        """Ends the lookup threads."""
         self.lookup.close()
 
     def request(self, number: int) -> dict[str, Any]:
-        """As Dynamo hands it over: token ids as a list. Even numbers begin as FAMILY donors do, odd ones share nothing
-        with any."""
+        """The request as Dynamo hands it over, token ids as a list. Even numbers begin as FAMILY donors do, odd ones
+        share nothing with any."""
         if number % 2 == 0 and self.donors:
             own = asked(number * 7_919 % max(1, self.donors // FAMILY), number, self.tokens, from_the_start=True)
         else:
@@ -199,9 +210,11 @@ class Scene:
         }
 
     def call(self, number: int) -> CallContext:
+        """The call of request `number`; its client never leaves."""
         return CallContext(request_id=f"bench-{number}", metadata={}, traceparent=None, is_stopped=lambda: False)
 
     async def handle(self, number: int, request: Request) -> None:
+        """Serves one request through the service, to its last chunk."""
         async for _ in self.service.handle(request, self.call(number)):
             pass
 

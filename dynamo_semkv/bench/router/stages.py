@@ -1,5 +1,5 @@
-"""What each stage of the router costs, and all of them together: wall time, and processor time, which a busy machine
-changes little."""
+"""The cost of each stage of the router, and of all of them together: wall time, and processor time, which a busy
+machine changes little."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ GOAL_P50_MS, GOAL_P99_MS = 1.0, 3.0
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds a request."""
+    """The cost of one stage, in milliseconds per request."""
 
     stage: str
     wall_p50: float
     wall_p99: float
     own_p50: float
-    """Processor time: of all threads for what uses several, else of this one."""
+    """Processor time: of all threads for a stage that uses several, else of this one."""
     own_p99: float
 
 
 @dataclass(frozen=True)
 class Decision:
+    """The cost of a decision at one number of replicas."""
+
     replicas: int
     weigh: Cost
     whole: Cost
@@ -67,13 +69,13 @@ class _Clock:
 
 
 def stages(scene: Scene, requests: int) -> list[Cost]:
-    """Stage by stage, and `whole`: everything from the arrival of a request to its first chunk, Dynamo's own answers
-    left out."""
+    """The cost stage by stage, and of `whole`: everything from the arrival of a request to its first chunk, without
+    Dynamo's own answers."""
     return asyncio.run(_stages(scene, requests))
 
 
 def decisions(replicas: Sequence[int], *, donors: int, tokens: int, requests: int) -> list[Decision]:
-    """The same for more and more replicas: `weigh` is what grows with them."""
+    """The stages for growing numbers of replicas: `weigh` is the one that grows with them."""
     found = []
     for count in replicas:
         scene = Scene(donors=donors, tokens=tokens, replicas=count)
@@ -90,7 +92,7 @@ async def _stages(scene: Scene, requests: int) -> list[Cost]:
     warm = max(2, requests // 10)
     for number in range(warm):
         await scene.handle(number, made[number])
-    # As the router does it once it has started: donors are never visited by a collection.
+    # As in the router after its start: a garbage collection never visits donors.
     gc.collect()
     gc.freeze()
     try:
