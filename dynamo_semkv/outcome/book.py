@@ -62,7 +62,7 @@ SETTLE_SECONDS = 1.0
 """Longer than the route events of two routers can be apart on their way; shorter than an operator waits for the
 page."""
 UNOWED_SECONDS = 5.0
-"""How long a route that ended before its first token waits for a report that nobody owes it."""
+"""How long a route that ended before its first token waits for a report, though none has to come."""
 _SAME_PROMPT_REMEMBERED = 16
 
 

@@ -356,11 +356,11 @@ class RouteJournal:
         intake.speaks_as(self._subject)
 
     def opened(self, event: RouteOpened) -> None:
-        """Into the book, then to the bus."""
+        """Puts the event into the book, then publishes it."""
         self._write(event)
 
     def observed(self, event: RouteObserved) -> None:
-        """Into the book, then to the bus."""
+        """Puts the event into the book, then publishes it."""
         self._write(event)
 
     def _write(self, event: RouteEvent) -> None:

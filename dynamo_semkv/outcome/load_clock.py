@@ -25,8 +25,8 @@ MOST = 0.75
 """The share of those routes on which a clock must be off. A replica that is late by half of what it saved on every
 other route is still believed."""
 _FADE = 2.0 ** (-1.0 / 16.0)
-"""Halves every 16 routes that were compared, not served: a clock that lost its credit does not regain it just because
-nothing was placed there."""
+"""Weights halve every 16 routes that were compared, not served: a clock that lost its credit does not regain it just
+because nothing was placed there."""
 
 
 class LoadClock:

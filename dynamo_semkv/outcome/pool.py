@@ -96,4 +96,4 @@ class Pool:
         of.counted = Sums(total * part, trials * part, now)
         self._counted.move(of.counted.total - before, of.counted.trials - before_trials, now)
         if not self._workers:
-            self._counted = Sums(at=now)  # differences of floats leave nothing behind
+            self._counted = Sums(at=now)  # rounding errors of the subtractions end here

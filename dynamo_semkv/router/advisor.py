@@ -48,7 +48,7 @@ class LookupOutcome(Protocol):
 
     @property
     def seconds(self) -> float:
-        """How long the lookup took."""
+        """How long the lookup took, in seconds."""
         ...
 
 

@@ -20,11 +20,11 @@ class Listened(Protocol):
     """The part of Dynamo's Context that is used here."""
 
     def is_stopped(self) -> bool:
-        """True once the client asked that generation stops."""
+        """True once the answer was asked to stop (Dynamo's `stop_generating`)."""
         ...
 
     def is_killed(self) -> bool:
-        """True once the call was ended without waiting for the rest of the answer."""
+        """True once the call was killed."""
         ...
 
 

@@ -54,7 +54,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """The prompt's length in tokens."""
         return len(self.tokens)
 
 

@@ -104,8 +104,8 @@ class ReplicaDirectory:
     announced its generation. What a replica announced before it went does not count when it comes back: it may be
     another process by then.
 
-    `on_ranks(wire_worker_id, ranks)` tells which ranks a live worker has by its model card, whenever that changes; none
-    once it is gone.
+    `on_ranks(wire_worker_id, ranks)` is called with the ranks of a live worker by its model card, whenever they change;
+    with none once it is gone.
     """
 
     def __init__(

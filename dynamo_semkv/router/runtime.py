@@ -232,7 +232,7 @@ class DynamoEdge:
         return self._live
 
     def lost(self, worker_id: int) -> None:
-        """Leave a worker out of `live_replicas` for `suspect_s`: discovery tells of its death only when its lease
+        """Leave a worker out of `live_replicas` for `suspect_s`: discovery reports its death only when its lease
         ends."""
         self._suspects[worker_id] = time.monotonic() + self._settings.suspect_s
 
@@ -289,7 +289,7 @@ class DynamoEdge:
         """Send the request through KvRouter, to `pin` or where Dynamo likes; iterate the result for the chunks.
 
         `unpinned` is what is sent when the pin is given up (without the hint that was meant for the pinned replica);
-        default: the request. `annotate` is told to the client beside the replica that served, in `engine_data.semkv`.
+        default: the request. `annotate` goes to the client with the replica that served, in `engine_data.semkv`.
         `tokens`: the request's token ids, where the caller has them as an array, which Dynamo reads sooner than a list.
         """
         return RequestDispatch(

@@ -10,7 +10,7 @@ Invariants:
   so it alone can continue the stream.
 * The frontend books its own attribution: it dispatched to this router, and a `worker_id` from us that differs from it
   is logged as an ERROR for every request. So the ids are taken out of `routing_data`, and the replica that served is
-  told in `engine_data`.
+  named in `engine_data`.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ class Edge(Protocol):
     """Dynamo, as the router service uses it. Token ids are ints (`token_ids_list`); packed bytes are refused."""
 
     def live_replicas(self) -> Mapping[ReplicaKey, ReplicaCard]:
-        """Replicas that may be pinned, from discovery and the model cards. The same object while nothing changed."""
+        """Replicas that may be pinned, from discovery and the model cards. It may return the same object while nothing
+        changed."""
         ...
 
     async def loads(self) -> Mapping[ReplicaKey, RankLoad]:

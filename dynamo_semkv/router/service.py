@@ -48,11 +48,11 @@ class Journal(Protocol):
     """The part of outcome.intake.RouteJournal that is used here."""
 
     def opened(self, event: RouteOpened) -> None:
-        """Records the opening. May raise: it is counted."""
+        """Records the opening; the caller counts an exception and goes on."""
         ...
 
     def observed(self, event: RouteObserved) -> None:
-        """Records the end. May raise: it is counted."""
+        """Records the end; the caller counts an exception and goes on."""
         ...
 
 
@@ -60,7 +60,7 @@ class Advising(Protocol):
     """The part of Advisor that is used here."""
 
     async def advise(self, request: Request, request_id: str) -> Advice | None:
-        """Raises nothing but its own cancellation; None: the request cannot be read."""
+        """Decides for one request. Raises nothing but its own cancellation; None: the request cannot be read."""
         ...
 
 
@@ -70,7 +70,7 @@ class Hints(Protocol):
     def send(
         self, replica: StableReplica, prompt_key: PromptKey, envelope: KvHintsEnvelope, traceparent: str | None = None
     ) -> bool:
-        """False: not sent. Must not wait."""
+        """Sends the hint without waiting. False: it was not sent."""
         ...
 
 

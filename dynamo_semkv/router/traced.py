@@ -392,5 +392,5 @@ def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _guarded(tell: Callable[[], object]) -> None:
     try:
         tell()
-    except Exception:  # noqa: BLE001 - a span may not fail the request that it tells of; logged
+    except Exception:  # noqa: BLE001 - a span may not fail the request that it describes; logged
         _throttled.exception("a span was not made")
