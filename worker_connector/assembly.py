@@ -56,12 +56,15 @@ class InlineQueue:
     """Runs each job where it is handed over (tests)."""
 
     def submit(self, job: Job) -> bool:
+        """Runs the job before it returns; always True."""
         job()
         return True
 
 
 @dataclass
 class LeaderParts:
+    """One leader with all its parts, for `snapshot` and `close`."""
+
     leader: Leader
     event_publisher: EventPublisher
     queue: JobQueue
@@ -229,6 +232,7 @@ def _leader(
 
 
 def assemble_rank(llm_args: Any, env: Mapping[str, str]) -> Rank:
+    """A rank as the environment configures it. Raises Refused or ContractError at bring-up."""
     settings = load_settings(llm_args, env)
     tell_settings("a rank", settings)
     return assemble_rank_with(llm_args, settings, env=env)

@@ -56,6 +56,7 @@ class Background:
         self._thread.start()
 
     def submit(self, job: Job) -> bool:
+        """False where the job is refused: too many wait, or `close` was called. Any thread."""
         with self._wake:
             if self._closing or len(self._jobs) >= self._capacity:
                 self.refused += 1

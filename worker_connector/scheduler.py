@@ -56,6 +56,7 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         return self._parts.door
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """The leader's offer; `(0, False)` after a fault."""
         began = time.perf_counter()
         try:
             offer = self.leader.ask(request, num_computed_tokens)
@@ -67,12 +68,15 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
             self._parts.ask_seconds.add(time.perf_counter() - began)
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+        """For a cache that reports one flat list of page slots."""
         self._allocated(request, block_ids, None)
 
     def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
+        """For a cache that reports page slots by layer group."""
         self._allocated(request, (), block_ids_by_layer_group)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ConnectorMetadata | None:
+        """The leader's orders for this iteration; None after a fault."""
         began = time.perf_counter()
         try:
             return self.leader.batch(scheduler_output)
@@ -83,9 +87,11 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
             self._parts.build_seconds.add(time.perf_counter() - began)
 
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+        """Always False: no page is held for a save."""
         return self._finished(request)
 
     def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: list[list[int]]) -> bool:
+        """Always False: no page is held for a save."""
         return self._finished(request)
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:

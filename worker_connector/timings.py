@@ -44,6 +44,7 @@ class Durations:
         self._counted = _Counted((0,) * (len(self._bounds) + 1), 0.0, [])
 
     def add(self, seconds: float) -> None:
+        """Notes one duration."""
         unsorted = self._counted.unsorted
         unsorted.append(seconds)
         if len(unsorted) >= _SORTED_AT:

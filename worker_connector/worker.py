@@ -23,6 +23,8 @@ from worker_connector.rank.rank import Rank
 
 
 class SemkvConnectorWorker(KvCacheConnectorWorker):
+    """One rank's side of the connector; see the module."""
+
     supports_attention_dp = True  # transfers and their completion are the owner rank's alone
 
     def __init__(self, llm_args: Any) -> None:
@@ -34,18 +36,22 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
 
     @property
     def rank(self) -> Rank:
+        """What all callbacks delegate to."""
         return self._rank
 
     def register_kv_caches(self, kv_cache_tensor: torch.Tensor) -> None:
+        """Takes tokens per block from the settings, since a bare tensor does not say it. Raises Refused."""
         geometry = PoolGeometry.from_tensor(kv_cache_tensor, configured_tokens_per_block(self._llm_args))
         self._rank.register(geometry, keeps_pages=False)
 
     def register_kv_cache_layout(self, layout: KvCacheLayout) -> None:
+        """Raises Refused for a layout that cannot be served, or that disagrees with the settings."""
         geometry = PoolGeometry.from_layout(layout)
         check_tokens_per_block(self._llm_args, geometry.tokens_per_block)
         self._rank.register(geometry)
 
     def bind_connector_meta(self, metadata: object) -> None:
+        """Also moves the rank to the leader that made this metadata, where it has another or none."""
         super().bind_connector_meta(metadata)
         if isinstance(metadata, ConnectorMetadata):
             self._rank.meet(metadata, channel_by_id)
@@ -56,14 +62,17 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         self._rank.start_load(metadata if isinstance(metadata, ConnectorMetadata) else None, stream)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+        """Does nothing unless the rank watches the layer hooks."""
         rank = self._rank
         if rank.hooks.watching:
             rank.before_layer(layer_idx, stream)
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+        """Does nothing: `wait_for_save` saves all layers."""
         return None
 
     def wait_for_save(self, stream: Any) -> None:
+        """Starts the saves of this iteration behind its forward pass; does not wait for them to land."""
         metadata = self.get_connector_meta()
         self._rank.forward_done(metadata if isinstance(metadata, ConnectorMetadata) else None, stream)
 

@@ -64,9 +64,12 @@ class BlockFormat:
     """Part of every file's name: after a reset nothing of before has the name of what it says."""
 
     def size_of(self, block: BlockRecord) -> int:
+        """Bytes of this block's file."""
         return OVERHEAD + len(block.words) + len(block.tokens) + self.payload
 
     def name_of(self, namespace: bytes, key: bytes) -> str:
+        """64 hex digits over namespace (32 bytes), key (16), geometry and epoch: the file name without its suffix.
+        ValueError for other lengths."""
         if len(namespace) != 32 or len(key) != 16:
             raise ValueError(f"namespace of {len(namespace)} and key of {len(key)} bytes, expected 32 and 16")
         return hashlib.blake2b(
@@ -199,6 +202,7 @@ def _read_all(file: BinaryIO, size: int) -> bytes:
 
 
 def fsync_directory(directory: Path) -> None:
+    """Flushes the directory, so that a rename in it survives a power failure. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

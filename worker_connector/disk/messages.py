@@ -93,6 +93,8 @@ class SpillDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class DiskCleared(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Clear`: nothing that this rank wrote before it is used any more."""
+
     rank: int
     order_id: int
 

@@ -36,6 +36,7 @@ class KnownWords:
         self._by_digest: OrderedDict[bytes, bytes] = OrderedDict()
 
     def met(self, digest: bytes, namespace: CacheNamespace) -> None:
+        """Notes the namespace of a block that became resident."""
         if digest in self._by_digest:
             self._by_digest.move_to_end(digest)
         else:
@@ -51,6 +52,7 @@ class KnownWords:
         return self._by_digest.get(digest, b"")
 
     def all(self) -> dict[bytes, bytes]:
+        """All that are known, by digest; a copy."""
         return dict(self._by_digest)
 
     def _keep(self, digest: bytes, words: bytes) -> None:

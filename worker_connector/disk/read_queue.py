@@ -59,6 +59,7 @@ class ReadQueue:
 
     @property
     def crowded(self) -> bool:
+        """True while `MOST_HELD` chains or more are waited for: no further one may be added."""
         return len(self._awaited) >= MOST_HELD
 
     @property
@@ -97,6 +98,7 @@ class ReadQueue:
                 self.add(wish)
 
     def answered(self, order_id: int) -> None:
+        """Notes that an order was answered, and resolves the reads that waited for nothing else."""
         for wish in self._awaited:
             wish.orders.discard(order_id)
         self.settle()

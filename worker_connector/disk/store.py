@@ -59,6 +59,8 @@ class _File:
 
 @dataclass(frozen=True)
 class DiskStats:
+    """One reading of a store. `limit`: bytes that `size` may reach."""
+
     blocks: int
     size: int
     """Bytes of all files, those being written included."""
@@ -116,6 +118,7 @@ class DiskStore:
 
     @property
     def directory(self) -> Path:
+        """Holds the block files, the lock and the epoch."""
         return self._directory
 
     def take_over(self, stopped: Callable[[], bool] = lambda: False) -> list[BlockRecord]:
@@ -344,6 +347,7 @@ class DiskStore:
                     self._size -= size
 
     def stats(self) -> DiskStats:
+        """As the store counts; no I/O."""
         with self._lock:
             return DiskStats(len(self._files), self._size, self._limit)
 

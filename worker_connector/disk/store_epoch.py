@@ -35,6 +35,7 @@ def read_epoch(directory: Path) -> bytes | None:
 
 
 def new_epoch() -> bytes:
+    """16 random bytes; not written yet."""
     return secrets.token_bytes(_BYTES)
 
 

@@ -340,6 +340,7 @@ class DiskTier:
     # what the ranks answer
 
     def on_result(self, result: DiskResult) -> None:
+        """Takes one rank's answer, and sends what the bounds then allow."""
         rank = (
             result.rank if self._ranks > 1 else 0
         )  # under attention data parallelism an only rank may have any number
@@ -429,6 +430,7 @@ class DiskTier:
         return len(self._spilling) + len(self._staging)
 
     def snapshot(self) -> dict[str, int]:
+        """`counts`, blocks on disk and waiting to be written, queued reads (`wishes`), open orders."""
         return {
             **self.counts,
             "blocks": self.index.usable,

@@ -98,6 +98,7 @@ class KvCacheLayerGroupLayout:
 
     @property
     def bytes_per_page(self) -> int:
+        """Bytes of one page slot over all regions of the group."""
         return sum(region.size for region in self.regions)
 
 

@@ -171,6 +171,7 @@ class KvCacheConnectorWorker(ABC):
         self._metadata = metadata
 
     def get_connector_meta(self) -> object:
+        """The metadata that was bound last; None before the first."""
         return self._metadata
 
     def _clear_connector_meta(self) -> None:

@@ -81,6 +81,7 @@ class PoolGeometry:
 
     @property
     def device(self) -> torch.device:
+        """The device of the first plane's pages."""
         return self.planes[0].pages.device
 
     @classmethod

@@ -78,6 +78,7 @@ def is_dummy(request: Any) -> bool:
 
 
 def is_cancelled(request: Any) -> bool:
+    """True if the engine says that the request ended by cancellation."""
     return bool(getattr(request, "is_finished_due_to_cancellation", False))
 
 
@@ -140,6 +141,7 @@ def matched_tokens(request: Any) -> int | None:
 
 
 def scope_of(request: Any) -> RequestScope:
+    """Reads from the request's attributes what enters its namespace."""
     salt = getattr(request, "cache_salt", None)
     # Older builds bind only a 64-bit digest of the salt: that there is one is known, which one is not.
     salt_known = salt is not None or getattr(request, "cache_salt_id", None) is None

@@ -41,6 +41,8 @@ _TURN_OFF = "or set connector.materialization: off"
 
 @dataclass(frozen=True)
 class Settings:
+    """All that one connector is configured with, from the file, the environment and their defaults."""
+
     connector: ConnectorConfig
     bus: BusConfig
     model: str | None
@@ -59,6 +61,7 @@ class Settings:
 
     @property
     def exact(self) -> bool:
+        """True where blocks are saved and loaded: `connector.materialization` is `exact`."""
         return self.connector.materialization is Materialization.EXACT
 
     @property

@@ -110,6 +110,7 @@ class Segment:
         before it."""
 
     def append(self, block: BlockEntry) -> None:
+        """The block must continue the last one."""
         self.blocks.append(block)
         self.tokens += block.tokens
         self.slots.append(block.slot)

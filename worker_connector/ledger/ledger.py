@@ -44,6 +44,8 @@ class MatchEnd(str, Enum):
 
 
 class Match(NamedTuple):
+    """The result of one lookup; `tip` is None where no block matched."""
+
     tip: BlockEntry | None
     """The last block that matched."""
     end: MatchEnd
@@ -52,6 +54,7 @@ class Match(NamedTuple):
 
     @property
     def blocks(self) -> int:
+        """How many blocks matched."""
         return 0 if self.tip is None else self.tip.ordinal + 1
 
     @property
@@ -62,6 +65,9 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerStats:
+    """One reading of the ledger, in blocks. `evicted`, `on_device`, `refused` and `collisions` count since it was
+    made."""
+
     slots: int
     free: int
     resident: int
@@ -147,9 +153,11 @@ class Ledger:
         return Match(tip, MatchEnd.NOT_RESIDENT)
 
     def by_key(self, key: BlockKey) -> BlockEntry | None:
+        """The block with this key, resident or pending; None for any other."""
         return self._by_key.get(key)
 
     def by_slot(self, slot: int) -> BlockEntry | None:
+        """The block that has this slot, which may be removed; None for a free slot."""
         return self._by_slot.get(slot)
 
     @property
@@ -252,6 +260,7 @@ class Ledger:
                 self.remove(entry)
 
     def take_departed(self) -> list[BlockEntry]:
+        """Resident blocks that left since the last call, deepest first."""
         departed, self.departed = self.departed, []
         return departed
 
@@ -409,9 +418,11 @@ class Ledger:
     # inspection
 
     def entries(self) -> Iterator[BlockEntry]:
+        """All blocks, resident and pending, at the time of the call."""
         return iter(list(self._by_key.values()))
 
     def stats(self) -> LedgerStats:
+        """Walks the leased chains to count `leased`."""
         return LedgerStats(
             slots=self.slots,
             free=len(self._free),

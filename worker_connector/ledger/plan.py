@@ -20,11 +20,15 @@ from worker_connector.ledger.block import BlockEntry
 
 
 class PlanKey(NamedTuple):
+    """Names a plan: its request, and the epoch of the allocation that it belongs to."""
+
     request_id: int
     epoch: int
 
 
 class PlanState(str, Enum):
+    """Where a plan stands; the module says which state may follow which."""
+
     OFFERED = "offered"
     BOUND = "bound"
     SENT = "sent"
@@ -122,6 +126,7 @@ class LoadPlan:
 
     @property
     def ended(self) -> bool:
+        """Confirmed or dropped."""
         return self.state in ENDED
 
     @property
@@ -199,5 +204,6 @@ class LoadPlan:
         self.reason = Reason.OK
 
     def drop(self, reason: Reason) -> None:
+        """Ends the plan without a confirmation. PlanError if it has ended already."""
         self._to(PlanState.DROPPED)
         self.reason = reason

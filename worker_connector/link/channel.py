@@ -149,6 +149,7 @@ class RankChannel:
             handler(result)
 
     def post(self, result: RankResult) -> None:
+        """Runs the leader's handler in the caller's thread; before the leader listens, keeps the result."""
         with self._lock:
             handler = self._handler
             if handler is None:
@@ -163,6 +164,7 @@ class RankChannel:
 
     @property
     def has_leader(self) -> bool:
+        """True once the leader listens."""
         return self._handler is not None
 
 
@@ -197,10 +199,12 @@ _PAIRING = _Pairing()
 
 
 def leader_channel(llm_args: Any) -> RankChannel:
+    """The channel of the rank that was given the same `llm_args` object, or a new one for it to find."""
     return _PAIRING.join(llm_args, "leader")
 
 
 def rank_channel(llm_args: Any) -> RankChannel:
+    """The channel of the leader that was given the same `llm_args` object, or a new one for it to find."""
     return _PAIRING.join(llm_args, "rank")
 
 

@@ -27,6 +27,7 @@ class LeaderLink:
 
     @property
     def has_leader(self) -> bool:
+        """True once a leader listens, and always for one in another process."""
         return self._channel.has_leader
 
     def post(self, result: RankResult) -> None:

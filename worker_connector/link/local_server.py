@@ -26,6 +26,8 @@ _PAUSE_SECONDS = 0.2
 
 
 class ConnectionServer:
+    """Accepts connections on one socket, and serves each of them on a thread of its own."""
+
     def __init__(
         self,
         listening: socket.socket,
@@ -56,10 +58,12 @@ class ConnectionServer:
 
     @property
     def closed(self) -> bool:
+        """True once `close` was called."""
         return self._closed.is_set()
 
     @property
     def threads(self) -> list[threading.Thread]:
+        """A copy; threads that have ended may still be in it."""
         with self._lock:
             return list(self._threads)
 
@@ -153,6 +157,8 @@ class ConnectionServer:
 
 
 class LocalServer(ConnectionServer):
+    """A server on a Unix-domain socket, for this user's processes only."""
+
     def __init__(
         self, path: str, name: str, serve: Callable[[socket.socket], None], counts: Counter[str], max_new: int = MAX_NEW
     ) -> None:
@@ -176,6 +182,7 @@ class LocalServer(ConnectionServer):
 
 
 def other_user(connection: socket.socket) -> bool:
+    """True if the other end belongs to another user; False also where the system does not tell."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return False  # the directory's mode still holds

@@ -56,6 +56,8 @@ class Orders:
 
 
 class ConnectorMetadata(msgspec.Struct, frozen=True):
+    """One iteration's orders to every rank, and how ranks reach the leader that made them."""
+
     channel_id: int
     generation: str
     iteration: int

@@ -38,6 +38,7 @@ class MissingRanks:
         return self._board.missing
 
     def warn(self, missing: list[int]) -> None:
+        """Logs these ranks with the remedy. Without the lock."""
         _throttled.warning(
             "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as "
             "without the connector. A rank connects with the first batch, to a socket of this machine: ranks on other "

@@ -49,7 +49,9 @@ _MAX_PATH = 100
 class RankListener(Protocol):
     """The leader. Called on the endpoint's threads; must not raise."""
 
-    def on_result(self, result: RankResult) -> None: ...
+    def on_result(self, result: RankResult) -> None:
+        """Takes one result of a rank. Each comes once, in the order in which the rank sent them."""
+        ...
 
     def rank_here(self, rank: int) -> None:
         """Connected, or again."""

@@ -89,6 +89,7 @@ class RemoteChannel:
         return True
 
     def close(self, timeout: float = 5.0) -> None:
+        """Ends connection and thread, waiting `timeout` seconds at most. What was not sent is dropped."""
         with self._wake:
             self._closing = True
             self._hang_up()

@@ -81,6 +81,7 @@ _T = TypeVar("_T")
 
 
 def frame(message: Hello | Numbered | Seen) -> bytes:
+    """The message as msgpack, behind its length. WireError beyond `MAX_FRAME` bytes."""
     payload = _ENCODER.encode(message)
     if len(payload) > MAX_FRAME:
         raise WireError(f"a frame of {len(payload)} bytes, at most {MAX_FRAME} are allowed")
@@ -109,6 +110,7 @@ def read_from_rank(connection: socket.socket, deadline: float | None = None) -> 
 
 
 def read_from_leader(connection: socket.socket) -> Seen:
+    """As `read_from_rank`, without a deadline."""
     return _decode(_FROM_LEADER, _read(connection))
 
 

@@ -29,14 +29,17 @@ class Blocks:
 
     @property
     def many(self) -> bool:
+        """True where the numbers came as arrays."""
         return not isinstance(self._slots, list)
 
     @property
     def slots(self) -> Numbers:
+        """Rows of the slab, shape [n]."""
         return np.asarray(self._slots, np.int64)
 
     @property
     def pages(self) -> Numbers:
+        """Pages of the pool, shape [n]."""
         return np.asarray(self._pages, np.int64)
 
     @property
@@ -78,7 +81,9 @@ def _runs(slots: list[int], pages: list[int]) -> list[tuple[int, int, int]]:
 class Ticket(Protocol):
     """Stands for copies that were handed to a stream."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Says without waiting whether the copies have landed."""
+        ...
 
     def wait(self) -> None:
         """Blocks the calling thread, not the stream, until the copies have landed."""
@@ -106,9 +111,13 @@ class CopyStream(Protocol):
         """What is enqueued on the engine's stream from now on starts only when our copies so far have left the pages:
         those into pages have landed, those out of pages have read them."""
 
-    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None: ...
+    def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
+        """Must copy each block from its row to its page, now or in the order of the stream."""
+        ...
 
-    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None: ...
+    def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
+        """Must copy each block from its page to its row, now or in the order of the stream."""
+        ...
 
     def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
         """Copies between these will come. When the pool is registered; without it the first of them may take long."""
@@ -149,12 +158,15 @@ class CpuStream:
     _landed = _Landed()
 
     def after(self, engine_stream: Any) -> None:
+        """Nothing is to be ordered: each copy is done when its call returns."""
         return None
 
     def before(self, engine_stream: Any) -> None:
+        """Nothing is to be ordered: each copy is done when its call returns."""
         return None
 
     def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
+        """Done when it returns. IndexError where many blocks have a number out of range."""
         target, source = pages.numpy(), rows.numpy()
         if blocks.many and _copy_one_sided(target, source, blocks.pages, blocks.slots, blocks.starts):
             return
@@ -162,6 +174,7 @@ class CpuStream:
             target[page : page + count] = source[slot : slot + count]
 
     def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
+        """Done when it returns. IndexError where many blocks have a number out of range."""
         target, source = rows.numpy(), pages.numpy()
         if blocks.many and _copy_one_sided(target, source, blocks.slots, blocks.pages, blocks.starts):
             return
@@ -169,15 +182,19 @@ class CpuStream:
             target[slot : slot + count] = source[page : page + count]
 
     def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        """There is nothing to compile."""
         return None
 
     def ticket(self) -> Ticket:
+        """Always done."""
         return self._landed
 
     def mark(self) -> Mark:
+        """The time of the call; always done."""
         return _Moment()
 
     def recording(self) -> bool:
+        """Always False."""
         return False
 
 

@@ -102,25 +102,31 @@ class CudaStream:
                 )
 
     def after(self, engine_stream: Any) -> None:
+        """Makes the side stream wait for the engine's."""
         self._side.wait_stream(stream_of(engine_stream, self._device))
 
     def before(self, engine_stream: Any) -> None:
+        """Makes the engine's stream wait for the last copy that reads or writes pages."""
         stream_of(engine_stream, self._device).wait_event(self._left)
 
     def ticket(self) -> Ticket:
+        """An event on the side stream."""
         event = torch.cuda.Event()
         event.record(self._side)
         return _EventTicket(event, self._device)
 
     def mark(self) -> Mark:
+        """An event on the side stream that CUDA puts a time on."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._side)
         return _EventMark(event, self._device)
 
     def recording(self) -> bool:
+        """True while CUDA captures the current stream."""
         return bool(torch.cuda.is_current_stream_capturing())
 
     def to_pages(self, pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> None:
+        """By kernels or by the copy engine (see module)."""
         with torch.inference_mode(), torch.cuda.stream(self._side):
             try:
                 seen = self._for_kernels(pages, rows, blocks)
@@ -133,6 +139,7 @@ class CudaStream:
                 self._left.record(self._side)
 
     def to_rows(self, rows: torch.Tensor, pages: torch.Tensor, blocks: Blocks) -> None:
+        """By kernels or by the copy engine, through the staging buffer where that serves (see module)."""
         with torch.inference_mode(), torch.cuda.stream(self._side):
             try:
                 seen = self._for_kernels(pages, rows, blocks)

@@ -51,6 +51,7 @@ class Budget(NamedTuple):
     """Bytes."""
 
     def of(self, row_bytes: int) -> int:
+        """How many rows of `row_bytes` bytes the check may read."""
         return min(self.rows, self.size // row_bytes)
 
 
@@ -108,6 +109,7 @@ class HostSlab:
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one row, padding included."""
         return int(self._bytes.shape[1])
 
     def columns(self, offset: int, size: int) -> torch.Tensor:

@@ -51,6 +51,7 @@ class Scrubber:
         self.damaged = 0
 
     def urgent(self, slots: Sequence[int], *, loaded: bool) -> None:
+        """Puts slots before the rest of the round. `loaded`: they were loaded just before. Any thread."""
         with self._lock:
             self._urgent.extend((slot, loaded) for slot in slots)
 

@@ -42,6 +42,7 @@ class Move(NamedTuple):
 
 
 def copy_stream_for(device: torch.device) -> CopyStream:
+    """A new stream for copies between host memory and this device."""
     return CudaStream(device) if device.type == "cuda" else CpuStream()
 
 
