@@ -1,5 +1,5 @@
-"""Puts a leader or a rank together from `llm_args` and the environment, and takes it apart again. The only place that
-knows all parts."""
+"""Builds a leader or a rank from `llm_args` and the environment, and closes its parts again. The only module that knows
+all parts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Closeable(Protocol):
 
 
 class InlineQueue:
-    """Runs each job where it is handed over (tests)."""
+    """Runs each job in the thread that submits it (tests)."""
 
     def submit(self, job: Job) -> bool:
         """Runs the job before it returns; always True."""
@@ -73,9 +73,9 @@ class LeaderParts:
     faults: Counter[str] = field(default_factory=Counter)
     """Exceptions caught, by callback."""
     ask_seconds: Durations = field(default_factory=lambda: Durations(ASK_SECONDS.buckets))
-    """How long the engine waited for its answers."""
+    """Seconds that the engine waited for each offer."""
     build_seconds: Durations = field(default_factory=lambda: Durations(BUILD_SECONDS.buckets))
-    """How long it waited for the metadata of a batch."""
+    """Seconds that the engine waited for the metadata of each batch."""
     _publisher: BusPublisher | None = None
     endpoint: RankEndpoint | None = None
     _listener: HintListener | None = None
@@ -104,7 +104,7 @@ class LeaderParts:
         }
 
     def close(self, timeout: float = 5.0) -> None:
-        """Background first: what it still has to say goes to the publisher."""
+        """Ends the background thread before the publisher, which takes what the last jobs publish."""
         parts: list[_Closeable | None] = [
             self.door,
             self.fetch,
@@ -123,7 +123,7 @@ class LeaderParts:
 
 
 def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
-    """The real thing: bus, background thread, hint listener. Raises Refused or ContractError at bring-up."""
+    """With bus, background thread and hint listener. Raises Refused or ContractError at bring-up."""
     settings = load_settings(llm_args, env)
     tell_settings("the leader", settings)
     publisher = BusPublisher(settings.bus, f"connector-{settings.stable_routing_id}")
@@ -169,8 +169,8 @@ def assemble_leader_with(
     clock: Callable[[], float] = time.monotonic,
     background: Background | None = None,
 ) -> LeaderParts:
-    """Without a bus: `sink` gets what would be published. `background`: what takes the jobs, and is started by the
-    caller; None: they run in the caller's thread, where they are handed over."""
+    """Without a bus: `sink` gets what would be published. `background` takes the jobs, and is started by the caller;
+    None: each job runs in the thread that submits it."""
     queue: JobQueue = background or InlineQueue()
     event_publisher = EventPublisher(sink, queue, settings.connector, clock, donor_ttl=settings.donor_ttl)
     leader, endpoint = _leader(settings, llm_args, event_publisher, clock)
@@ -188,7 +188,7 @@ def assemble_leader_with(
 def _fetch_desk(
     settings: Settings, llm_args: Any, leader: Leader, event_publisher: EventPublisher, *, manual: bool = False
 ) -> PeerFetch | None:
-    """It listens once it is known which rank this is. `manual`: when a test says so."""
+    """It listens once it is known which rank this is. `manual`: its steps are called by a test."""
     if settings.fetch_secret is None:
         return None
     try:
@@ -203,8 +203,8 @@ def _fetch_desk(
 
 
 def _disk_door(settings: Settings, llm_args: Any, leader: Leader) -> DiskPrefetchWait | None:
-    """None under tensor parallelism: orders to the ranks' disks go out with a batch, and an engine whose request is
-    held may have none."""
+    """None under tensor parallelism: orders to the ranks' disks go out with a batch, and an engine whose request waits
+    may have none."""
     config = settings.connector
     if not settings.exact or config.disk_path is None or config.disk_wait_ms <= 0 or world_of(llm_args) > 1:
         return None
@@ -214,7 +214,7 @@ def _disk_door(settings: Settings, llm_args: Any, leader: Leader) -> DiskPrefetc
 def _leader(
     settings: Settings, llm_args: Any, event_publisher: EventPublisher, clock: Callable[[], float]
 ) -> tuple[Leader, RankEndpoint | None]:
-    """With an endpoint for the ranks of other processes, where there are any whose results are awaited."""
+    """The leader, and an endpoint for ranks of other processes where it awaits results of such."""
     world = world_of(llm_args) if settings.exact else 1
     endpoint = RankEndpoint(world) if world > 1 else None
     leader = Leader(
@@ -309,7 +309,7 @@ def _listen(parts: LeaderParts, settings: Settings, llm_args: Any, identity: Ide
 
 
 def _hear_events(parts: LeaderParts, identity: Identity) -> KvEventListener | None:
-    """From whoever drains the engine in another process."""
+    """Receives the KV cache events of another process that drains the engine; None where that fails."""
     try:
         ear = KvEventListener(pipe_path(*identity.replica), parts.leader.kv_events)
         ear.start()
@@ -320,7 +320,7 @@ def _hear_events(parts: LeaderParts, identity: Identity) -> KvEventListener | No
 
 
 def _hear_stream(parts: LeaderParts, llm_args: Any, identity: Identity) -> EventStream | None:
-    """From the engine itself, where it publishes what happens to its blocks."""
+    """Receives the KV cache events that the engine itself publishes; None where it publishes none."""
     try:
         address = stream_address(llm_args, identity.replica.dp_rank)
         stream = EventStream(address, parts.leader.kv_events) if address is not None else None
@@ -333,7 +333,7 @@ def _hear_stream(parts: LeaderParts, llm_args: Any, identity: Identity) -> Event
 
 
 def _serve_metrics(parts: LeaderParts, config: ConnectorConfig, dp_rank: int) -> _Closeable | None:
-    """An engine runs on without its metrics: a port that is taken or beyond the last, a library that is not there, are
+    """An engine runs on without its metrics: a port that is taken or beyond the last one, or a missing library, is only
     logged."""
     port = config.metrics_port
     assert port is not None

@@ -1,6 +1,5 @@
 """Background: one thread for everything that may not run on the engine's scheduler thread: hashing whole prompts,
-sketches, encoding, and the steady beat. Jobs run in the order in which they were handed over.
-"""
+sketches, encoding, and periodic work. Jobs run in the order in which they were submitted."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ Job = Callable[[], None]
 
 
 class Background:
-    """`submit` never blocks and never raises; beyond `capacity` waiting jobs it refuses, counted. A job that raises is
-    counted and logged, and the next one runs.
+    """`submit` never blocks and never raises; beyond `capacity` waiting jobs it refuses the job and counts that. A job
+    that raises is counted and logged, and the next one runs.
 
-    `due`: when `on_due` has something to do (time.monotonic, infinite: nothing). It is asked on the thread, between two
-    jobs, so what only jobs change cannot become due unseen. `on_due` must move it on, also where it raises.
-    """
+    `on_beat` runs every `beat_seconds`. `due` says when `on_due` has something to do (time.monotonic; infinite:
+    nothing). It is called on the thread, between two jobs, so what only jobs change cannot become due unseen. `on_due`
+    must move that time on, also where it raises."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class Background:
         self.failed = 0
 
     def start(self) -> None:
-        """Once."""
+        """Starts the thread. To be called once."""
         self._thread = threading.Thread(target=self._run, name=f"semkv-{self._name}", daemon=True)
         self._thread.start()
 
@@ -66,7 +65,8 @@ class Background:
         return True
 
     def drain(self, timeout: float) -> bool:
-        """Waits until all jobs have run; False when the time is over. Never from a job."""
+        """Waits until all jobs have run; False if they have not within `timeout` seconds. Must not be called from a
+        job."""
         deadline = time.monotonic() + timeout
         with self._wake:
             while self._jobs or self._running:
@@ -93,7 +93,7 @@ class Background:
                     self._wake.wait(left)
                 if self._closing and not self._jobs:
                     return
-                # A beat that is due goes first: steady work must not silence the announcements.
+                # A beat that is due goes first: otherwise a steady flow of jobs would hold up the announcements.
                 now = time.monotonic()
                 beat, due = (now >= at and not self._closing for at in (next_beat, next_due))
                 job = self._on_beat if beat else self._on_due if due else self._jobs.popleft()

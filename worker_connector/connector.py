@@ -1,6 +1,6 @@
-"""The module that TensorRT-LLM's `kv_connector_config.connector_module` names: both classes of the connector, and where
-the engine's KV cache events are handed in, where requests may wait for what is on disk of them, and where it is said
-that its weights or its cache changed."""
+"""The module that TensorRT-LLM's `kv_connector_config.connector_module` names: both classes of the connector, and the
+functions that take the engine's KV cache events, let requests wait for their blocks on disk, and report changed weights
+or a reset cache."""
 
 from worker_connector.donors.kv_event_registry import observe_kv_events
 from worker_connector.leader.cache_reset import reset_cache, weights_changed

@@ -1,12 +1,12 @@
-"""The errors of the connector's bring-up and of a load that may not go on. Alone in a module so that all others can
-import it."""
+"""The errors of the connector's bring-up, and of a load that must not go on. They have a module of their own so that
+all others can import it."""
 
 from __future__ import annotations
 
 
 class Refused(RuntimeError):
-    """A configuration that the connector cannot serve correctly, found at bring-up. Names the setting and the
-    remedy."""
+    """A configuration that the connector cannot serve correctly, found at bring-up. The message names the setting and
+    the remedy."""
 
     def __init__(self, setting: str, value: object, why: str, remedy: str) -> None:
         self.setting = setting

@@ -46,13 +46,12 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
 
     @property
     def fetch_desk(self) -> PeerFetch | None:
-        """Pulls blocks from other workers, where `connector.fetch` is on; for whoever takes requests in."""
+        """Pulls blocks from other workers, for whoever takes requests in; None where `connector.fetch` is off."""
         return self._parts.fetch
 
     @property
     def disk_door(self) -> DiskPrefetchWait | None:
-        """Holds requests for what is on disk of their prompts, where there is such a tier; for whoever takes requests
-        in."""
+        """Lets requests wait for their blocks on disk, for whoever takes requests in; None where no request waits."""
         return self._parts.door
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
@@ -102,15 +101,15 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
             self._fault("cancel_load")
 
     def request_reset(self, request: Any) -> None:
-        """Optional hook: the request's allocation was destroyed; it is asked about again. Without it the replay is seen
-        by its report."""
+        """Optional hook: the request's allocation was destroyed, and the engine will ask about it again. Without this
+        hook the leader recognizes the replay by its report."""
         try:
             self.leader.reset(request)
         except Exception:  # noqa: BLE001 - see module: the next question or report ends the old attempt too
             self._fault("request_reset")
 
     def attach_residency(self, sink: ResidencySink) -> None:
-        """`sink` is told which blocks the host slab holds, from now on and first of those that it holds already. For
+        """`sink` receives which blocks the host slab holds: first those that it holds already, then every change. For
         whoever publishes Dynamo KV events for this engine; called on the connector's background thread."""
         self.leader.attach_residency(sink)
 

@@ -1,4 +1,4 @@
-"""When things happened to one attempt, and how long things take: plain numbers, for spans and metrics."""
+"""Timestamps of one attempt, and histograms of durations: plain numbers, for spans and metrics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 @dataclass
 class Timings:
-    """Unix nanoseconds; 0: it did not happen."""
+    """When each step of one attempt happened, in Unix nanoseconds; 0: it did not happen."""
 
     asked: int = 0
     answered: int = 0
     sent: int = 0
-    """To the ranks."""
+    """When the loads were sent to the ranks."""
     copied: int = 0
     closed: int = 0
 
@@ -28,7 +28,7 @@ _SORTED_AT = 1024
 
 
 class _Counted(NamedTuple):
-    """Replaced as a whole, so that who reads from another thread finds every duration once."""
+    """Replaced as a whole, so that a reader on another thread counts every duration once."""
 
     counts: tuple[int, ...]
     sum: float
@@ -36,8 +36,8 @@ class _Counted(NamedTuple):
 
 
 class Durations:
-    """A histogram of seconds. `add` is called on one thread, or under its owner's lock; it only notes the number, since
-    finding a bucket between two forward passes costs more than the rest of it. `snapshot`: any thread."""
+    """A histogram of seconds. `add` is called on one thread, or under its owner's lock; it only appends the number,
+    since finding a bucket between two forward passes costs more than all else that it does. `snapshot`: any thread."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)

@@ -1,9 +1,8 @@
 """SemkvConnectorWorker: TensorRT-LLM's worker callbacks, each of which delegates to the rank.
 
 All work is done in `start_load_kv` and `wait_for_save`; nothing depends on the layer hooks, since CUDA graphs skip them
-(ai-dynamo/dynamo#3297): see rank/layer_hooks.py. Saves are not the engine's business: `get_finished` names only
-requests that were parked for a load.
-"""
+(ai-dynamo/dynamo#3297): see rank/layer_hooks.py. The engine never waits for saves: `get_finished` names only requests
+that wait for an asynchronous load."""
 
 from __future__ import annotations
 
@@ -79,8 +78,8 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Raises LoadFailed for a parked load that cannot be done, where `take_failed_async_load_requests` is not
-        called."""
+        """Names requests whose asynchronous loads are done. Raises LoadFailed for one that cannot be done, where
+        `take_failed_async_load_requests` is not called."""
         rank = self._rank
         if not started_loading_req_ids and rank.at_rest():
             return [], []
@@ -93,8 +92,8 @@ class SemkvConnectorWorker(KvCacheConnectorWorker):
         return self._rank.take_failed()
 
     def take_failed_async_load_requests(self) -> set[int]:
-        """Optional hook: requests that `get_finished` named as loaded and that are not. Always empty where the runtime
-        does not call it."""
+        """Optional hook: requests that `get_finished` named as loaded although their load failed. Always empty where
+        the runtime does not call it."""
         return self._rank.take_failed_parked()
 
     def drop_bound_saves(self, request_ids: Collection[int]) -> None:

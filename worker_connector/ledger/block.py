@@ -1,6 +1,5 @@
-"""Block entries of the ledger, and how a chain of them is read at once: segments, which hold tokens and slots of
-consecutive blocks side by side, and chains, which are listed block by block only where somebody asks for one.
-"""
+"""Block entries of the ledger, and how a chain of them is read at once: a segment holds tokens and slots of consecutive
+blocks side by side, and a chain lists its blocks only when somebody asks for one."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ NO_SLOT = -1
 
 
 class Origin(NamedTuple):
-    """How a block came up into the slab: from disk, or from another worker (`Tier.EXTERNAL`)."""
+    """Where a block in the slab came from: disk, or another worker (`Tier.EXTERNAL`)."""
 
     tier: Tier
     seconds: float
-    """Its share of the time that the read, or the exchange, took which brought it."""
+    """The block's share of the time that its read from disk, or its exchange with the worker, took."""
 
 
 class BlockEntry:
@@ -52,7 +51,7 @@ class BlockEntry:
         self, digest: bytes, key: BlockKey, parent: BlockEntry | None, tokens: bytes, ordinal: int, slot: int
     ) -> None:
         self.digest = digest
-        """Of the CacheNamespace, request included."""
+        """Digest of the CacheNamespace, the request's fields included."""
         self.key = key
         self.parent = parent
         self.tokens = tokens
@@ -61,7 +60,7 @@ class BlockEntry:
         self.slot = slot
         self.children: dict[bytes, BlockEntry] = {}
         self.resident = False
-        """Copied, sealed, and known to have been computed: may be offered."""
+        """Copied, with a checksum, and known to have been computed: may be offered."""
         self.in_flight = False
         """A copy into the slot may still run."""
         self.removed = False
@@ -71,15 +70,14 @@ class BlockEntry:
         self.fetched = False
         """It was pulled from another worker."""
         self.origin: Origin | None = None
-        """Where it came up into the slab from; None once somebody was served it, since from then on it is the slab that
-        serves it."""
+        """Where the block came from; None once a request was served with it, since from then on the slab serves it."""
         self.leases = 0
-        """Of chains that end here; and of those that end further down, where all below this block is removed."""
+        """Leases of chains that end here, and of chains that ended further down in blocks that are removed by now."""
         self.tick = 0
-        """Of the last use of a chain that ends here, or of one whose rest has gone: less than that of the blocks that
-        continue it."""
+        """The ledger's tick at the last use of a chain that ends here, or of one whose later blocks are removed. Uses
+        of the blocks that continue this one are not noted here."""
         self.segment: Segment | None = None
-        """None: a root, or removed."""
+        """None for a root and for a removed block."""
 
     def chain(self) -> list[BlockEntry]:
         """This block and those before it, block 0 first."""
@@ -93,8 +91,8 @@ class BlockEntry:
 
 
 class Segment:
-    """Consecutive blocks of one chain, each the parent of the next. They come and go at its end only; a block that
-    continues one further up begins a segment of its own."""
+    """Consecutive blocks of one chain, each the parent of the next. They are added and removed at its end only; a block
+    that continues an earlier one begins a segment of its own."""
 
     __slots__ = ("blocks", "resident", "slots", "start", "tokens")
 
@@ -103,11 +101,11 @@ class Segment:
         """Ordinal of its first block."""
         self.blocks: list[BlockEntry] = []
         self.tokens = bytearray()
-        """Of all its blocks."""
+        """Tokens of all its blocks, as in `BlockEntry.tokens`."""
         self.slots = array("q")
         self.resident = 0
-        """How many of its blocks are, which are its first ones: a block is admitted behind its parent, and leaves
-        before it."""
+        """How many of its blocks are resident. They are its first ones: a block is admitted after its parent, and
+        leaves before it."""
 
     def append(self, block: BlockEntry) -> None:
         """The block must continue the last one."""
@@ -117,7 +115,7 @@ class Segment:
         block.segment = self
 
     def pop(self) -> BlockEntry:
-        """Its last block leaves it."""
+        """Takes the last block out."""
         block = self.blocks.pop()
         del self.tokens[-len(block.tokens) :]
         self.slots.pop()
@@ -126,8 +124,8 @@ class Segment:
         return block
 
     def common(self, index: int, tokens: bytes, at: int, count: int) -> int:
-        """How many of the `count` blocks from `index` on, all of them there, have the tokens that are in `tokens` from
-        byte `at` on."""
+        """How many of the `count` blocks from `index` on have the tokens that `tokens` has from byte `at` on. The
+        segment must have all of them."""
         step = len(self.blocks[0].tokens)
         words = count * step // 4
         differs = np.frombuffer(self.tokens, np.uint32, words, index * step) != np.frombuffer(
@@ -165,7 +163,7 @@ class Chain(Sequence[BlockEntry]):
         return self._blocks[index]
 
     def slots(self, first: int) -> array[int]:
-        """Of the blocks from ordinal `first` on; none of them may be removed."""
+        """Slots of the blocks from ordinal `first` on; none of them may be removed."""
         segment = self.tip.segment
         assert segment is not None
         if segment.start <= first:

@@ -1,20 +1,19 @@
-"""Ledger: which blocks the slabs hold. The leader's only; ranks obey, so all of them hold the same blocks by
+"""Ledger: which blocks the slabs hold. Only the leader has one; ranks obey it, so all of them hold the same blocks by
 construction.
 
 Blocks form a tree per namespace: a child continues its parent by one full block. The tree is walked with the tokens
 themselves, so a step is at once the lookup and the comparison of tokens that identity demands, and no hash has to be
-computed on the way (of a 32k-token prompt 0.8 ms). Blocks that follow each other without a branch are one step
+computed on the way (0.8 ms for a 32k-token prompt). Blocks that follow each other without a branch are one step
 (ledger/block.py, `Segment`): one comparison for a whole prompt. The block key is made once, when the block is entered,
 and names the block to others: events, donors, plans. Two different blocks with one key are told apart and refused
 (`MatchEnd.TOKENS_DIFFER`).
 
 Eviction takes the least recently used *leaf* that nobody leases, so whatever is resident can be reached from the root.
-Of the oldest leaves one that the device holds too goes first: what is at the end of this queue and on the device, whose
-order of use is the same, would leave the slab before it leaves the device, and the slab's copy would never be asked
-for. A lease and a use are noted at the last block of a chain, whatever its length: the blocks before it cannot go while
-it is there, and inherit both when it is taken out. Slots are freed late: a removed block keeps its slot while a lease
-covers it or a copy into it may still run.
-"""
+Of the oldest leaves one that the device holds too goes first: the device evicts in the same order of use, so such a
+block would leave the slab before it leaves the device, and the slab's copy would never be used. A lease and a use are
+noted at the last block of a chain, whatever its length: the blocks before it cannot go while it is there, and inherit
+both when it is taken out. Slots are freed late: a removed block keeps its slot while a lease covers it or a copy into
+it may still run."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ from dynamo_semkv.contracts.keys import BlockKey, child_key, root_key
 from worker_connector.ledger.block import NO_SLOT, BlockEntry, Segment
 
 LOOKED_AHEAD = 8
-"""Leaves, the oldest ones, among which a slot is looked for that the device makes needless."""
+"""How many of the oldest leaves are searched for one that the device holds too."""
 _LONG = 16
-"""Blocks: fewer are stepped through in less time than it takes to compare them at once."""
+"""Blocks. Stepping through fewer takes less time than comparing them at once."""
 
 
 class MatchEnd(str, Enum):
@@ -59,7 +58,7 @@ class Match(NamedTuple):
 
     @property
     def path(self) -> list[BlockEntry]:
-        """All blocks that matched; a step each."""
+        """All blocks that matched, block 0 first; takes a step for each."""
         return [] if self.tip is None else self.tip.chain()
 
 
@@ -74,12 +73,12 @@ class LedgerStats:
     pending: int
     """Entered, not yet resident."""
     leased: int
-    """Blocks that a lease covers: those that chains end with, and all before them."""
+    """Blocks that a lease covers: the last ones of leased chains, and all before them."""
     retired: int
     """Removed blocks whose slot is not free yet."""
     evicted: int
     on_device: int
-    """Of those evicted: the device held them too, and they went before older ones."""
+    """Evicted before older blocks, since the device held them too."""
     refused: int
     """Blocks that found no slot: everything else was leased, pending, or in the middle of a chain."""
     collisions: int
@@ -88,7 +87,7 @@ class LedgerStats:
 class Ledger:
     """Not thread-safe: the leader's lock covers it.
 
-    Blocks that leave are queued in `departed`, deepest first, for whoever must tell others; `take_departed` empties it.
+    Blocks that leave are queued in `departed`, deepest first, for whoever publishes that; `take_departed` empties it.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Ledger:
         self._by_key: dict[BlockKey, BlockEntry] = {}
         self._by_slot: dict[int, BlockEntry] = {}
         self._leased: set[BlockEntry] = set()
-        """With `leases`."""
+        """Blocks whose `leases` is not 0."""
         self._free = list(range(slots - 1, -1, -1))
         self._queue: list[tuple[int, int, BlockEntry]] = []
         self._order = count()
@@ -112,9 +111,10 @@ class Ledger:
         """Only `take_departed` empties it."""
         self._resident = self._retired = self._evicted = self._spared = self._refused = self._collisions = 0
         self._twin: BlockEntry | None = None
-        """Before the block that went last because the device holds it too: the next one to go, if it does as well."""
+        """Parent of the block evicted last because the device holds it too: the next one to go, if the device holds it
+        as well."""
         self._looked_up_to = 0
-        """No leaf used up to this tick was found on the device when they were looked through."""
+        """No leaf used up to this tick was on the device when they were last searched."""
 
     # lookup
 
@@ -162,7 +162,7 @@ class Ledger:
 
     @property
     def tick(self) -> int:
-        """Of the last use of any block: whatever is used from now on is younger."""
+        """Tick of the last use of any block: whatever is used from now on has a higher one."""
         return self._tick
 
     def touch(self, tip: BlockEntry | None) -> None:
@@ -181,8 +181,9 @@ class Ledger:
     def enter(
         self, digest: bytes, parent: BlockEntry | None, tokens: bytes, *, used_before: int | None = None
     ) -> BlockEntry | None:
-        """A new block with a slot of its own, pending and in flight, or None where there is no slot for it. May evict;
-        with `used_before` only what was not used after that tick."""
+        """A new block with a slot of its own, pending and in flight; None where there is no slot for it or its key is
+        taken. May evict; with `used_before` only what was not used after that tick. ValueError for a wrong length or
+        parent."""
         if len(tokens) != self._step:
             raise ValueError(f"a block has {self._step} bytes of tokens, not {len(tokens)}")
         if parent is None:
@@ -222,12 +223,12 @@ class Ledger:
         return entry
 
     def landed(self, entry: BlockEntry) -> None:
-        """No copy into the slot can run any more."""
+        """Notes that no copy into the slot can run any more."""
         entry.in_flight = False
         self._settle(entry)
 
     def admit(self, entry: BlockEntry) -> None:
-        """The block may be offered from now on. Its parent must be resident already."""
+        """The block may be offered from now on. ValueError before its copy has ended and its parent is resident."""
         if (
             entry.removed
             or entry.in_flight
@@ -254,7 +255,7 @@ class Ledger:
             self._unlink(node)
 
     def clear(self) -> None:
-        """The KV of this engine's life is worth nothing any more."""
+        """Removes all blocks: the engine's weights or cache were reset."""
         for root in list(self._roots.values()):
             for entry in list(root.children.values()):
                 self.remove(entry)
@@ -311,8 +312,8 @@ class Ledger:
             self._leased.add(tip)
 
     def release(self, *tips: BlockEntry) -> None:
-        """Also of chains that were removed since, in part or whole: a lease counts at each removed block and at the one
-        before them."""
+        """Gives leases back, also of chains that were removed since, in part or whole: a lease counts at each removed
+        block and at the one before them."""
         for tip in tips:
             self._release(tip)
 
@@ -378,8 +379,9 @@ class Ledger:
         self._evicted += 1
 
     def _twin_of(self, oldest: BlockEntry, used_before: int | None) -> BlockEntry:
-        """What goes in place of the oldest leaf, which waits again then: the block before the last one that went
-        because the device holds it, else one of the next leaves, if the device holds it too; else the oldest itself."""
+        """What is evicted in place of the oldest leaf, which is queued again then: the parent of the last block that
+        went because the device holds it, else one of the next leaves that the device holds too; else the oldest
+        itself."""
         if self._on_device(oldest.key):
             return oldest
         found, twin = None, self._twin
@@ -396,7 +398,8 @@ class Ledger:
         return found
 
     def _next_twin(self) -> BlockEntry | None:
-        """Taken out of the queue. A search that found none is not repeated before the leaves that it saw are gone."""
+        """The next leaf that the device holds too, taken out of the queue. A search that found none is not repeated
+        before the leaves that it saw are gone."""
         ahead: list[BlockEntry] = []
         found: BlockEntry | None = None
         while self._queue and len(ahead) < LOOKED_AHEAD and found is None:

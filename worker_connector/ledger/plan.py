@@ -49,7 +49,7 @@ _NEXT = {
 
 
 class PlanError(RuntimeError):
-    """A transition that the state machine has not: a fault of ours, or of an engine that reports an allocation
+    """A transition that the state machine does not have: a fault of ours, or of an engine that reports an allocation
     twice."""
 
 
@@ -88,13 +88,13 @@ class LoadPlan:
     ) -> None:
         self.key = key
         self.is_async = is_async
-        """Loaded while the engine has the request parked, and not in front of its forward pass."""
+        """Loaded while the request waits for it in the engine, not in front of its forward pass."""
         self.path = path
         self.tokens_per_block = tokens_per_block
         self.local_tokens = local_tokens
         self.held = local_tokens
-        """What the engine holds itself by the time it allocates, as far as it has said: more, where its own cache has
-        caught up."""
+        """Tokens that the engine holds itself by the time it allocates, as far as it has said: more than `local_tokens`
+        where its own cache has caught up."""
         self.offered = len(self.path) * tokens_per_block - local_tokens
         self.honoured = 0
         self.copied = 0
@@ -104,8 +104,8 @@ class LoadPlan:
         self.state = PlanState.OFFERED
         self.reason: Reason | None = None
         self.iteration: int | None = None
-        """Of the forward pass that confirms it; None: none is known to come, as before it is sent, or behind a dropped
-        batch."""
+        """Iteration of the forward pass that confirms it; None where none is known to come: before it is sent, or after
+        a dropped batch."""
         self.sent_in: int | None = None
         """Iteration whose metadata carried it."""
         self.copying = False
@@ -131,7 +131,7 @@ class LoadPlan:
 
     @property
     def lease_ended(self) -> bool:
-        """Copied is enough: bytes that have left the slab need no protection."""
+        """True when the lease may be given back. Copied is enough: bytes that have left the slab need no protection."""
         return not self.copying and (self.ended or self.state is PlanState.COPIED)
 
     def _to(self, state: PlanState) -> None:
@@ -167,14 +167,14 @@ class LoadPlan:
         if self.honoured == 0:
             self.drop(Reason.NOT_HONOURED)
             return range(0)
-        # A version that does not subtract the external tokens would leave nothing to load, and unwritten pages behind.
+        # An engine version that counts our tokens as computed would else leave nothing to load, and pages unwritten.
         start = max(computed, 0) if computed < position else self.held
         self.copying = True
         return range(start // self.tokens_per_block, -(-position // self.tokens_per_block))
 
     def copy_done(self, ok: bool, seconds: float | None = None, reason: Reason = Reason.COPY_FAILED) -> None:
-        """The copy's end on every rank. Once; also for a plan that was dropped meanwhile, whose lease it frees.
-        `reason`: why it failed."""
+        """The copy has ended on every rank. Called once, also for a plan that was dropped meanwhile, whose lease it
+        frees. `reason`: why it failed."""
         if not self.copying:
             raise PlanError(f"plan {self.key}: no copy is running")
         self.copying = False
@@ -188,9 +188,9 @@ class LoadPlan:
         self.load_seconds = seconds
 
     def resume(self, position: int, iteration: int) -> None:
-        """A parked request is back, and its forward pass of `iteration` starts at `position`: where that is less than
-        was honoured, the engine has thrown a part of the served prefix away (NVIDIA/TensorRT-LLM#18762), which then is
-        no reuse."""
+        """A request that waited for its load is back, and its forward pass of `iteration` starts at `position`. Where
+        that is less than was honoured, the engine has thrown a part of the served prefix away
+        (NVIDIA/TensorRT-LLM#18762), which then is no reuse."""
         if self.state is not PlanState.COPIED:
             raise PlanError(f"plan {self.key}: resumed while {self.state.value}")
         self.position = min(position, self.position if self.position is not None else position)
