@@ -1,4 +1,4 @@
-"""The one door to TensorRT-LLM: connector base classes and cache layout types, real or local.
+"""The only module that imports TensorRT-LLM: connector base classes and cache layout types, real or local.
 
 Where tensorrt_llm is installed its own classes are handed out, from the current module path or the older one; elsewhere
 local classes of the same shape (`connector_abc`, `cache_layout`), so that the same connector runs in the reference

@@ -67,7 +67,7 @@ class PoolGeometry:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Ids, ascending; empty when some plane does not say whose bytes it holds."""
+        """Ids of all layers, ascending; empty when some plane does not say whose bytes it holds."""
         if not all(plane.layers for plane in self.planes):
             return ()
         return tuple(sorted({layer for plane in self.planes for layer in plane.layers}))
@@ -88,7 +88,7 @@ class PoolGeometry:
     def from_layout(cls, layout: Any, device: torch.device | None = None) -> PoolGeometry:
         """From `register_kv_cache_layout`; versions of its types differ, so everything is read by name. `device`: where
         the pools are, for regions that cannot make a tensor themselves (None: the current CUDA device, or the CPU
-        without one). Refused, with what is wrong: what does not describe groups of regions of bytes."""
+        without one). Raises Refused, with what is wrong, where it does not describe groups of regions of bytes."""
         tokens_per_block = getattr(layout, "tokens_per_block", None)
         if not isinstance(tokens_per_block, int) or tokens_per_block < 1:
             raise _unknown(f"tokens_per_block = {tokens_per_block!r}", "it must be a whole number of tokens")

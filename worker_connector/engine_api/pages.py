@@ -52,8 +52,8 @@ class PageTable:
             self._append(index, deltas.get(group, []))
 
     def doubt(self, first: int) -> None:
-        """Blocks from ordinal `first` on may have other pages than were reported: they and all later ones have none
-        here."""
+        """Forgets the pages of the blocks from ordinal `first` on, which may not be those that were reported, and takes
+        no further reports."""
         for slots in self._slots:
             del slots[first:]
         self._closed = True
@@ -65,7 +65,7 @@ class PageTable:
         return [(index, slot) for index, slots in enumerate(self._slots) for slot in slots[before:] if slot != NO_PAGE]
 
     def lose(self, index: int, slot: int) -> bool:
-        """The page is another request's now: its block has none here. False: it was none of these."""
+        """The page belongs to another request now: its block has none here any more. False if it was none of these."""
         slots = self._slots[index]
         if slot not in slots:
             return False
@@ -115,7 +115,7 @@ def block_size_fault(
 
 
 def names_pages(flat: Sequence[int], grouped: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] | None) -> bool:
-    """Does a report say anything of pages? That of most decoded tokens does not."""
+    """True if a report names any page; those of most decoded tokens name none."""
     if len(flat) or not grouped:
         return len(flat) > 0
     return any(grouped.values() if isinstance(grouped, Mapping) else grouped)

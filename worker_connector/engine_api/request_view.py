@@ -21,7 +21,8 @@ _INT32 = np.dtype("<i4")
 
 
 class RequestScope(NamedTuple):
-    """What of a request enters its namespace. None means unknown, "" and () mean absent (contracts/namespace.py)."""
+    """The parts of a request that enter its namespace. None means unknown, "" and () mean absent
+    (contracts/namespace.py)."""
 
     salt: str | None
     """The cache salt itself, or None without one."""
@@ -73,7 +74,7 @@ def request_tokens(request: Any) -> bytes:
 
 
 def is_dummy(request: Any) -> bool:
-    """Padding of attention data parallelism and warm-up: must never touch storage."""
+    """True for requests that pad attention data parallelism or warm the engine up; they must never touch storage."""
     return bool(getattr(request, "is_dummy", False) or getattr(request, "is_dummy_request", False))
 
 
@@ -83,9 +84,9 @@ def is_cancelled(request: Any) -> bool:
 
 
 _NEEDS_WHOLE_CONTEXT = ("py_return_context_logits", "return_context_logits", "py_additional_outputs")
-"""A request with one of these set wants something of every prompt token, and of a token that is loaded nothing is
-computed. Prompt log probabilities set the first; whether one of the additional outputs is made per prompt token is the
-model's matter, so any counts."""
+"""A request with one of these set wants something for every prompt token, and for a token that is loaded nothing is
+computed. Prompt log probabilities set the first; whether an additional output is made per prompt token depends on the
+model, so any counts."""
 _NOT_OF_TOKENS = (
     "prompt_embedding_table",
     "position_ids",
@@ -101,8 +102,8 @@ _MEDIA_PLACES = ("multimodal_positions", "multimodal_lengths")
 
 
 def unsupported(request: Any) -> Reason | None:
-    """Requests that no KV may be offered to: KV is not a function of tokens and namespace alone, the engine does not
-    prefill the request itself, or it returns something of every prompt token."""
+    """The reason why no KV may be offered to a request, or None: its KV is not a function of tokens and namespace
+    alone, the engine does not prefill it itself, or it returns something for every prompt token."""
     generation_only = getattr(request, "is_generation_only_request", False)
     if callable(generation_only):
         generation_only = generation_only()
@@ -116,7 +117,7 @@ def unsupported(request: Any) -> Reason | None:
 
 
 def _any_set(request: Any, names: Sequence[str]) -> bool:
-    """Is one of these attributes there and neither None nor empty? Of a tensor only its presence is asked."""
+    """True if one of these attributes is there and neither None nor empty. A tensor only has to be there."""
     for name in names:
         value = getattr(request, name, None)
         if value is not None and not (isinstance(value, (dict, list, tuple, str)) and not value):

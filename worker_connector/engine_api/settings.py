@@ -51,13 +51,13 @@ class Settings:
     stable_routing_id: str
     config_hash: str
     told: str = ""
-    """Which configuration this is, in words."""
+    """Describes the configuration in words, for the log."""
     otlp_endpoint: str | None = None
     """`observe.otlp_endpoint`."""
     fetch_secret: bytes | None = None
     """Of `connector.fetch.secret_file`; None: nothing is pulled or served."""
     max_donor_age: float = EvidenceConfig().max_donor_age
-    """`evidence.max_donor_age`: seconds for which routers believe a donor that is not said again."""
+    """`evidence.max_donor_age`: seconds for which routers believe a donor that is not registered again."""
 
     @property
     def exact(self) -> bool:
@@ -66,19 +66,19 @@ class Settings:
 
     @property
     def restate_seconds(self) -> float:
-        """Between two routine restatements of the donors, which begin with an announcement."""
+        """Seconds between two routine registrations of all donors, which begin with an announcement."""
         every = restate_every(self.bus.stream_max_age_seconds, self.max_donor_age)
         return max(every, self.connector.announce_interval_seconds)
 
     @property
     def donor_ttl(self) -> float:
-        """Seconds for which a registration holds unless it is said again."""
+        """Seconds for which a registration holds unless it is repeated."""
         return self.restate_seconds * RESTATES_PER_TTL
 
 
 def tell_settings(who: str, settings: Settings) -> None:
-    """At the start of a leader and of a rank. Where nobody has configured logging, as in the process of TensorRT-LLM's
-    executor, Python writes nothing below a warning."""
+    """Logs the configuration at the start of a leader or rank; as a warning where nobody has configured logging, as in
+    the process of TensorRT-LLM's executor, since Python writes nothing below that there."""
     level = logging.INFO if _log.hasHandlers() else logging.WARNING
     _log.log(level, "semkv connector: %s of %s runs %s", who, settings.stable_routing_id, settings.told)
 
@@ -157,8 +157,9 @@ def _fetch_secret(config: ConnectorConfig) -> bytes | None:
 
 
 def refuse_unsupported(llm_args: Any) -> None:
-    """Engine settings under which page slots may change hands unreported, or a block is spread over ranks in another
-    way than by heads (KV Cache Connector doc, "A page slot must not be reassigned underneath the connector")."""
+    """Raises Refused for engine settings under which page slots may change hands unreported, or a block is spread over
+    ranks in another way than by heads (KV Cache Connector doc, "A page slot must not be reassigned underneath the
+    connector")."""
     cache = getattr(llm_args, "kv_cache_config", None)
     _refuse_if(
         getattr(llm_args, "speculative_config", None) is not None,
@@ -250,8 +251,8 @@ def _refuse_if(refused: bool, setting: str, value: object, why: str, remedy: str
 
 
 def check_tokens_per_block(llm_args: Any, registered: int) -> None:
-    """Refused when the engine's settings and its pool disagree (NVIDIA/TensorRT-LLM#13320: an attention backend may
-    change it)."""
+    """Raises Refused when the engine's settings and its pool disagree (NVIDIA/TensorRT-LLM#13320: an attention backend
+    may change it)."""
     configured = getattr(getattr(llm_args, "kv_cache_config", None), "tokens_per_block", None)
     if configured is not None and configured != registered:
         raise Refused(
@@ -263,7 +264,8 @@ def check_tokens_per_block(llm_args: Any, registered: int) -> None:
 
 
 def configured_tokens_per_block(llm_args: Any) -> int:
-    """For a pool that is registered as a bare tensor, which does not say it."""
+    """Tokens per block from the settings, for a pool that is registered as a bare tensor, which does not say it. Raises
+    Refused where they are not set."""
     configured = getattr(getattr(llm_args, "kv_cache_config", None), "tokens_per_block", None)
     if not isinstance(configured, int) or configured < 1:
         raise Refused(

@@ -1,8 +1,8 @@
 """How many ranks share one leader, and which of them this process is.
 
-Under tensor parallelism the leader of rank 0 rules all ranks, which are processes of their own (KV Cache Connector doc:
-the scheduler runs on rank 0 only). Under attention data parallelism every rank has its own leader, and so is alone.
-"""
+Under tensor parallelism the leader of rank 0 controls all ranks, which are processes of their own (KV Cache Connector
+doc: the scheduler runs on rank 0 only). Under attention data parallelism every rank has its own leader, and so is
+alone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from worker_connector.engine_api.engine import engine_rank
 from worker_connector.errors import Refused
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
-"""What launchers of MPI processes and torch set, in the order in which they are believed."""
+"""What launchers of MPI processes and torch set, the first one that is set counts."""
 
 
 def world_of(llm_args: Any) -> int:
-    """Ranks under one leader."""
+    """Number of ranks under one leader."""
     if getattr(llm_args, "enable_attention_dp", False):
         return 1
     return int(getattr(llm_args, "tensor_parallel_size", None) or 1)
 
 
 def rank_of(llm_args: Any, env: Mapping[str, str]) -> int:
-    """This process's number. Under attention data parallelism the owner's, where the engine says it here. Refused when
-    one of several ranks cannot tell which it is: two that call themselves the same would confirm each other's loads."""
+    """This process's rank. Under attention data parallelism the owner rank, where the engine's arguments say it.
+    Refused when one of several ranks cannot tell which it is: two that call themselves the same would confirm each
+    other's loads."""
     owner = getattr(llm_args, "attention_dp_rank", None)
     world = world_of(llm_args)
     if world == 1:

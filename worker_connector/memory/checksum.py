@@ -1,10 +1,10 @@
 """The checksum of a block's bytes: a 64-bit weighted sum over its words, computed for many blocks at once.
 
-A block is read as a grid of 64-bit words, rows of 512. Its seal is `sum(word[r, c] * (even[r] + odd[c])) mod 2^64`,
+A block is read as a grid of 64-bit words, rows of 512. Its checksum is `sum(word[r, c] * (even[r] + odd[c])) mod 2^64`,
 where the weights are fixed pseudo-random numbers. Every weight is odd, so a change of a single word, and with it any
-burst of up to 64 bits within a word, always changes the seal; other damage goes unseen with a chance of about 2^-63,
-except for changes that keep the sum of every row and of every column, which no fault of memory makes. It is an
-integrity check against accidents, never an identity: identity is tokens.
+burst of up to 64 bits within a word, always changes the checksum; other damage goes unseen with a chance of about
+2^-63, except for changes that keep the sum of every row and of every column, which no fault of memory makes. It is an
+integrity check against accidents, never an identity: tokens identify a block.
 
 Why not a CRC: this is two numpy reductions that run at memory speed (10 to 20 GB/s where zlib.crc32 runs at 2.6;
 docs/performance.md), release the GIL, need no further package, and are plain 64-bit sums, which a GPU can compute on
@@ -24,7 +24,7 @@ ROW_BYTES = ROW_WORDS * 8
 Words = npt.NDArray[np.uint64]
 _SEED = 0x5EA1
 STEP_ROWS = 256
-"""1 MiB."""
+"""Rows of the grid that are summed at once: 1 MiB."""
 
 
 def padded(size: int) -> int:
@@ -41,10 +41,10 @@ def _weights(rows: int) -> tuple[Words, Words]:
 
 
 def seals(blocks: npt.NDArray[np.uint8]) -> Words:
-    """Seal of each row of a C-contiguous array [n, padded size]; shape [n].
+    """Checksum of each row of a C-contiguous array [n, padded size]; shape [n].
 
-    In steps that stay in the cache between the two sums: large arrays would be read from memory twice.
-    """
+    Works in steps that stay in the processor's cache between the two sums: large arrays would else be read from memory
+    twice."""
     count, size = blocks.shape
     rows = size // ROW_BYTES
     grid = blocks.view(np.uint64).reshape(count, rows, ROW_WORDS)

@@ -1,4 +1,4 @@
-"""CopyStream: what the connector needs of a place where copies run, and the one of the CPU, where they are done when
+"""CopyStream: what the connector needs of a stream that copies run on, and the CPU's stream, whose copies are done when
 the call returns."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Blocks:
     __slots__ = ("_pages", "_slots")
 
     def __init__(self, slots: Numbers | list[int], pages: Numbers | list[int]) -> None:
-        """Lists where there are few: an array's function costs, behind a forward pass, what a loop over twenty numbers
-        does."""
+        """Takes lists where there are few: behind a forward pass, one numpy call costs as much as a loop over twenty
+        numbers."""
         self._slots = slots
         self._pages = pages
 
@@ -44,7 +44,7 @@ class Blocks:
 
     @property
     def starts(self) -> Numbers:
-        """Where a run begins: neighbours on both sides."""
+        """Indices at which a run begins, that is, blocks that are neighbours on both sides."""
         slots, pages = self.slots, self.pages
         breaks = np.flatnonzero((np.diff(slots) != 1) | (np.diff(pages) != 1)) + 1
         return np.concatenate(([0], breaks)) if len(slots) else breaks
@@ -53,7 +53,7 @@ class Blocks:
         return len(self._slots)
 
     def runs(self) -> Iterable[tuple[int, int, int]]:
-        """(first slot, first page, how many)."""
+        """Every run as (first slot, first page, number of blocks)."""
         slots, pages = self._slots, self._pages
         if isinstance(slots, list) and isinstance(pages, list):
             return _runs(slots, pages)
@@ -93,11 +93,11 @@ class Ticket(Protocol):
 
 
 class Mark(Ticket, Protocol):
-    """A ticket with a time on it, by the clock of whoever makes the copies."""
+    """A ticket with a timestamp, by the clock of whatever makes the copies."""
 
     def seconds_since(self, earlier: Any) -> float:
-        """From an `earlier` mark of the same stream to this one; both are `done`. What the host does meanwhile counts
-        only where the stream waited for it."""
+        """Seconds from an `earlier` mark of the same stream to this one; both must be `done`. What the host does
+        meanwhile counts only where the stream waited for it."""
 
 
 class CopyStream(Protocol):
@@ -120,16 +120,16 @@ class CopyStream(Protocol):
         ...
 
     def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copies between these will come. When the pool is registered; without it the first of them may take long."""
+        """Announces copies between these, when the pool is registered; without it the first of them may take long."""
 
     def ticket(self) -> Ticket:
-        """For all copies so far, ends included."""
+        """For all copies that were handed over so far."""
 
     def mark(self) -> Mark:
-        """As `ticket`, with the time at which it is reached."""
+        """As `ticket`, with the time at which the stream reaches it."""
 
     def recording(self) -> bool:
-        """The engine records a graph of this thread's stream: nothing of ours may get into it."""
+        """True while the engine records a graph of this thread's stream: nothing of ours may get into it."""
 
 
 class _Landed:
@@ -152,8 +152,8 @@ class _Moment(_Landed):
 
 
 class CpuStream:
-    """Between host memories, through numpy, whose assignment of a row costs a tenth of torch's: run by run where
-    neighbours lie beside each other on both sides, else in one call for each run on one side (docs/performance.md)."""
+    """Copies within host memory through numpy, whose assignment of a row costs a tenth of torch's: run by run where
+    blocks are neighbours on both sides, else in one call for each run on one side (docs/performance.md)."""
 
     _landed = _Landed()
 
@@ -238,7 +238,7 @@ def _copy_one_sided(target: Bytes, source: Bytes, to: Numbers, of: Numbers, both
 
 
 def _ascending(numbers: Numbers) -> Numbers | slice:
-    """What brings them into order."""
+    """An index that sorts the numbers."""
     return slice(None) if (np.diff(numbers) > 0).all() else np.argsort(numbers)
 
 
@@ -248,8 +248,8 @@ def _starts(numbers: Numbers) -> Numbers:
 
 
 def copy_pairs(pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(views of pages, of rows), each of them one range of memory: whole runs where blocks touch on both sides, else
-    block by block."""
+    """Pairs (view of pages, view of rows), each view one range of memory: whole runs where blocks touch on both sides,
+    else block by block."""
     whole = touching(pages, rows)
     for slot, page, count in blocks.runs():
         if whole or count == 1:
@@ -260,5 +260,5 @@ def copy_pairs(pages: torch.Tensor, rows: torch.Tensor, blocks: Blocks) -> Itera
 
 
 def touching(pages: torch.Tensor, rows: torch.Tensor) -> bool:
-    """Neighbouring blocks are one range of memory on both sides."""
+    """True if neighbouring blocks are one range of memory on both sides."""
     return pages.stride(0) == pages.shape[1] and rows.stride(0) == rows.shape[1]

@@ -3,8 +3,8 @@
 Two ways, chosen by the size of what is one range of memory on both sides:
 * large ranges go to the copy engine, one asynchronous copy each;
 * small or strided ones by kernels that read and write the pinned rows directly (unified addressing), a few launches for
-  all of them: a copy of 16 KiB takes 0.3 us on the bus and several to enqueue. Ours where there is Triton
-  (memory/row_kernel.py), else torch's.
+  all of them: a copy of 16 KiB takes 0.3 us on the bus and several to enqueue. The kernels are ours where there is
+  Triton (memory/row_kernel.py), else torch's.
 
 A save that fits the staging buffer is first gathered there, on the device, so that the engine may write its pages again
 at once, while the slow way to the host is still going on.
@@ -24,7 +24,7 @@ from worker_connector.memory.copy_stream import Blocks, Mark, Ticket, copy_pairs
 _log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 * 1024 * 1024
-"""Device memory of one stream; it is taken when the pool is registered."""
+"""Bytes of device memory of one stream; allocated when the pool is registered."""
 KERNEL_BELOW = 1024 * 1024
 """Bytes of a range: smaller ones are moved by kernels."""
 _WORDS = (torch.int64, torch.int32, torch.int16)
@@ -86,7 +86,7 @@ class CudaStream:
         self._kernel_below = kernel_below
         self._side = torch.cuda.Stream(device, priority=-1)
         self._left = torch.cuda.Event()
-        """After our last copy that reads or writes pages."""
+        """Recorded after our last copy that reads or writes pages."""
         self._left.record(self._side)
         self._kernel = _row_kernel()
         self._counting = torch.empty(0, dtype=torch.int64, device=device)
@@ -156,7 +156,8 @@ class CudaStream:
                 raise
 
     def prepare(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
-        """Compiles now what the first small copy between these would make a forward pass wait for."""
+        """Compiles the row kernel now; else a forward pass would wait for that at the first small copy between
+        these."""
         if self._kernel is None or self._staging is None:
             return
         nothing = torch.zeros(2, dtype=torch.int64, device=self._device)
@@ -208,7 +209,7 @@ class CudaStream:
             row.copy_(page, non_blocking=True)
 
     def _parts(self, words: torch.dtype, count: int, size: int) -> Iterator[tuple[torch.Tensor, int]]:
-        """(a piece of the staging buffer in words, the first block of it), until all blocks are covered."""
+        """Pairs (piece of the staging buffer in words, its first block) that together cover all blocks."""
         assert self._staging is not None
         step = max(len(self._staging) // size & ~1, 1)  # even, so that slices of the indices stay on their boundary
         for at in range(0, count, step):
@@ -241,7 +242,7 @@ class CudaStream:
         return self._counting
 
     def _seen_from_device(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """`rows` as a tensor of the device; None, said once, where its memory is not mapped there."""
+        """`rows` as a tensor of the device; None, logged once, where its memory is not mapped there."""
         key = (rows.data_ptr(), rows.shape, rows.stride())
         found = self._aliases.get(key)
         if found is None:
@@ -263,7 +264,7 @@ class CudaStream:
 
 
 def as_words(*tensors: torch.Tensor) -> tuple[torch.dtype, list[torch.Tensor]]:
-    """The same memory in the widest words that all of them are made of."""
+    """The same memory viewed in the widest integer type that all of the tensors allow, and that type."""
     for dtype in _WORDS:
         width = dtype.itemsize
         if all(
@@ -282,7 +283,8 @@ def _part(staging: torch.Tensor, words: torch.dtype, count: int, size: int) -> t
 
 
 def stream_of(engine_stream: Any, device: torch.device) -> torch.cuda.Stream:
-    """The engine hands over a torch stream, or a raw `cudaStream_t` from its C++ side."""
+    """The engine's stream for torch: the engine hands over a torch stream, or a raw `cudaStream_t` from its C++ side.
+    Anything else stands for the current stream."""
     if isinstance(engine_stream, torch.cuda.Stream):
         return engine_stream
     if isinstance(engine_stream, int):

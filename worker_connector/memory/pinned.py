@@ -1,10 +1,9 @@
 """Host memory of a slab: in huge pages where the system gives them, and pinned where a GPU reads and writes it by
 itself.
 
-Huge pages are fewer to pin and fewer to look up: a scattered block of 16 KiB begins on a page that the processor has
-forgotten. Pinned memory is registered, not taken from torch's allocator: that one rounds up to a power of two, so that
-a slab of 33 GiB would take 64.
-"""
+Huge pages are fewer to pin and fewer to translate: of small pages, a scattered block of 16 KiB begins on one whose
+address the processor no longer has in its cache. Pinned memory is registered, not taken from torch's allocator: that
+one rounds up to a power of two, so that a slab of 33 GiB would take 64."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 def host_rows(count: int, width: int) -> torch.Tensor:
-    """uint8, shape [count, width], there already: the first copy into a row must not wait for the kernel to find memory
-    for it."""
+    """uint8, shape [count, width], with all memory allocated: the first copy into a row must not wait for the kernel to
+    find memory for it."""
     rows, memory = _mapped(count, width)
     try:
         memory.madvise(_POPULATE_WRITE)
@@ -33,8 +32,8 @@ def host_rows(count: int, width: int) -> torch.Tensor:
 
 
 def pinned_rows(count: int, width: int) -> torch.Tensor:
-    """uint8, shape [count, width], pinned for as long as its memory lives. Refused, with CUDA's number, if it cannot
-    be."""
+    """uint8, shape [count, width], pinned for as long as its memory lives. Raises Refused, with CUDA's error number, if
+    it cannot be pinned."""
     rows, memory = _mapped(count, width)
     runtime = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(rows.data_ptr(), count * width, _PORTABLE_AND_MAPPED))
@@ -45,14 +44,14 @@ def pinned_rows(count: int, width: int) -> torch.Tensor:
             f"the host memory could not be pinned: CUDA error {error} of cudaHostRegister",
             "set it lower, or let the engine's process lock that much memory",
         )
-    # Whoever drops the last view has waited for the copies (`Rank.close`); unmapped while registered, it would be the
-    # next mapping's.
+    # Whoever drops the last view has waited for the copies (`Rank.close`). Memory that is unmapped while registered
+    # would leave its registration to the next mapping there.
     weakref.finalize(rows.untyped_storage(), _unpin, rows.data_ptr(), memory)
     return rows
 
 
 def _mapped(count: int, width: int) -> tuple[torch.Tensor, mmap.mmap]:
-    """Unmapped when the last view of it is gone."""
+    """Anonymous memory, unmapped when the last view of it is gone."""
     memory = mmap.mmap(-1, count * width)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:

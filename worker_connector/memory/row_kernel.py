@@ -1,8 +1,8 @@
 """Copies of scattered rows by a handful of thread blocks, through Triton, which comes with a CUDA build of torch.
 
 torch's own indexing kernels take all multiprocessors for as long as the bus needs, so that no compute runs beside them
-(measured on an H200: nothing of a copy was hidden, against 0.7 of a load with this one; docs/performance.md).
-"""
+(measured on an H200: no part of a copy ran beside compute, against 0.7 of a load with this kernel;
+docs/performance.md)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _copy_rows(  # type: ignore[no-untyped-def]
 def copy_rows(
     target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor, count: int
 ) -> None:
-    """`target[target_rows[i]] = source[source_rows[i]]` for i < count, on the current stream. Both two-dimensional,
-    equally wide, of one integer type, the words of a row side by side; indices int64 on the same device, each tensor of
-    them on a 16 byte boundary."""
+    """`target[target_rows[i]] = source[source_rows[i]]` for i < count, on the current stream. Both are two-dimensional,
+    equally wide and of one integer type, with the words of a row side by side; the indices are int64 on the same
+    device, each tensor of them on a 16 byte boundary."""
     words = target.shape[1]
     per_row = -(-words // BLOCK)
     _copy_rows[(PROGRAMS,)](

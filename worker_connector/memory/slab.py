@@ -1,14 +1,15 @@
-"""HostSlab: one rank's host memory for blocks, and the proof that a block still holds what was put into it.
+"""HostSlab: one rank's host memory for blocks, and the checksums that prove that a block still holds what was put into
+it.
 
-When is the proof due? TensorRT-LLM takes an offer for a promise: after it, a load that fails can only end the executor.
+When are they checked? TensorRT-LLM takes an offer for a promise: after it, a load that fails can only end the executor.
 So a block is verified *before* it is offered. But a 32k-token prompt is hundreds of MiB of KV for a real model, which
 no checksum reads within the millisecond that an offer may take on the scheduler's thread. Therefore the work is spread:
 
-* *Seal*: once a block's copy has landed, its checksum is computed off the hot path, and only then may the leader offer
-  the block. Writing to a slot breaks its seal first, so a slot that is being written, or whose copy never ended, is
-  never offered.
-* *Check at the offer*: within a budget (about 0.1 ms), the block of the offer that was checked longest ago and those
-  behind it are read. Small offers are so verified whole, and repeated offers of a long prompt go round all of its
+* *Seal*: once a block's copy has landed, its checksum is computed and stored off the hot path, and only then may the
+  leader offer the block. A slot with a stored checksum is *sealed*. Writing to a slot drops its checksum first, so a
+  slot that is being written, or whose copy never ended, is never offered.
+* *Check at the offer*: within a budget (about 0.1 ms), the block of the offer that was checked longest ago and its
+  neighbours are read. Small offers are thus verified whole, and repeated offers of a long prompt go round all of its
   blocks.
 * *Scrub*: a background thread reads sealed blocks again and again at a low rate, those just loaded first, so that
   damage is found before somebody asks, and a damaged block that was loaded is at least reported.
@@ -38,7 +39,7 @@ Slots = npt.NDArray[np.int64]
 
 _MIB = 1024 * 1024
 _GATHERED = 64 * 1024
-"""Bytes of a row: to read smaller ones apart takes longer than to copy them together."""
+"""Bytes of a row. Reading smaller ones one by one takes longer than copying them together first."""
 _RESERVE_SHARE = 0.9
 """Of the memory that is available, a slab may take this much: the engine starts other threads and buffers after us."""
 
@@ -57,7 +58,7 @@ class Budget(NamedTuple):
 
 OFFER_BUDGET = Budget(rows=64, size=_MIB // 2)
 NO_READING = Budget(rows=0, size=0)
-"""Only whether the slots are sealed."""
+"""Checks only whether the slots are sealed."""
 
 
 def slots_for(slab_bytes: int, bytes_per_block: int, available: Available | None) -> int:
@@ -87,8 +88,7 @@ class HostSlab:
     """`slots` rows of host memory, pinned where the engine's pages are on a GPU, so that copies are asynchronous DMA.
 
     Slot states: broken (being written, or never written) or sealed. `verify` and `seal` may run on any thread; a lock
-    covers the seals, never a copy or a checksum.
-    """
+    covers the stored checksums, never a copy or the computing of a checksum."""
 
     def __init__(self, slots: int, bytes_per_block: int, *, pinned: bool = False) -> None:
         self.slots = slots
@@ -97,14 +97,15 @@ class HostSlab:
         self.bytes_per_block = bytes_per_block
         width = padded(bytes_per_block)
         self.rows = pinned_rows(slots, width) if pinned else host_rows(slots, width)
-        """uint8, shape [slots, bytes_per_block rounded up to whole seal rows]. The rest of a row is never written."""
+        """uint8, shape [slots, bytes_per_block rounded up to whole checksum rows]. The rest of a row is never
+        written."""
         self._bytes = self.rows.numpy()
         self._columns: dict[tuple[int, int], torch.Tensor] = {}
         self._lock = threading.Lock()
         self._seals = np.zeros(slots, dtype=np.uint64)
         self._writes = np.zeros(slots, dtype=np.int64)
         self._checked = np.zeros(slots, dtype=np.int64)
-        """By `_clock`; 0: it has no seal."""
+        """`_clock` at the slot's last check; 0: it is not sealed."""
         self._clock = 0
 
     @property
@@ -120,7 +121,8 @@ class HostSlab:
         return view
 
     def break_seals(self, slots: Sequence[int]) -> None:
-        """Must be called before the first byte of a new block is written to these slots."""
+        """Drops the checksums of these slots. Must be called before the first byte of a new block is written to
+        them."""
         with self._lock:
             checked, writes = self._checked, self._writes
             for slot in slots:  # each one is there once; an index array would cost more for the few that a pass saves
@@ -128,7 +130,8 @@ class HostSlab:
                 writes[slot] += 1
 
     def seal(self, slots: Sequence[int]) -> None:
-        """Seals slots whose copies have landed. A slot that was written anew meanwhile stays broken."""
+        """Computes and stores the checksums of slots whose copies have landed. A slot that was written again meanwhile
+        stays broken."""
         if not len(slots):
             return
         index = np.asarray(slots, dtype=np.int64)
@@ -141,10 +144,10 @@ class HostSlab:
             self._stamp(index)
 
     def verify(self, slots: Sequence[int], budget: Budget | None = None) -> list[int]:
-        """Slots that may not be offered: those without a seal, and those whose bytes are not what was sealed.
+        """Slots that may not be offered: those that are not sealed, and those whose bytes do not match their checksum.
 
-        With a budget, only as much of what was checked longest ago is read again; a missing seal is found in any case.
-        """
+        With a budget, only that much of what was checked longest ago is read again; a slot that is not sealed is found
+        in any case."""
         index = np.asarray(slots, dtype=np.int64)
         if not len(index):
             return []
@@ -158,7 +161,8 @@ class HostSlab:
                 oldest = int(checked.argmin()) if len(index) else 0
             count = len(index) if budget is None else budget.of(self.row_bytes)
             if count < len(index):
-                # And those on the side of it that was checked longer ago, which most often lie side by side and were
+                # The oldest one, and those on the side of it that was checked longer ago, which most often lie side by
+                # side and were
                 # checked together before. Each check reads the oldest one, so checks of the same slots go round all of
                 # them.
                 last = len(index) - 1
@@ -170,7 +174,7 @@ class HostSlab:
         return sorted({*broken, *wrong}) if broken or wrong else []
 
     def damaged(self, slots: Sequence[int]) -> list[int]:
-        """Sealed slots whose bytes are not what was sealed; slots without a seal are being written and say nothing."""
+        """Sealed slots whose bytes do not match their checksum; other slots are being written and are left out."""
         index = np.asarray(slots, dtype=np.int64)
         with self._lock:
             index = index[self._checked[index] > 0]
@@ -178,7 +182,8 @@ class HostSlab:
         return self._differing(index, expected, writes)
 
     def _differing(self, index: Slots, expected: Words, writes: Slots) -> list[int]:
-        """`expected`, `writes`: of these slots, read in one moment in which all of them were sealed."""
+        """Slots whose bytes do not match. `expected`, `writes`: of these slots, read at one moment at which all of them
+        were sealed."""
         if not len(index):
             return []
         same = self._compute(index) == expected
@@ -190,8 +195,8 @@ class HostSlab:
         return [] if same.all() else sorted(index[untouched & ~same].tolist())
 
     def copy_sealed(self, slot: int, into: npt.NDArray[np.uint8]) -> bool:
-        """Copies a slot, shape [1, row_bytes]; False if it has no seal, was written meanwhile, or does not hold what
-        was sealed."""
+        """Copies a slot, shape [1, row_bytes]; False if it is not sealed, was written meanwhile, or does not match its
+        checksum."""
         with self._lock:
             sealed, writes, expected = bool(self._checked[slot]), int(self._writes[slot]), self._seals[slot]
         if not sealed:
@@ -210,7 +215,7 @@ class HostSlab:
 
     @property
     def sealed(self) -> int:
-        """How many slots have a seal."""
+        """How many slots are sealed."""
         with self._lock:
             return int(np.count_nonzero(self._checked))
 
@@ -219,8 +224,8 @@ class HostSlab:
         self._checked[index] = self._clock
 
     def _compute(self, index: Slots) -> Words:
-        """Seals of these slots as they are now. Runs of neighbouring slots are read without a copy, many scattered
-        small ones with one."""
+        """Checksums of these slots as they are now. Runs of neighbouring slots are read in place; many scattered small
+        ones are copied together first."""
         count, first, last = len(index), int(index[0]), int(index[-1])
         if last - first == count - 1 and index.tolist() == list(range(first, first + count)):
             return seals(self._bytes[first : first + count])

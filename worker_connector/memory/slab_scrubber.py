@@ -1,9 +1,8 @@
 """SlabScrubber: the rank's thread that waits for copies, seals what has landed, and reads sealed blocks again (see
 memory/slab.py).
 
-It takes the waiting and the checksums off the engine's threads. Jobs first; in between one small step of the scrub at a
-time.
-"""
+It takes the waiting and the checksums off the engine's threads. Jobs go first; between them it does one small step of
+the scrub at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ SCRUB_BYTES_PER_SECOND = 64 * 1024 * 1024
 """About half a percent of one core. 1 GiB is read in 16 s."""
 STEP_BYTES = 4 * 1024 * 1024
 ROUND_SECONDS = 10.0
-"""A slab that is read faster than this rests until then."""
+"""Between the starts of two rounds, at least."""
 _IDLE_SECONDS = 1.0
 _MAX_URGENT = 65_536
 
 T = TypeVar("T")
 Job = Callable[[], None]
 OnDamaged = Callable[[Sequence[int], bool], None]
-"""(slots, they were loaded just before)"""
+"""Called with (slots, whether they were loaded just before)."""
 
 
 class Scrubber:
@@ -76,27 +75,29 @@ class Scrubber:
 
 
 class SlabScrubber:
-    """Runs jobs in order on its thread. `inline=True`: on the caller's, and no scrub runs by itself (tests)."""
+    """Runs jobs in order on its thread. `inline=True`: on the caller's thread, and no scrub runs by itself (tests)."""
 
     def __init__(self, name: str, scrubber: Scrubber, *, inline: bool = False) -> None:
         self._scrubber = scrubber
         self._inline = inline
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        """None: the end. A queue in C: behind a forward pass, a Condition costs three times as much."""
+        """None ends the thread. The queue is written in C: behind a forward pass, a Condition costs three times as
+        much."""
         self.failed = 0
         self._thread = threading.Thread(target=self._run, name=f"semkv-slab-{name}", daemon=True)
         if not inline:
             self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """A job may wait for a copy. What it raises is counted and logged; it must answer for its own failure."""
+        """A job may wait for a copy. What it raises is counted and logged; it must report its own failure itself."""
         if self._inline:
             self._do(job)
         else:
             self._jobs.put(job)
 
     def drain(self, timeout: float) -> bool:
-        """Waits until all jobs so far have run; False when the time is over, or the thread has ended before them."""
+        """Waits until all jobs so far have run; False if they have not within `timeout` seconds, or the thread has
+        ended before them."""
         if not self._thread.is_alive():
             return self._jobs.empty()
         reached = threading.Event()

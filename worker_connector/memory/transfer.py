@@ -3,7 +3,7 @@
 One code path for CPU and CUDA: what differs is a `CopyStream` (memory/copy_stream.py, memory/cuda_stream.py). On CUDA
 copies run on side streams; on the CPU they are done when the call returns and there is nothing to order.
 
-Order, which no layer hook is needed for (CUDA graphs skip those, ai-dynamo/dynamo#3297):
+The order, for which no layer hook is needed (CUDA graphs skip those, ai-dynamo/dynamo#3297):
 * loads: side stream waits for the engine's stream (pages may still be read), copies, engine's stream waits for the
   copies before the forward pass reads a page;
 * saves: side stream waits for the engine's stream (the forward pass has written the pages), copies; the engine's stream
@@ -28,9 +28,9 @@ from worker_connector.memory.cuda_stream import CudaStream
 from worker_connector.memory.slab import HostSlab
 
 PIECE = 2_048
-"""Moves."""
+"""Moves that are handed to the stream at once."""
 FEW = 128
-"""Moves that are looked at one by one: with cold caches, as between two forward passes, twenty small arrays cost
+"""Up to so many moves are handled one by one: with cold caches, as between two forward passes, twenty small arrays cost
 more."""
 
 
@@ -96,12 +96,12 @@ def copy_to_pages(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, mo
 
 
 def copy_to_slab(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]) -> None:
-    """Page slots -> host slots. The caller has broken the seals and checked that every group has a page."""
+    """Page slots -> host slots. The caller must have dropped the checksums and checked that every group has a page."""
     save_planes(stream, geometry.planes, slab, moves)
 
 
 def prepare_copies(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, *, by_layer: bool) -> None:
-    """When a pool is registered: what `stream` compiles, it compiles now."""
+    """Lets `stream` compile what it needs. Called when a pool is registered."""
     for plane in (*geometry.planes, *(geometry.by_layer if by_layer else ())):
         stream.prepare(plane.pages, _columns(plane, slab))
 
@@ -109,8 +109,8 @@ def prepare_copies(stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, *
 def load_by_layer(
     stream: CopyStream, geometry: PoolGeometry, slab: HostSlab, moves: Sequence[Move]
 ) -> dict[int, Ticket]:
-    """`copy_to_pages`, in the order in which a pass reaches the layers. For every layer a ticket of all that it
-    reads."""
+    """`copy_to_pages`, in the order in which a pass reaches the layers. Returns a ticket for every layer, of all that
+    the layer reads."""
     tickets: dict[int, Ticket] = {}
     planes = geometry.by_layer
     ends = {plane.layers[0]: index for index, plane in enumerate(planes)}  # the last plane that begins with that layer
@@ -144,7 +144,8 @@ def _columns(plane: Plane, slab: HostSlab) -> torch.Tensor:
 
 
 def _pieces(planes: Sequence[Plane], moves: Sequence[Move]) -> Iterator[dict[int, Blocks]]:
-    """By layer group. In pieces, so that the device copies the first while the host counts the next."""
+    """The moves as blocks of each layer group, in pieces, so that the device copies the first while the host prepares
+    the next."""
     groups = {plane.group for plane in planes}
     if 0 < len(moves) <= FEW:
         yield {group: _few(moves, group) for group in groups}
