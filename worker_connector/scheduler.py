@@ -46,7 +46,8 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
 
     @property
     def fetch_desk(self) -> PeerFetch | None:
-        """Pulls blocks from other workers, for whoever takes requests in; None where `connector.fetch` is off."""
+        """Pulls blocks from other workers, for whoever takes requests in; None where `connector.fetch` is off or the
+        weights cannot be read."""
         return self._parts.fetch
 
     @property

@@ -34,7 +34,7 @@ _MAX_HEAD = 1024 * 1024
 
 
 class NotRegular(OSError):
-    """Under a block's name is a link, a directory, a pipe or a device."""
+    """What has a block's name is a link, a directory, a pipe or a device."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BlockRecord:
     tokens: bytes
     words: bytes = b""
     used: int = 0
-    """When it was used last, in an earlier life: the file's time in nanoseconds. Not written."""
+    """When an earlier process used it last: the file's time in nanoseconds. Not written to the file."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class BlockFormat:
     geometry: bytes
     payload: int
     epoch: bytes = b""
-    """Part of every file's name: after a reset nothing of before has the name of what it says."""
+    """Part of every file's name: after a reset no older file has the name that its content asks for."""
 
     def size_of(self, block: BlockRecord) -> int:
         """Bytes of this block's file."""
@@ -77,7 +77,7 @@ class BlockFormat:
         ).hexdigest()
 
     def write(self, unfinished: Path, path: Path, block: BlockRecord, payload: memoryview, *, fsync: bool) -> None:
-        """Under a name of its own first. Raises OSError."""
+        """Writes to `unfinished`, then renames it to `path`. Raises OSError."""
         head = self._header(block, len(block.words)) + block.words + block.tokens
         with _create(unfinished) as file:
             for part in (head, payload, _checksum(head, payload)):
@@ -89,8 +89,8 @@ class BlockFormat:
             fsync_directory(path.parent)
 
     def read(self, path: Path, block: BlockRecord, target: memoryview) -> bool:
-        """Into `target`; False if the file is not that of this block, or not what was written. Raises OSError,
-        NotRegular among them."""
+        """Reads the payload into `target`; False if the file is not that of this block, or not what was written. Raises
+        OSError, NotRegular among them."""
         with open_regular(path) as file:
             return self._read(file, block, target)
 
@@ -117,8 +117,8 @@ class BlockFormat:
 
     def look(self, path: Path, size: int) -> BlockRecord | str:
         """What block a file says to be, by its head alone; else why it is none of ours: `foreign` (another version,
-        geometry or size of a block), `damaged` (its length or its key is not that of what it says) or `stale` (its name
-        is not: from before a reset). Raises OSError, NotRegular among them."""
+        geometry or size of a block), `damaged` (its length or its key does not fit its content) or `stale` (its name
+        does not: it is from before a reset). Raises OSError, NotRegular among them."""
         with open_regular(path) as file:
             raw = _read_all(file, _HEADER.size)
             if len(raw) != _HEADER.size:
@@ -152,7 +152,7 @@ class BlockFormat:
 
 
 def _is_chained(block: BlockRecord) -> bool:
-    """Is the key that of these tokens behind this parent?"""
+    """True if the key is that of these tokens after this parent."""
     start = block.parent == root_key(block.namespace)
     return start is (block.ordinal == 0) and child_key(block.parent, block.tokens) == block.key
 
@@ -164,7 +164,8 @@ def _checksum(head: bytes, payload: memoryview) -> bytes:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """To read, unbuffered. Follows no link and waits for no pipe's other end. Raises NotRegular, or another OSError."""
+    """Opens a file to read it unbuffered. Follows no link and waits for no pipe's other end. Raises NotRegular, or
+    another OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -57,7 +57,7 @@ class DiskIndex:
         return len(self._blocks)
 
     def get(self, key: BlockKey) -> DiskBlock | None:
-        """Where every rank has it."""
+        """The block, if every rank has it; else None."""
         block = self._blocks.get(key)
         return block if block is not None and block.usable else None
 
@@ -75,7 +75,7 @@ class DiskIndex:
         return found
 
     def add(self, rank: int, record: BlockRecord) -> DiskBlock | None:
-        """One rank has it. Returns the block if it became usable by that."""
+        """Notes that one rank has it. Returns the block if that made it usable."""
         block = self._blocks.get(record.key)
         if block is None:
             above = self._blocks.get(record.parent) if record.ordinal else None
@@ -94,7 +94,7 @@ class DiskIndex:
         return block
 
     def remove(self, rank: int, key: BlockKey) -> DiskBlock | None:
-        """One rank has it no more. Returns the block if it was usable."""
+        """Notes that one rank has it no more. Returns the block if it was usable."""
         block = self._blocks.get(key)
         if block is None:
             return None
@@ -106,14 +106,14 @@ class DiskIndex:
         return block if was else None
 
     def ends(self) -> Iterator[DiskBlock]:
-        """Usable blocks that no usable block continues, used longest ago first (as rank 0's files, or whichever rank's
-        came first, say)."""
+        """Usable blocks that no usable block continues, used longest ago first (by the file times of the rank that
+        reported the block first)."""
         continued = {block.parent.key for block in self._blocks.values() if block.usable and block.parent is not None}
         ends = [block for block in self._blocks.values() if block.usable and block.key not in continued]
         return iter(sorted(ends, key=lambda block: block.used))
 
     def clear(self) -> list[DiskBlock]:
-        """Returns what was usable, children before parents."""
+        """Forgets all blocks. Returns those that were usable, children before parents."""
         gone = [block for block in self._blocks.values() if block.usable]
         for block in gone:
             block.usable = False

@@ -1,7 +1,7 @@
-"""What a leader asks of its ranks' disk stores, and what they answer. Orders are plain picklable data, which the engine
-broadcasts where ranks are processes of their own; answers fit the wire that those come back by (link/wire.py). Each
-rank works on its orders as they came, but for `Stage`, which goes first: somebody may be about to ask for those blocks.
-"""
+"""Orders of a leader to its ranks' disk stores, and their answers. Orders are plain picklable data, which the engine
+broadcasts where ranks are processes of their own; answers fit the wire format in which those answer (link/wire.py).
+Each rank works on its orders as they came, but for `Stage`, which goes first: somebody may be about to ask for those
+blocks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Tell:
-    """Look through the directory and report every block: a leader begins to keep books. Its id names their life, which
-    `Stage` and `Spill` carry: what was ordered in an earlier one is not done any more, since slots belong to others by
-    now."""
+    """Look through the directory and report every block: a leader begins a new index. The order's id names this
+    generation of it, and `Stage` and `Spill` carry that as `life`. What was ordered in an earlier generation is not
+    done any more, since its slots belong to other blocks by now."""
 
     order_id: int
 
@@ -60,8 +60,8 @@ DiskOrder = Tell | Stage | Spill | Clear
 
 
 class DiskFound(msgspec.Struct, frozen=True, tag=True):
-    """In answer to `Tell`: blocks that this rank has, parents before children. `last`: these are all. `words` of a
-    namespace are told once."""
+    """Answer to `Tell`: blocks that this rank has, parents before children. `last`: no more follow. `words` of a
+    namespace are sent once."""
 
     rank: int
     order_id: int
@@ -85,7 +85,7 @@ class StageDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpillDone(msgspec.Struct, frozen=True, tag=True):
-    """Is it on this rank's disk now? By block of the order."""
+    """`written[i]`: block i of the order is on this rank's disk now."""
 
     rank: int
     order_id: int
@@ -112,5 +112,5 @@ class OpenOrder:
     good: list[bool]
     waiting: set[int] = field(default_factory=set)
     void: bool = False
-    """Given before `clear`: what it wrote or read is worth nothing."""
+    """A reset came after it: what it wrote or read may not be used."""
     sent: float = 0.0

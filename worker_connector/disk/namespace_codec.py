@@ -1,4 +1,5 @@
-"""A cache namespace in words, as it stands in a block's file, so that a later process can say whose block it is."""
+"""Encodes a cache namespace as JSON (`words`), as it stands in a block's file, so that a later process knows whose
+block it is."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ _KNOWN = 4_096
 
 
 def words_of(namespace: CacheNamespace) -> bytes:
-    """Holds the tenant's digest, never its salt."""
+    """Empty where it would exceed 16 KiB. It has the tenant's digest, never its salt."""
     words = msgspec.json.encode(namespace)
     return words if len(words) <= _MAX_BYTES else b""
 
 
 def namespace_of(words: bytes, digest: bytes) -> CacheNamespace | None:
-    """None where the words are missing, or not those of this digest: then nobody is told of the block, and who asks
-    with its namespace still finds it."""
+    """None where the words are missing, or not those of this digest: then the block is published to nobody, but a
+    request with its namespace still finds it."""
     try:
         namespace = msgspec.json.decode(words, type=CacheNamespace)
     except (msgspec.DecodeError, ContractError, UnicodeDecodeError):
@@ -30,7 +31,7 @@ def namespace_of(words: bytes, digest: bytes) -> CacheNamespace | None:
 
 
 class KnownWords:
-    """Of the namespaces that blocks were met in last. Not thread-safe: the leader's lock covers it."""
+    """Encoded namespaces of the blocks that were seen last. Not thread-safe: the leader's lock covers it."""
 
     def __init__(self) -> None:
         self._by_digest: OrderedDict[bytes, bytes] = OrderedDict()
@@ -43,7 +44,7 @@ class KnownWords:
             self._keep(digest, words_of(namespace))
 
     def told(self, digest: bytes, words: bytes) -> None:
-        """As they stand in a file."""
+        """Notes an encoded namespace that stands in a block's file."""
         if words and digest not in self._by_digest:
             self._keep(digest, words)
 

@@ -1,9 +1,8 @@
-"""ReadQueue: chains of blocks that are to come up from disk, in which order, and who waits for them.
+"""ReadQueue: chains of blocks that are to be read from disk, in which order, and who waits for them.
 
-A chain that a request is held for (leader/disk_prefetch_wait.py) goes before all that nobody waits for. When its holder
-gives up, it is one of the others: what it still brings serves the next request, and may not stand in the way of those
-that are held.
-"""
+A chain that a request is held for (leader/disk_prefetch_wait.py) goes before all that nobody waits for. When that
+request goes on without it, the chain joins the others: what it still brings serves the next request, and must not delay
+chains that somebody waits for."""
 
 from __future__ import annotations
 
@@ -15,32 +14,32 @@ from dataclasses import dataclass, field
 from worker_connector.disk.index import DiskBlock
 
 MOST = 64
-"""ReadQueue that nobody waits for; the oldest gives way."""
+"""Queued reads that nobody waits for; beyond that the oldest one is dropped."""
 MOST_HELD = 64
 """Chains that somebody waits for; more are refused, and their requests go on at once."""
 HANGING_SECONDS = 1.0
-"""A disk that has answered nothing for so long, while it was asked for something, is not waited for."""
+"""Nobody waits for a disk that was asked for something and has answered nothing for so long."""
 _ORDERS = 16
-"""Orders that the time of a block is taken from."""
+"""How many of the last orders the time of a block is computed from."""
 
 
 @dataclass(eq=False)
 class QueuedRead:
-    """`blocks`: consecutive ones of a chain. `horizon`: blocks that were used at this tick of the ledger or later keep
-    their slots."""
+    """One queued read. `blocks`: consecutive ones of a chain. `at`: index of the first one not ordered yet. `horizon`:
+    blocks used after this tick of the ledger keep their slots."""
 
     blocks: list[DiskBlock]
     horizon: int
     at: int = 0
     done: Future[int] | None = None
-    """Where somebody waits: how many of the blocks are in the slab, once nothing of the wish is on its way any more.
-    Never an exception."""
+    """Set where somebody waits. Its result: how many of the blocks are in the slab, once no more of them are on their
+    way. Never an exception."""
     orders: set[int] = field(default_factory=set)
-    """Not answered, and bring blocks of it."""
+    """Unanswered orders that bring blocks of it."""
 
     @property
     def taken(self) -> bool:
-        """Nothing more of it will be ordered."""
+        """True when nothing more of it will be ordered."""
         return self.at >= len(self.blocks)
 
 
@@ -52,7 +51,7 @@ class ReadQueue:
         self._held: deque[QueuedRead] = deque()
         self._others: deque[QueuedRead] = deque()
         self._awaited: list[QueuedRead] = []
-        """Those with somebody who waits, also when all of their blocks are ordered."""
+        """Reads that somebody waits for, also when all of their blocks are ordered."""
 
     def __len__(self) -> int:
         return len(self._held) + len(self._others)
@@ -64,11 +63,11 @@ class ReadQueue:
 
     @property
     def blocks_held(self) -> int:
-        """Of chains that somebody waits for, those that are not ordered yet."""
+        """Blocks of chains that somebody waits for, as far as they are not ordered yet."""
         return sum(len(wish.blocks) - wish.at for wish in self._held)
 
     def add(self, wish: QueuedRead) -> bool:
-        """False: another one had to give way."""
+        """Queues a read; False if the oldest one that nobody waits for was dropped for it."""
         if wish.done is not None:
             self._held.append(wish)
             self._awaited.append(wish)
@@ -80,7 +79,7 @@ class ReadQueue:
         return False
 
     def first(self) -> QueuedRead | None:
-        """Whose blocks are to be ordered next; those that are wholly ordered leave."""
+        """The read whose blocks are to be ordered next, or None. Reads that are wholly ordered leave the queue."""
         for queue in (self._held, self._others):
             while queue and queue[0].taken:
                 queue.popleft()
@@ -89,7 +88,7 @@ class ReadQueue:
         return None
 
     def give_up(self, done: Future[int]) -> None:
-        """Whoever waited goes on without."""
+        """Whoever waited for `done` goes on without it."""
         for wish in [wish for wish in self._awaited if wish.done is done]:
             self._awaited.remove(wish)
             wish.done = None
@@ -104,13 +103,13 @@ class ReadQueue:
         self.settle()
 
     def settle(self) -> None:
-        """Tells those who wait for what cannot come any further."""
+        """Resolves the futures of reads of which nothing more can come."""
         for wish in [wish for wish in self._awaited if wish.taken and not wish.orders]:
             self._awaited.remove(wish)
             self._tell(wish)
 
     def clear(self) -> None:
-        """Nothing of them comes any more."""
+        """Drops all reads and resolves their futures."""
         self._held.clear()
         self._others.clear()
         awaited, self._awaited = self._awaited, []
@@ -126,17 +125,17 @@ class ReadQueue:
 
 
 class StageTimes:
-    """How long a block takes from disk, by what the last orders took: the disk, the checks, and whatever else the
-    rank's thread was at."""
+    """How long a block takes from disk, computed from the last orders: the disk, the checks, and whatever else the
+    rank's thread did meanwhile."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[float, int]] = deque(maxlen=_ORDERS)
         self.last = 0.0
-        """When an order was answered last, whatever came of it."""
+        """Time (of the caller's clock) of the last answer to an order, whatever came of it."""
 
     def add(self, sent: float, now: float, blocks: int) -> float:
-        """An order that was sent then is answered, and brought so many blocks. It was begun when the one before was
-        done. Returns the seconds that it took."""
+        """Notes that an order sent at `sent` was answered at `now` and brought `blocks` blocks. It began when the one
+        before it was done. Returns the seconds that it took."""
         began, self.last = max(sent, self.last), now
         took = max(0.0, now - began)
         if blocks:
@@ -144,7 +143,7 @@ class StageTimes:
         return took
 
     def hanging(self, sent: Iterable[float], now: float) -> bool:
-        """`sent`: when the orders were sent that are not answered."""
+        """True if the disk has answered nothing for `HANGING_SECONDS`. `sent`: when the unanswered orders were sent."""
         oldest = min(sent, default=None)
         return oldest is not None and now - max(oldest, self.last) >= HANGING_SECONDS
 

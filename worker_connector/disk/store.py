@@ -13,8 +13,8 @@ fails any of these is removed.
   after it. A process that dies loses nothing but the file that it was writing.
 * Bounded: the least recently used ends of chains go before a new file is written; reads count as use, also over a
   restart (by the files' times).
-* Resets last: `begin_epoch` makes everything of before worthless on the disk too (disk/store_epoch.py); its files are
-  removed after that.
+* Resets are durable: `begin_epoch` makes everything older worthless on the disk too (disk/store_epoch.py); the files
+  are removed after that.
 * Only regular files are looked at: a link, a directory or a pipe under a block's name stays, is counted, and is neither
   followed nor waited for. A file that cannot be looked at just now stays too.
 * One store a directory, by a lock on it. Any number of threads; files are read and written outside the store's lock.
@@ -122,10 +122,10 @@ class DiskStore:
         return self._directory
 
     def take_over(self, stopped: Callable[[], bool] = lambda: False) -> list[BlockRecord]:
-        """Before anything else, and again when nothing else is going on: finds what is here, parents before children,
-        those used longest ago first among blocks of one ordinal. Removes what is unfinished, damaged in its head, of
-        another geometry, or continues a block that is not here; touches no file that is not of its own making. Bytes
-        are checked when they are read. `stopped`: asked for every file."""
+        """Called before anything else, and again only when nothing else is going on. Finds what is here, parents before
+        children, those used longest ago first among blocks of one ordinal. Removes what is unfinished, damaged in its
+        head, of another geometry, or continues a block that is not here; touches no file that is not of its own making.
+        Bytes are checked when they are read. `stopped`: asked for every file."""
         while True:
             format_ = self._format
             found: list[tuple[int, BlockRecord]] = []
@@ -197,7 +197,7 @@ class DiskStore:
     def put(self, block: BlockRecord, payload: memoryview, epoch: bytes | None = None) -> bool:
         """True if the block is there afterwards. False: the block that it continues is not here, the disk is full or
         failed, another thread is just writing it, no room can be made, or the store was cleared meanwhile or has
-        another epoch than that. ValueError for a payload or digest of another length. The caller keeps the payload
+        another epoch than `epoch`. ValueError for a payload or digest of another length. The caller keeps the payload
         unchanged until the call returns."""
         if payload.nbytes != self._format.payload:
             raise ValueError(f"payload of {payload.nbytes} bytes, expected {self._format.payload}")
@@ -215,7 +215,8 @@ class DiskStore:
             if not self._continues(block):
                 self.counts["no_parent"] += 1
                 return False
-            # The parent is not a leaf while this is written, or the room for its child could be made by removing it.
+            # The parent counts as continued while this is written, or it could be removed to make room for its own
+            # child.
             self._children.setdefault(block.parent, set()).add(name)
             if not self._make_room(size):
                 self.counts["no_room"] += 1
@@ -308,9 +309,9 @@ class DiskStore:
         return self._format.epoch
 
     def begin_epoch(self) -> None:
-        """What is here, and what is being written, is never served again, also not after a restart; on the disk when it
-        returns. The files themselves go with `sweep`. OSError: the disk takes no epoch; what could be removed has
-        been."""
+        """What is here, and what is being written, is never served again, also not after a restart: the new epoch is on
+        the disk on return. `sweep` removes the files themselves. OSError: the disk takes no epoch; what could be
+        removed has been."""
         epoch = new_epoch()
         try:
             write_epoch(self._directory, epoch)
@@ -352,7 +353,7 @@ class DiskStore:
             return DiskStats(len(self._files), self._size, self._limit)
 
     def close(self) -> None:
-        """Gives the directory free; files stay. Idempotent. No other call may follow."""
+        """Releases the directory; files stay. Idempotent. No other call may follow."""
         if self._owner >= 0:
             os.close(self._owner)
             self._owner = -1
@@ -419,7 +420,7 @@ class DiskStore:
             self._unlink(self._path(name))  # where it fails, it takes room that is not counted until the next start
 
     def _touch(self, name: str) -> None:
-        """The order of use, for the next start."""
+        """Notes the use in the file's time, for the next start."""
         try:
             os.utime(self._path(name), follow_symlinks=False)
         except OSError as error:  # read-only, or evicted meanwhile: the block has been read all the same
@@ -427,7 +428,7 @@ class DiskStore:
             _log.debug("semkv disk store: the use of a file could not be noted: %s", error)
 
     def _unlink(self, path: Path) -> bool:
-        """Is it gone?"""
+        """True if the file is gone."""
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

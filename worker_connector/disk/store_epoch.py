@@ -22,7 +22,8 @@ _BYTES = 16
 
 
 def read_epoch(directory: Path) -> bytes | None:
-    """None: there is one, and it cannot be read, so nothing that is here may be believed."""
+    """The store's epoch; empty if it was never reset. None: there is one that cannot be read, so nothing in the
+    directory may be used."""
     try:
         with open_regular(directory / _FILE) as file:
             raw = file.read(_BYTES + 1)
@@ -40,7 +41,7 @@ def new_epoch() -> bytes:
 
 
 def write_epoch(directory: Path, epoch: bytes) -> None:
-    """On the disk when it returns. Raises OSError."""
+    """Replaces the epoch, durably: it is on the disk on return. Raises OSError."""
     unfinished = directory / f"{_FILE}.new"
     descriptor = os.open(
         unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600

@@ -1,5 +1,5 @@
-"""One disk store a directory: a lock on a file in it, which ends with the process that holds it. A link in its place is
-not followed."""
+"""Only one disk store uses a directory: it holds a lock on a file there, which ends with its process. A link in place
+of that file is not followed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from worker_connector.errors import Refused
 
 
 class InUse(Refused):
-    """The directory has a store already."""
+    """Another store is using the directory."""
 
 
 def own(directory: Path) -> int:
-    """The directory, made if need be, and its lock (a descriptor), held until it is closed or the process ends.
-    Refused: InUse, or it cannot be written."""
+    """Makes the directory if need be and locks it. Returns the lock's descriptor; the lock is held until that is closed
+    or the process ends. Raises InUse, or Refused where the directory cannot be written."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(

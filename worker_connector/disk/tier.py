@@ -4,12 +4,12 @@
   from their start). Not only what is evicted: a slot that is needed now could not wait for the disk, and a process that
   dies would leave nothing behind.
 * Up: the engine asks for a prompt whose chain ends in the slab and goes on here, a hint names a donor that is here, or
-  a request is held at the worker's door for its chain (leader/disk_prefetch_wait.py), which goes first. Its blocks get
-  slots and are read into them; only when every rank has verified and sealed a block does it enter the ledger as
+  a request waits for its chain before the engine takes it (leader/disk_prefetch_wait.py), which goes first. Its blocks
+  get slots and are read into them; only when every rank has verified and sealed a block does it enter the ledger as
   resident, so an offer never waits for a disk and never promises one. A request that the engine asks about is served by
   what is in the slab.
 * No thrashing: a slot for staging comes from what is free, or from blocks that nobody leases and that were used last
-  *before* the wish was made. Bytes in flight are bounded both ways, wishes by their number.
+  *before* the read was queued. Bytes in flight are bounded both ways, queued reads by their number.
 
 No I/O and no waiting: orders are handed to the ranks, whose threads answer (rank/disk.py). Under tensor parallelism
 they go out with the engine's broadcast, and an order is over when every rank has answered it: until then its slots are
@@ -55,10 +55,10 @@ _log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 STAGE_BYTES = 64 * _MIB
-"""In flight from disk."""
+"""Bytes in flight from disk."""
 STAGE_ORDER_BYTES = 16 * _MIB
 SPILL_BYTES = 32 * _MIB
-"""In flight to disk: what may be leased for it."""
+"""Bytes in flight to disk, whose blocks are leased."""
 SPILL_ORDER_BYTES = 8 * _MIB
 _ORDER_BLOCKS = 16
 _BLOCKS_IN_FLIGHT = 64
@@ -66,7 +66,7 @@ _BLOCKS_IN_FLIGHT = 64
 millisecond."""
 
 _ORDER_IDS = count(1)
-"""Over all lives: a late answer to an earlier life's order must not be taken for another."""
+"""Counted over all generations of the cache: a late answer to an older order must not be taken for another's."""
 
 
 class DiskTier:
@@ -90,7 +90,7 @@ class DiskTier:
     ) -> None:
         """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became
         resident; `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an
-        earlier life left; `flush`: tells the world what had to leave the slab."""
+        earlier process left; `flush`: publishes what had to leave the slab."""
         self.index = DiskIndex(ranks)
         self._ledger = ledger
         self._ranks = ranks
@@ -118,11 +118,11 @@ class DiskTier:
         """By which order."""
         self.times = StageTimes()
         self.counts: Counter[str] = Counter()
-        """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; wishes: `missed`,
-        `hinted`, `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
+        """Blocks: `spilled`, `spill_failed`, `spill_dropped`, `staged`, `stage_failed`, `found`; queued reads:
+        `missed`, `hinted`, `wish_refused`, `wish_dropped`, `no_slot`, `busy`; and `cleared`."""
 
     def begin(self) -> None:
-        """Once: asks the ranks what is there."""
+        """Asks the ranks which blocks they have. To be called once."""
         self._send(Tell(self._telling))
 
     # down
@@ -191,8 +191,8 @@ class DiskTier:
 
     def missed(self, digest: bytes, tokens: bytes, at: int, limit: int, key: BlockKey) -> None:
         """On the scheduler's thread: the resident chain of a prompt ends before block `at`, whose key this is. Costs
-        one look; if it goes on here, the rest is looked up on the background thread. `tokens`: the prompt; `limit`: its
-        blocks that may be served."""
+        one lookup; if the chain goes on here, the rest is looked up on the background thread. `tokens`: the prompt;
+        `limit`: how many of its blocks may be served."""
         if self.index.get(key) is None or key in self._planned:
             return
         self._planned.add(key)
@@ -214,21 +214,21 @@ class DiskTier:
             self._wish(path, horizon)
 
     def hinted(self, tip: DiskBlock) -> None:
-        """A request for this chain is on its way. Never on the scheduler's thread."""
+        """Queues this chain, for which a request is on its way. Never on the scheduler's thread."""
         path = tip.chain()
         with self._lock:
             self.counts["hinted"] += 1
             self._wish(path, self._ledger.tick)
 
     def hold(self, path: list[DiskBlock], horizon: int) -> Future[int] | None:
-        """Somebody holds a request for these blocks. The future: how many of them are in the slab, when no more can
-        come; it may never be answered. None: too many are held, or the tier has ended. Never on the scheduler's
-        thread."""
+        """Queues these blocks, for which a request waits. The future's result: how many of them are in the slab, when
+        no more can come; there may never be one. None: too many requests wait, or the tier has ended. Never on the
+        scheduler's thread."""
         with self._lock:
             if self._closed or self._wishes.crowded:
                 return None
             done: Future[int] = Future()
-            done.set_running_or_notify_cancel()  # whoever waits for it may give up, and cannot take it back
+            done.set_running_or_notify_cancel()  # whoever waits for it may give up, but not cancel it
             self._wish(path, horizon, done)
             return done
 
@@ -247,11 +247,11 @@ class DiskTier:
 
     @property
     def hanging(self) -> bool:
-        """Under the lock: has the disk answered nothing for long that it was asked for?"""
+        """Under the lock: True if the disk has answered nothing for long, though asked for something."""
         return self.times.hanging((order.sent for order in self._staging.values()), self._clock())
 
     def close(self) -> None:
-        """The books end: nobody waits for them any more."""
+        """Takes no more waiting requests, and resolves those that wait."""
         self._closed = True
         self._wishes.clear()
 
@@ -287,7 +287,7 @@ class DiskTier:
         self._wishes.settle()
 
     def _take(self, wish: QueuedRead, size: int) -> list[BlockEntry]:
-        """Slots for the next blocks of a wish, which ends (`at` at its end) where it cannot go on."""
+        """Slots for the next blocks of a queued read, which ends (`at` at its end) where it cannot go on."""
         entries: list[BlockEntry] = []
         while wish.at < len(wish.blocks) and len(entries) < size:
             block = wish.blocks[wish.at]
@@ -369,7 +369,7 @@ class DiskTier:
         self.pump()
 
     def _answered(self, orders: dict[int, OpenOrder], order_id: int, rank: int, good: list[bool]) -> bool:
-        """Did this answer complete the order?"""
+        """True if this answer completed the order."""
         order = orders[order_id]
         order.good = [a and b for a, b in zip(order.good, good, strict=True)]
         order.waiting.discard(rank)
@@ -407,7 +407,7 @@ class DiskTier:
     # all of it
 
     def clear(self) -> None:
-        """Weights or cache were reset: nothing that was written is worth anything. The ledger is cleared by its
+        """Weights or cache were reset: forgets all blocks, and orders the ranks to do so. The ledger is cleared by its
         owner."""
         self.counts["cleared"] += 1
         self._to_spill.clear()
@@ -426,7 +426,7 @@ class DiskTier:
 
     @property
     def in_flight(self) -> int:
-        """Orders that are not answered."""
+        """Number of orders that are not answered."""
         return len(self._spilling) + len(self._staging)
 
     def snapshot(self) -> dict[str, int]:
