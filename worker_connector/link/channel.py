@@ -1,17 +1,18 @@
-"""RankChannel: how a leader and the worker of its own rank talk, beside the metadata that the engine carries.
+"""RankChannel: how a leader and the worker of its own rank exchange messages, beside the metadata that the engine
+carries.
 
 TensorRT-LLM constructs scheduler and worker concurrently, hands both nothing but `llm_args`, and returns only request
 ids from the worker (`get_finished`). But the leader must know the pool's layout before it can offer, and which copies
 have landed before it may call anything confirmed. On the leader's rank both objects live in one process (also under
-attention data parallelism, where every rank has both), so a process-local channel serves: whoever comes first makes it,
-under the identity of the `llm_args` object that both were given. If one object is given to several ranks of one process
-that is ambiguous, and the first metadata settles it: it names the channel of its leader, and the worker moves there.
+attention data parallelism, where every rank has both), so a process-local channel serves: the first of the two makes
+it, under the identity of the `llm_args` object that both were given. If one object is given to several ranks of one
+process that is ambiguous, and the first metadata settles it: it names the channel of its leader, and the worker moves
+there.
 
 Messages go one way, rank -> leader, and are handled in the caller's thread. Under tensor parallelism the other ranks
 are processes of their own: they send the same messages over a socket (link/remote_channel.py, link/rank_endpoint.py),
-and the leader reduces what all ranks say to one message (link/rank_aggregator.py). Channel ids are random, so that a
-channel of another process is never taken for one of this.
-"""
+and the leader reduces the messages of all ranks to one (link/rank_aggregator.py). Channel ids are random, so that a
+channel of another process is never taken for one of this."""
 
 from __future__ import annotations
 
@@ -48,14 +49,14 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
     slots: int
     """Blocks that the rank's slab holds; 0 without a slab."""
     incarnation: str = ""
-    """Another one means that this rank's slab is empty, or that results of it were lost: what was saved before may not
-    be offered."""
+    """Names the content of the slab. A new value means that the slab is empty, or that results of this rank were lost:
+    what was saved before may not be offered."""
     block_size_configured: bool = False
     """`tokens_per_block` comes from the engine's settings and not from the pool (engine_api/geometry.py)."""
 
 
 class LoadDone(msgspec.Struct, frozen=True, tag=True):
-    """The copies of one plan have landed (`ok`), or will not."""
+    """The copies of one plan have landed (`ok`), or have failed."""
 
     rank: int
     iteration: int
@@ -63,7 +64,7 @@ class LoadDone(msgspec.Struct, frozen=True, tag=True):
     ok: bool
     seconds: float | None = None
     reason: Reason | None = None
-    """Why not, where it is not simply that the copy failed."""
+    """Why the load failed, where it is not simply that the copy did."""
 
 
 class LoadGivenUp(msgspec.Struct, frozen=True, tag=True):
@@ -84,7 +85,7 @@ class ForwardDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveDone(msgspec.Struct, frozen=True, tag=True):
-    """The blocks of one save order have landed and are sealed (`ok`), or their slots hold nothing."""
+    """The blocks of one save order have landed and have their checksums (`ok`), or their slots hold nothing."""
 
     rank: int
     save_id: int
@@ -92,12 +93,12 @@ class SaveDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class SlotsDamaged(msgspec.Struct, frozen=True, tag=True):
-    """The scrubber found slots whose bytes are not what was sealed."""
+    """The scrubber found slots whose bytes do not match their checksums."""
 
     rank: int
     slots: tuple[int, ...]
     loaded: bool = False
-    """Found right after a load of them: pages got damaged bytes."""
+    """They were found right after a load: pages have damaged bytes."""
 
 
 RankResult = RankReady | LoadDone | LoadGivenUp | ForwardDone | SaveDone | SlotsDamaged | DiskResult
@@ -108,7 +109,7 @@ class LocalRank(Protocol):
 
     @property
     def slab(self) -> HostSlab | None:
-        """Of the pool that is registered now, which its leader may hear of later."""
+        """The slab of the pool that is registered now, which the leader may learn of later; None without one."""
 
     def verify(self, slots: Sequence[int]) -> list[int]:
         """Slots that may not be offered, checked within a bounded time (see memory/slab.py)."""
@@ -117,11 +118,11 @@ class LocalRank(Protocol):
         """Puts these slots at the head of the scrubber's round."""
 
     def disk(self, order: DiskOrder) -> None:
-        """For the rank's disk store; answered by a `DiskResult`. Never waits."""
+        """Hands an order to the rank's disk store, which answers with a `DiskResult`. Must not wait."""
 
     def make_resets_durable(self) -> None:
-        """Waits for the disk, unlike the others: what it was ordered to clear is not served after a restart either.
-        Raises OSError."""
+        """Waits for the disk, unlike the other methods: on return, what the rank was ordered to clear is not served
+        after a restart either. Raises OSError."""
 
     def snapshot(self) -> Mapping[str, Any]:
         """Numbers, JSON-able."""
@@ -129,7 +130,8 @@ class LocalRank(Protocol):
 
 @dataclass(eq=False)
 class RankChannel:
-    """Results that come before the leader listens are kept, in order."""
+    """The channel of one leader and the rank in its process. Results that come before the leader listens are kept, in
+    order, the last 1,024 of them."""
 
     channel_id: int
     rank: LocalRank | None = None
@@ -158,7 +160,7 @@ class RankChannel:
         handler(result)
 
     def make_resets_durable(self) -> None:
-        """Of the rank in this process. Not from an engine's callback: it waits for the disk. Raises OSError."""
+        """As the rank's own (`LocalRank`). Not for an engine's callback: it waits for the disk. Raises OSError."""
         if self.rank is not None:
             self.rank.make_resets_durable()
 
@@ -209,5 +211,5 @@ def rank_channel(llm_args: Any) -> RankChannel:
 
 
 def channel_by_id(channel_id: int) -> RankChannel | None:
-    """None in another process than the leader's."""
+    """The channel of this process with that id; None in another process than the leader's."""
     return _PAIRING.find(channel_id)

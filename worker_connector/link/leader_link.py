@@ -1,5 +1,5 @@
-"""LeaderLink: the rank's way to its leader, wherever that is: in this process (link/channel.py), or in another one
-(link/remote_channel.py)."""
+"""LeaderLink: the rank's connection to its leader, wherever that is: in this process (link/channel.py), or in another
+one (link/remote_channel.py)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class LeaderLink:
         return self._channel.has_leader
 
     def post(self, result: RankResult) -> None:
-        """A pool that was registered is said again to every leader that is met later."""
+        """Sends a result. The last `RankReady` is sent again to every leader that the rank moves to later."""
         if isinstance(result, RankReady):
             self._ready = result
         self._channel.post(result)
 
     def forwarded(self, iteration: int) -> None:
-        """The forward pass of an iteration without orders was enqueued. A leader elsewhere need not know."""
+        """The forward pass of an iteration without orders was enqueued. A leader in another process need not know."""
         channel = self._channel
         if type(channel) is RankChannel:
             channel.forwarded = iteration
 
     def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
-        """Moves to the leader that made this metadata, if construction paired us with another or with none."""
+        """Moves to the leader that made this metadata, if the rank has another leader or none."""
         if metadata.channel_id == self._channel.channel_id:
             return
         channel = find(metadata.channel_id)
@@ -67,7 +67,7 @@ class LeaderLink:
             channel.post(self._ready)
 
     def close(self) -> None:
-        """Ends the connection to a leader elsewhere. Idempotent."""
+        """Ends the connection to a leader in another process. Idempotent."""
         if self.remote is not None:
             self.remote.close()
             self.remote = None

@@ -1,7 +1,7 @@
-"""Connections, one thread each: `LocalServer` of this user's processes on this machine, over a Unix-domain socket;
-`ConnectionServer` of whatever a socket listens for.
+"""Servers with a thread for each connection: `LocalServer` for this user's processes on this machine, over a
+Unix-domain socket; `ConnectionServer` for any listening socket.
 
-Who connects is new until `settle`: at most `max_new` may be, and the oldest of them is hung up for the next. A shortage
+A connection is new until `settle`. At most `max_new` may be new; the oldest of them is hung up for the next. A shortage
 of descriptors or threads ends no server: what could not be accepted is counted, and accepted when the shortage is over.
 """
 
@@ -47,7 +47,7 @@ class ConnectionServer:
         self._max_new = max_new
         self._pause = pause_seconds
         self._stranger = threading.Event()
-        """One ended, and no pause was made for it yet."""
+        """Set when a connection has ended that never settled, and no pause was made for it yet."""
         self._lock = threading.Lock()
         self._new: dict[socket.socket, None] = {}
         """In the order in which they came."""
@@ -72,7 +72,7 @@ class ConnectionServer:
         self._spawn(self._accept, "accept")
 
     def settle(self, connection: socket.socket) -> None:
-        """It is known, and stays until it ends or `hang_up`."""
+        """The other end of the connection is known: it stays until it ends or `hang_up`."""
         with self._lock:
             if self._new.pop(connection, connection) is None:
                 self._settled.add(connection)
@@ -191,8 +191,8 @@ def other_user(connection: socket.socket) -> bool:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Wakes whoever reads from it. Only its own thread closes it: a number that is closed under a reader may be another
-    file's by then."""
+    """Ends the connection and wakes whoever reads from it. Only its own thread closes it: a descriptor that is closed
+    under a reader may be another file's by then."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

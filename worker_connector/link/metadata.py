@@ -16,7 +16,7 @@ from worker_connector.memory.transfer import Move
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """Fill recipient-owned pages from host slots. `plan` says for whom, from which donor and cache life (RFC
+    """Fill recipient-owned pages from host slots. `plan` says for whom, from which donor and cache generation (RFC
     "build_connector_meta")."""
 
     key: PlanKey
@@ -34,13 +34,14 @@ class SaveOrder:
 
 
 class Unloadable(NamedTuple):
-    """A promise of this batch that cannot be kept. `request_id` None: it is not one request's, so no request can be
-    taken out."""
+    """A promise of this batch that cannot be kept. `request_id` None: it belongs to no single request, so none can be
+    taken out of the batch."""
 
     request_id: int | None
     why: str
     parked: bool = False
-    """The engine has the request parked for a load of ours: it is not in this batch, and its load must be answered."""
+    """The request waits in the engine for an asynchronous load of ours: it is not in this batch, and its load must be
+    answered."""
 
 
 @dataclass
@@ -67,16 +68,17 @@ class ConnectorMetadata(msgspec.Struct, frozen=True):
     """Ranks must fail the forward pass, or have these requests taken out of it, rather than run it on unwritten
     pages."""
     parked_loads: tuple[LoadOrder, ...] = ()
-    """Loads of requests that the engine has just parked: started now, waited for by `get_finished`."""
+    """Asynchronous loads, for which the engine has just begun to let requests wait: started now, awaited by
+    `get_finished`."""
     nothing_to_load: tuple[int, ...] = ()
-    """Requests that the engine parked although it honours nothing of their offers: they are released at once."""
+    """Requests that wait in the engine although it honours nothing of their offers: they are released at once."""
     abandoned: tuple[PlanKey, ...] = ()
-    """Parked loads whose pages the engine has given to somebody else: no byte may be written for them from this forward
-    pass on."""
+    """Asynchronous loads whose pages the engine has given to another request: no byte may be written for them from this
+    forward pass on."""
     disk: tuple[DiskOrder, ...] = ()
     """For the disk stores of ranks in several processes; a rank alone gets its orders at once."""
     endpoint: Endpoint | None = None
     """Where ranks of other processes reach the leader; None where there are none."""
     idle: bool = False
     """Nothing is ordered, and no attempt is confirmed by the forward pass of this iteration: its end need not be
-    told."""
+    reported."""

@@ -1,4 +1,4 @@
-"""MissingRanks: says every so often which ranks of a leader are awaited."""
+"""MissingRanks: logs every so often which ranks a leader still waits for."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class MissingRanks:
         self._since: float | None = clock() if board.world > 1 else None
 
     def note(self) -> None:
-        """The board has changed."""
+        """To be called when the aggregator has changed."""
         if self._board.all_here:
             self._since = None
         elif self._since is None:
             self._since = self._clock()
 
     def overdue(self) -> list[int]:
-        """Ranks that have been awaited for long; each time they are named, the wait begins anew."""
+        """Ranks that have been missing for `MISSING_SECONDS`; each time they are returned, that time begins anew."""
         if self._since is None or self._clock() - self._since < MISSING_SECONDS:
             return []
         self._since = self._clock()

@@ -1,4 +1,5 @@
-"""RankAggregator: what several ranks say, reduced to what one rank would have said. The leader's books know only one.
+"""RankAggregator: reduces the messages of several ranks to those of a single rank, since the leader's books know only
+one.
 
 * ready: when all ranks are, and hold the same kind of blocks; as many slots as the smallest slab has;
 * a load or a save is done when every rank has done it, failed when one has not, and in both cases over only when every
@@ -56,15 +57,15 @@ class _Answers:
 
 
 class _Tally(Generic[K]):
-    """Answers to one kind of order, by the order's key. Bounded: an order that is never answered whole is forgotten as
-    the oldest."""
+    """Answers to one kind of order, by the order's key. Bounded: beyond the bound the oldest order that not all ranks
+    have answered is forgotten."""
 
     def __init__(self) -> None:
         self.open: OrderedDict[K, _Answers] = OrderedDict()
         self._over: OrderedDict[K, None] = OrderedDict()
 
     def add(self, key: K, rank: int) -> _Answers | None:
-        """None for what is over, or was said already."""
+        """Counts an answer. None for an order that is over, or that this rank has answered."""
         if key in self._over:
             return None
         answers = self.open.setdefault(key, _Answers())
@@ -88,13 +89,13 @@ class RankAggregator:
     def __init__(self, world: int) -> None:
         self.world = world
         self.disagreement: str | None = None
-        """Why ranks that are all there cannot serve together."""
+        """Why ranks that are all connected cannot serve together; None where they can."""
         self.counts: Counter[str] = Counter()
         """`ranks_lost`, `late_results`."""
         self.all_here = False
         """No rank is `missing`."""
         self.complete = False
-        """May anything be promised or saved? Asked with every batch."""
+        """True when loads may be promised and blocks saved. Read with every batch."""
         self._all = frozenset(range(world))
         self._lost: set[int] = set()
         self._ready: dict[int, RankReady] = {}
@@ -109,7 +110,7 @@ class RankAggregator:
         return sorted(self._all - (self._ready.keys() - self._lost))
 
     def take(self, result: RankResult) -> list[RankResult]:
-        """What follows from one message."""
+        """Takes one message. Returns the reduced messages that follow from it, often none."""
         if self.world == 1:
             if isinstance(result, RankReady):
                 self._ready[0] = result
@@ -126,17 +127,17 @@ class RankAggregator:
             return self._take_save(result)
         if isinstance(result, ForwardDone):
             return self._take_forward(result)
-        # What disks answer is reduced by whoever keeps their books (disk/tier.py).
+        # Answers of disk stores are reduced by the disk tier (disk/tier.py).
         return [result] if isinstance(result, (LoadGivenUp, SlotsDamaged, *DISK_RESULTS)) else []
 
     def here(self, rank: int) -> list[RankResult]:
-        """Its connection is back; nothing that it said was lost, so nothing follows."""
+        """The rank's connection is back. Nothing that it sent was lost, so nothing follows."""
         self._lost.discard(rank)
         self._count()
         return []
 
     def lost(self, rank: int) -> list[RankResult]:
-        """What waits for this rank fails now."""
+        """The rank's connection has ended: what waits for its answer fails now."""
         self._lost.add(rank)
         self._count()
         self.counts["ranks_lost"] += 1
@@ -148,7 +149,7 @@ class RankAggregator:
         return results
 
     def describe(self) -> dict[str, Any]:
-        """For the snapshot."""
+        """The state of the ranks, for the snapshot."""
         return {
             "world": self.world,
             "missing": self.missing,
@@ -240,7 +241,7 @@ def _disagreement(pools: list[RankReady]) -> str | None:
 
 
 def _merged(pools: list[RankReady]) -> RankReady:
-    """Layouts may differ where heads do not divide evenly; then their order by rank is the layout."""
+    """Layouts may differ where heads do not divide evenly; then a digest of all of them, by rank, is the layout."""
     layouts = [pool.kv_layout for pool in pools]
     layout = layouts[0]
     if any(other != layout for other in layouts):

@@ -3,10 +3,9 @@ machine).
 
 A socket in a directory that only this user can enter; a rank shows the random token that the metadata carried, and
 belongs to this user. One thread a rank; what it reads goes to the listener on that thread, never on the engine's. A
-rank that speaks nonsense is disconnected and may come back; one that is gone is reported as lost, and as here again
-when its connection is back. A rank that is only slow is not lost: once it is here, nothing but the end of its
-connection is, which the kernel tells at once.
-"""
+rank that sends invalid messages is disconnected and may come back; one that is gone is reported as lost, and as here
+again when its connection is back. A rank that is only slow is not lost: once it is connected, only the end of its
+connection counts as a loss, and the kernel reports that at once."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 HELLO_SECONDS = 5.0
-"""For the whole greeting, however it arrives."""
+"""Limit for the whole greeting, in however many pieces it arrives."""
 _MAX_PATH = 100
 """The kernel's limit is 108 bytes."""
 
@@ -54,14 +53,14 @@ class RankListener(Protocol):
         ...
 
     def rank_here(self, rank: int) -> None:
-        """Connected, or again."""
+        """The rank is connected, for the first time or again."""
 
     def rank_lost(self, rank: int) -> None:
-        """Not connected any more."""
+        """The rank is not connected any more."""
 
 
 class _Session:
-    """What was taken of one rank's results."""
+    """How many results were taken of one session of a rank."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,8 +83,8 @@ class RankEndpoint:
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._here: set[int] = set()
-        """Ranks that the listener was told of. A connection that ends before that, because its rank gave up on it, is
-        no loss."""
+        """Ranks that were reported to the listener. A connection that ends before that, because its rank gave up on it,
+        is no loss."""
         self._sessions: dict[int, _Session] = {}
         self._turn: dict[int, threading.Lock] = {rank: threading.Lock() for rank in range(1, world)}
 
@@ -95,7 +94,7 @@ class RankEndpoint:
         self._server.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends all threads and takes the socket away. Idempotent."""
+        """Ends all threads and removes the socket. Idempotent."""
         self._server.close(timeout)
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -119,7 +118,8 @@ class RankEndpoint:
                 self._drop(rank, connection)
 
     def _greet(self, connection: socket.socket) -> tuple[int, _Session | None]:
-        """Who is it? WireError for nobody of ours."""
+        """Reads the greeting. Returns the rank and its session, None where this is closing. WireError for anybody
+        else."""
         hello = read_from_rank(connection, time.monotonic() + HELLO_SECONDS)
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
             raise WireError(f"expected a greeting of protocol {PROTOCOL}")

@@ -1,10 +1,9 @@
-"""RemoteChannel: a rank's way to a leader in another process. `post` only appends; a thread connects, sends, and sends
-again.
+"""RemoteChannel: a rank's connection to a leader in another process. `post` only appends; a thread connects, sends, and
+sends again.
 
 What the leader has not acknowledged is kept, in order and bounded, over lost connections. When the bound is reached
 results are lost, and with them the proof that this rank's slab holds what the leader believes: the rank then begins a
-new session as a new incarnation, and the leader a new life of the cache.
-"""
+new session as a new incarnation, and the leader a new cache generation."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ CAPACITY = 8_192
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _ANSWER_SECONDS = 30.0
-"""How long a leader that took the connection may be busy with something else before it answers. To give up and call
-again would only give it more to do, and connections that nobody holds any more to take for those of this rank."""
+"""Seconds that a leader which accepted the connection may take to answer, since it may be busy. Connecting again
+earlier would only give it more to do, and it could take a connection that is given up for the present one."""
 _LOUD_AFTER = 5
 """Attempts to connect before it is worth an error."""
 _ELSEWHERE = (
@@ -50,12 +49,12 @@ _ELSEWHERE = (
 
 
 class RemoteChannel:
-    """As `RankChannel`, for the rank's side."""
+    """The rank's side of a channel, used like `RankChannel`."""
 
     def __init__(self, channel_id: int, endpoint: Endpoint, number: int, *, capacity: int = CAPACITY) -> None:
         self.channel_id = channel_id
         self.rank: LocalRank | None = None
-        """Nobody asks it from here: the leader is in another process."""
+        """Nothing is asked of it through this channel: the leader is in another process."""
         self._endpoint = endpoint
         self._number = number
         self._capacity = capacity
@@ -85,7 +84,7 @@ class RemoteChannel:
 
     @property
     def has_leader(self) -> bool:
-        """Whoever made the metadata; results wait for it."""
+        """Always True: the leader made the metadata that led here, and results wait for it."""
         return True
 
     def close(self, timeout: float = 5.0) -> None:
@@ -146,7 +145,7 @@ class RemoteChannel:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _talk(self) -> bool:
-        """One connection from its start to its end; whether there was one."""
+        """Runs one connection from its start to its end; True if the leader answered."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         met = False
         try:

@@ -1,5 +1,4 @@
-"""What ranks in other processes and their leader say to each other: length-prefixed msgpack frames over a Unix-domain
-socket.
+"""Messages between a leader and its ranks in other processes: length-prefixed msgpack frames over a Unix-domain socket.
 
 Nothing is unpickled. A frame has at most `MAX_FRAME` bytes, has one of the types below, and is refused whole otherwise.
 Results are numbered within a session; the leader acknowledges them, and what is not acknowledged is sent again over the
@@ -70,7 +69,7 @@ class Seen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class WireError(ValueError):
-    """The other side does not speak this protocol."""
+    """A message breaks this protocol, or is too large for it."""
 
 
 FromRank = Hello | Numbered
@@ -89,7 +88,8 @@ def frame(message: Hello | Numbered | Seen) -> bytes:
 
 
 def split(result: RankResult) -> list[WireResult]:
-    """Messages that are each small enough for a frame, for blocks of up to some thousand tokens."""
+    """Splits a result into messages that are each small enough for a frame, for blocks of up to some thousand
+    tokens."""
     if isinstance(result, DiskFound) and len(result.blocks) > MAX_FOUND:
         starts = range(0, len(result.blocks), MAX_FOUND)
         ends = len(result.blocks) - MAX_FOUND
@@ -104,8 +104,8 @@ def split(result: RankResult) -> list[WireResult]:
 
 
 def read_from_rank(connection: socket.socket, deadline: float | None = None) -> Hello | Numbered:
-    """Blocks. EOFError at the end, WireError for what is no message, TimeoutError as the socket says. `deadline`
-    (`time.monotonic()`): for the whole message; sets the socket's timeout."""
+    """Reads one message, and blocks meanwhile. EOFError at the end, WireError for what is no message, TimeoutError as
+    the socket says. `deadline` (`time.monotonic()`): for the whole message; sets the socket's timeout."""
     return _decode(_FROM_RANK, _read(connection, deadline))
 
 
