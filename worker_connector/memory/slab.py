@@ -191,7 +191,7 @@ class HostSlab:
             untouched = self._writes[index] == writes
             self._stamp(
                 index if untouched.all() else index[untouched]
-            )  # a stamp is a seal: not on what is being written
+            )  # a stamp marks a slot as sealed: none for what is being written
         return [] if same.all() else sorted(index[untouched & ~same].tolist())
 
     def copy_sealed(self, slot: int, into: npt.NDArray[np.uint8]) -> bool:
