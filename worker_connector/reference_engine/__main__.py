@@ -25,13 +25,14 @@ ENDPOINTS = {
     Role.PREFILL: "dynamo.prefill.generate",
     Role.DECODE: "dynamo.backend.generate",
 }
-"""Where Dynamo's own workers of each role are."""
+"""Where Dynamo's own workers of each role serve."""
 MODELS = {"tiny": TINY_NAME, "smollm2": SMOLLM2_NAME}
 CONNECTOR = ("worker_connector.connector", "SemkvConnectorScheduler", "SemkvConnectorWorker")
 """As TensorRT-LLM's `kv_connector_config` names it: module, scheduler class, worker class."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a worker until it ends; returns its exit status, 2 for arguments that are refused."""
     arguments = _parser().parse_args(argv)
     logs.configure(os.environ)
     with stderr_lines(json=logs.json_lines(os.environ)):
@@ -58,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "with the connector" if connector else "without a connector: no configuration is read (--connector off)",
     )
     model_dir = arguments.model_dir or write_model_directory(engine.model, model_cache())
-    # Dynamo is a matter of this command only; the engine is used without it.
+    # Imported here, because this command alone needs Dynamo; the engine is used without it.
     from worker_connector.reference_engine.dynamo_worker.worker import WorkerSettings, serve
 
     role = Role(arguments.disaggregation_mode)

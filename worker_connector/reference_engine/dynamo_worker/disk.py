@@ -1,7 +1,7 @@
-"""The disk tier at the door of the reference engine's Dynamo worker: a request waits there, in the event loop, for what
-its worker has on disk of its prompt. What is worth waiting for, and for how long, the connector says
-(leader/disk_prefetch_wait.py); here is what only the engine knows: what its own cache holds, and how fast it computes.
-"""
+"""Lets a request of the reference engine's Dynamo worker wait, in the event loop and before the engine sees it, for
+what its worker has on disk of its prompt. The connector decides what is worth waiting for, and for how long
+(leader/disk_prefetch_wait.py); this module adds what only the engine knows: what its own cache holds, and how fast it
+computes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from worker_connector.reference_engine.engine.engine import Engine
 
 
 class DiskAhead:
+    """The waits for disk of all ranks of a worker; used in one event loop."""
+
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
-        """Holds nothing where no rank has a door."""
+        """A rank whose scheduler has no `disk_door` holds no request."""
         ranks = range(engine.config.data_parallel_size)
         self._engine = engine
         self._clock = clock
@@ -25,7 +27,8 @@ class DiskAhead:
         ]
 
     async def before(self, asked: Submission, gone: Callable[[], Awaitable[Any]] | None = None) -> None:
-        """Returns when what is worth waiting for has come. Never raises but for cancellation."""
+        """Returns when the blocks that are worth waiting for have come. `gone` ends when the client has left. Raises
+        nothing but cancellation."""
         rank = asked.rank_of(len(self._doors))
         door = None if rank is None else self._doors[rank]
         if rank is None or door is None:
@@ -38,14 +41,15 @@ class DiskAhead:
         )
 
     def prefill(self, asked: Submission) -> Prefill | None:
-        """The engine gets the request now."""
+        """Called when the engine gets the request; None where its rank has no `disk_door`."""
         rank = asked.rank_of(len(self._doors))
         door = None if rank is None else self._doors[rank]
         return None if door is None else Prefill(door, self._clock)
 
 
 class Prefill:
-    """One request's, from now on: what its output chunks say of how fast the engine computed."""
+    """Tells the connector, from the output chunks of one request, how fast the engine computed; its clock starts at
+    construction."""
 
     def __init__(self, door: DiskPrefetchWait, clock: Callable[[], float]) -> None:
         self._door = door
@@ -54,7 +58,8 @@ class Prefill:
         self._first: float | None = None
 
     def saw(self, chunk: Mapping[str, Any]) -> None:
-        """In order. The last one has the engine's count of tokens that it did not compute."""
+        """Takes the request's chunks in order. The last one has the engine's count of tokens that it did not
+        compute."""
         if self._first is None:
             self._first = self._clock() - self._began
         hit = chunk.get("engine_data", {}).get("kv_cache_hit")

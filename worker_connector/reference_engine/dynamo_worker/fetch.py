@@ -1,8 +1,8 @@
-"""`kv.fetch@1.0` at the door of the reference engine's Dynamo worker: the hint's blocks are pulled before the engine
-sees the request.
+"""Handles `kv.fetch@1.0` in the reference engine's Dynamo worker: the hint's blocks are pulled before the engine sees
+the request.
 
-The request is held for them for `connector.fetch.wait_ms` at most, in the event loop, while others go by; the engine's
-threads know nothing of it. What has not come by then serves the next one.
+The request waits for them in the event loop, for `connector.fetch.wait_ms` at most, while others go by; the engine's
+threads are not involved. What has not come by then serves the next request.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
 
 OPEN_SECONDS = 20.0
-"""How long a rank may take to listen."""
+"""How long a rank may take until it listens."""
 
 
 def desks_of(schedulers: Sequence[Any]) -> list[PeerFetch]:
-    """Of every rank; empty where nothing is pulled."""
+    """The `PeerFetch` of every rank; empty unless every rank has one."""
     found = [getattr(scheduler, "fetch_desk", None) for scheduler in schedulers]
     return [desk for desk in found if desk is not None] if all(found) else []
 
 
 async def endpoints_of(desks: Sequence[PeerFetch]) -> dict[int, str]:
-    """By rank. Empty unless every rank listens: a worker pulls and serves, or does neither."""
+    """The endpoint of each rank. Empty unless every rank listens: a worker pulls and serves, or does neither."""
     waits = [asyncio.to_thread(desk.wait_open, OPEN_SECONDS) for desk in desks]
     endpoints = dict(enumerate(await asyncio.gather(*waits)))
     if not all(endpoints.values()):
@@ -46,8 +46,8 @@ async def endpoints_of(desks: Sequence[PeerFetch]) -> dict[int, str]:
 
 
 class FetchAhead:
-    """`wait_seconds`: how long a request may be held. `counted`: what is in its hint is counted by whoever gets it on
-    the request."""
+    """Lets requests wait for the blocks that their hints name, each for `wait_seconds` at most. `counted`: the engine
+    gets the hints on the request too and counts what is in them, so they are not counted here."""
 
     def __init__(self, desks: Sequence[PeerFetch], wait_seconds: float, *, counted: bool = False) -> None:
         self._desks = desks
@@ -56,11 +56,11 @@ class FetchAhead:
         self.waited: dict[str, int] = {"arrived": 0, "late": 0, "failed": 0}
 
     async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
-        """Returns when what can come in time has come. Never raises but for cancellation."""
+        """Returns when the blocks that can come in time have come. Raises nothing but cancellation."""
         rank = asked.rank_of(len(self._desks))
         if hints is None or rank is None:
             return
-        # Donors are not our matter: theirs come to the connector by the hint table, or on the request.
+        # Donor hints are not for this place: they reach the connector by the hint table, or on the request.
         others = [action for action in hints.actions if action.action_type != DONOR_ACTION]
         reader = self._uncounted or self._desks[rank].reader
         fetch = reader.parse(replace(hints, actions=others), by_dynamo=True).fetch

@@ -25,7 +25,7 @@ Chunk = dict[str, Any]
 
 
 class Role(str, Enum):
-    """`--disaggregation-mode`, in the words of Dynamo's mocker."""
+    """A worker's role; the values of `--disaggregation-mode` are those of Dynamo's mocker."""
 
     AGGREGATED = "agg"
     PREFILL = "prefill"
@@ -34,6 +34,8 @@ class Role(str, Enum):
 
 @dataclass(frozen=True)
 class Handoff:
+    """What a prefill worker handed over for one request."""
+
     first_token: int
     prompt_tokens: int
     cached_tokens: int
@@ -41,13 +43,13 @@ class Handoff:
 
 
 def context_only(asked: Submission) -> Submission:
-    """The prompt and one token, whatever that token is: the hand-over may not depend on where a client wants to
+    """The prompt and one token, whatever that token is: the hand-over must not depend on where a client wants to
     stop."""
     return replace(asked, max_new_tokens=1, min_tokens=0, stop_token_ids=frozenset())
 
 
 async def handed_over(chunks: AsyncIterator[Chunk], prompt_tokens: int) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a prefill, the one with a token as the hand-over."""
+    """The chunks of a prefill; the one with a token carries the hand-over."""
     async for chunk in chunks:
         if chunk.get("token_ids"):
             params = {"first_token": chunk["token_ids"][0], "prompt_tokens": prompt_tokens}
@@ -80,7 +82,7 @@ def handoff_of(request: Mapping[str, Any], prompt_tokens: int) -> Handoff | None
 
 
 def _stops(asked: Submission, handoff: Handoff) -> bool:
-    """Does the first token end the answer by itself?"""
+    """Whether the first token ends the answer by itself."""
     return handoff.first_token in asked.stop_token_ids and asked.min_tokens <= 1
 
 
@@ -99,8 +101,8 @@ def continued(asked: Submission, handoff: Handoff) -> Submission | None:
 async def from_first_token(
     chunks: AsyncIterator[Chunk] | None, asked: Submission, handoff: Handoff
 ) -> AsyncGenerator[Chunk, None]:
-    """The stream of a decode worker. `chunks`: those of `continued`; counts in the last one are those of the whole
-    request."""
+    """The stream of a decode worker. `chunks` are those of what `continued` left to generate (None: nothing); the
+    counts in the last one are those of the whole request."""
     first: Chunk = {"token_ids": [handoff.first_token]}
     if chunks is None:
         yield {

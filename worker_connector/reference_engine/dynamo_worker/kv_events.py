@@ -1,8 +1,8 @@
-"""KV events of one rank to Dynamo: the engine's device blocks, and what the connector's host slab holds.
+"""Sends the KV events of one rank to Dynamo: the engine's device blocks, and what the connector's host slab holds.
 
-Both go through one ordered relay a rank. Dynamo counts announcements, so a block of one tier is announced once,
-however often it is written there, and removed once. A salted device block carries its salt under Dynamo's name for
-it; what cannot carry its scope (an adapter, media, a salted host block whose salt the connector does not keep) is not
+Both go through one ordered relay a rank. Dynamo counts announcements, so a block of one tier is announced once, however
+often it is written there, and removed once. A salted device block carries its salt under Dynamo's name for it. A block
+that cannot carry its scope (an adapter, media, a salted host block whose salt the connector does not keep) is not
 announced at all: named by its tokens alone it would be offered to everybody (ai-dynamo/dynamo#8197,
 NVIDIA/TensorRT-LLM#18156).
 """
@@ -26,30 +26,34 @@ _HEARTBEAT_SALT = "semkv-heartbeat-" + secrets.token_hex(16)
 
 
 class EventOut(Protocol):
-    """Takes raw KV events of one rank, in order. Thread-safe; never blocks for long."""
+    """Takes the raw KV events of one rank."""
 
-    def send(self, events: Sequence[Mapping[str, Any]]) -> None: ...
+    def send(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Must keep the order, be callable from any thread, and never block for long."""
+        ...
 
 
 class DeviceEvents:
-    """TensorRT-LLM's event dicts of one rank -> Dynamo's. A partial block, an unknown removal and an update are no
-    news to a router."""
+    """Translates one rank's TensorRT-LLM event dicts into Dynamo's. A partial block, the removal of an unknown block
+    and an update are left out, since a router learns nothing from them."""
 
     def __init__(self, out: EventOut, tokens_per_block: int) -> None:
         self._out = out
         self._size = tokens_per_block
         self._announced: set[int] = set()
         self.skipped: Counter[str] = Counter()
-        """`partial`, `scoped` (adapter or media), `unknown_parent`; `lost_events` of an engine whose buffer
-        overflowed, whose removed blocks may then stay in Dynamo's index: a placement there turns out cold."""
+        """Blocks not announced, by reason: `partial`, `scoped` (adapter or media), `unknown_parent`. `lost_events` are
+        those that the engine's full buffer dropped: blocks whose removal was among them may stay in Dynamo's index, and
+        a placement on them turns out cold."""
         self._next_id = 0
 
     @property
     def announced(self) -> int:
-        """Blocks that Dynamo was told of and not told the end of."""
+        """Blocks whose storing Dynamo was told of, and whose removal it was not."""
         return len(self._announced)
 
     def apply(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the engine's events in order; a gap in their ids counts as lost events."""
         found: list[dict[str, Any]] = []
         for event in events:
             self.skipped["lost_events"] += event["event_id"] - self._next_id
@@ -66,8 +70,7 @@ class DeviceEvents:
             self._out.send(found)
 
     def _stored(self, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Runs of blocks that follow each other; what may not be announced ends the run, and with it everything
-        below."""
+        """One event a block. A block that may not be announced ends the run: nothing below it is announced either."""
         parent = None if data["parent_hash"] is None else data["parent_hash"] & U64
         events: list[dict[str, Any]] = []
         for block in data["blocks"]:
@@ -90,8 +93,8 @@ class DeviceEvents:
 
 
 class HostResidency:
-    """The connector's ResidencySink for one rank: the host slab as Dynamo's host tier. Called on the connector's
-    thread.
+    """The connector's ResidencySink for one rank: announces the host slab as Dynamo's host tier. Called on the
+    connector's thread.
 
     A block is announced under the engine's own hash of it, which is why the tokens are hashed again here: Dynamo
     continues a device prefix on the host tier only where the hashes of both are the same.
@@ -101,16 +104,18 @@ class HostResidency:
         self._out = out
         self._size = tokens_per_block
         self._hashes: dict[BlockKey, int] = {}
-        """Announced and not removed since; bounded by the slab."""
+        """Engine hashes of the blocks that were announced and not removed since; bounded by the slab."""
         self.skipped: Counter[str] = Counter()
-        """`salted`, `unknown_parent`."""
+        """Blocks not announced, by reason: `salted`, `unknown_parent`."""
 
     @property
     def announced(self) -> int:
-        """Blocks that Dynamo was told of and not told the end of."""
+        """Blocks whose storing Dynamo was told of, and whose removal it was not."""
         return len(self._hashes)
 
     def stored(self, parent: BlockKey | None, blocks: Sequence[tuple[BlockKey, bytes]], *, salted: bool) -> None:
+        """Announces a run of blocks below `parent` (None: at the start), unless they are salted or `parent` was not
+        announced."""
         if salted:
             self.skipped["salted"] += len(blocks)
             return
@@ -130,9 +135,11 @@ class HostResidency:
             self._out.send(events)
 
     def removed(self, blocks: Sequence[BlockKey]) -> None:
+        """Blocks that were never announced are ignored."""
         self._remove([self._hashes.pop(key) for key in blocks if key in self._hashes])
 
     def cleared(self) -> None:
+        """Announces the removal of every block."""
         names = list(self._hashes.values())
         self._hashes.clear()
         self._remove(names)
@@ -145,6 +152,8 @@ class HostResidency:
 def stored(
     parent: int | None, hashes: list[int], tokens: list[int], block_size: int, tier: Tier, salt: str | None
 ) -> dict[str, Any]:
+    """Dynamo's event for a run of blocks that `tier` now holds; hashes are unsigned 64-bit, None as parent is the
+    start."""
     event: dict[str, Any] = {
         "type": "BlockStored",
         "block_hashes": hashes,
@@ -159,14 +168,15 @@ def stored(
 
 
 def removed(hashes: list[int], tier: Tier) -> dict[str, Any]:
+    """Dynamo's event for blocks that `tier` no longer holds."""
     return {"type": "BlockRemoved", "block_hashes": hashes, "medium": KV_EVENT_MEDIUM[tier]}
 
 
 def heartbeat(block_size: int) -> list[dict[str, Any]]:
-    """A block under a salt that nobody has, stored and removed again: it changes nothing and is an event.
+    """Events that change nothing: a block under a salt that no request has is stored and removed again.
 
     Dynamo's router asks for events that it missed while the broker was away only when a later one of the same rank
-    arrives, so the blocks of an engine that falls quiet would stay unknown.
+    arrives, so without these the blocks of an engine that falls quiet would stay unknown.
     """
     tokens = [0] * block_size
     return [

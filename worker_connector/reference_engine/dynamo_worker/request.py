@@ -1,4 +1,5 @@
-"""A preprocessed request of Dynamo -> what the engine is asked, with every limit checked and every refusal named.
+"""Translates a preprocessed request of Dynamo into what the engine is asked; checks every limit and names every
+refusal.
 
 Pure: no Dynamo, no engine. Field names are those of Dynamo's PreprocessedRequest as its own engines read it.
 """
@@ -29,25 +30,27 @@ def _bad(field: str, value: object, allowed: str) -> BadRequest:
 
 @dataclass(frozen=True)
 class Submission:
+    """What the engine is asked for one request."""
+
     token_ids: list[int]
     max_new_tokens: int
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
-    """End the request when generated; the engine ends it itself unless `min_tokens` is set."""
+    """Tokens that end the request when generated; the engine does it unless `min_tokens` is set."""
     min_tokens: int
     dp_rank: int | None
     cache_salt: str | None
 
     def rank_of(self, ranks: int) -> int | None:
-        """Which of so many data-parallel ranks gets it; None: the engine will choose."""
+        """Which of so many data-parallel ranks gets the request; None: the engine will choose."""
         return self.dp_rank if self.dp_rank is not None else 0 if ranks == 1 else None
 
 
 def submission(
     request: Mapping[str, Any], token_ids: list[int], *, token_limit: int, data_parallel_size: int
 ) -> Submission:
-    """`token_ids`: the request's own, whatever form the request plane gave them. `token_limit`: prompt and output
-    together. Raises BadRequest."""
+    """Checks and translates one request. `token_ids` are the request's own, whatever form the request plane gave them;
+    `token_limit` bounds prompt and output together. Raises BadRequest."""
     _refuse_unsupported(request)
     routing = _mapping(request, "routing")
     stop = _mapping(request, "stop_conditions")
@@ -81,7 +84,7 @@ def _mapping(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _refuse_unsupported(request: Mapping[str, Any]) -> None:
-    """What would change the answer and is not done here is refused rather than ignored."""
+    """Refuses, rather than ignores, options that would change the answer and are not supported here."""
     if request.get("multi_modal_data"):
         raise _bad("multi_modal_data", "media", "text only")
     sampling = _mapping(request, "sampling_options")
@@ -151,8 +154,8 @@ def _dp_rank(routing: Mapping[str, Any], size: int) -> int | None:
 
 
 def _cache_salt(request: Mapping[str, Any], routing: Mapping[str, Any]) -> str | None:
-    """`routing.cache_salt`, which the router saw too. Empty is none, as for Dynamo's own engines. Where the request
-    also names another salt, one of the two belongs to somebody else: refused."""
+    """`routing.cache_salt`, which the router saw too. An empty salt is none, as for Dynamo's own engines. A request
+    that also names another salt is refused: one of the two belongs to somebody else."""
     salt = routing.get("cache_salt") or None
     nvext = _mapping(_mapping(request, "extra_args"), "nvext")
     told = nvext.get("cache_salt") or None
@@ -165,11 +168,11 @@ def _cache_salt(request: Mapping[str, Any], routing: Mapping[str, Any]) -> str |
 
 
 def merged_hints(request: Mapping[str, Any]) -> tuple[KvHintsEnvelope | None, list[str]]:
-    """Dynamo's own `kv_hint` and ours from `extra_args.semkv` in one envelope (RFC versioned KV hints: actions are
-    independent). Nothing else of a request is looked at, and an address (`kv.fetch`) is taken from `kv_hint` only,
-    which Dynamo's router makes or removes: in ours it would be a client's or a mistake.
+    """Puts Dynamo's own `kv_hint` and ours from `extra_args.semkv` into one envelope (RFC versioned KV hints: actions
+    are independent). Nothing else of a request is looked at. An address (`kv.fetch`) is taken from `kv_hint` only,
+    which Dynamo's router makes or removes: in `extra_args` it would be a client's, or a mistake.
 
-    Second value: what was refused, and why; the rest still counts.
+    The second value says what was refused, and why; the rest still counts.
     """
     found, refused = [], []
     for name, value in (

@@ -1,7 +1,7 @@
 """One request as a stream of Dynamo's output chunks: `{token_ids, finish_reason, completion_usage, engine_data}`.
 
-The engine calls back on its own threads; chunks are made in the event loop. Whatever has come by the time the loop
-gets its turn goes out as one chunk.
+The engine calls back on its own threads; chunks are made in the event loop. All tokens that have come by the time the
+loop gets its turn go out as one chunk.
 """
 
 from __future__ import annotations
@@ -24,18 +24,31 @@ Chunk = dict[str, Any]
 
 
 class Cancellation(Protocol):
-    """What is used of Dynamo's Context."""
+    """The part of Dynamo's Context that is used here."""
 
-    def is_stopped(self) -> bool: ...
-    def is_killed(self) -> bool: ...
-    def async_killed_or_stopped(self) -> asyncio.Future[bool]: ...
+    def is_stopped(self) -> bool:
+        """Whether generation is to stop."""
+        ...
+
+    def is_killed(self) -> bool:
+        """Whether the request is to end at once."""
+        ...
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        """Done once either holds."""
+        ...
 
 
 class Sender(Protocol):
-    """What is used of Dynamo's response sender. `send` raises RuntimeError once the consumer dropped the stream."""
+    """The part of Dynamo's response sender that is used here."""
 
-    def send(self, item: Chunk) -> None: ...
-    def close(self) -> None: ...
+    def send(self, item: Chunk) -> None:
+        """Passes one chunk on. RuntimeError once the consumer dropped the stream."""
+        ...
+
+    def close(self) -> None:
+        """Ends the stream after its last chunk."""
+        ...
 
 
 class EngineGone(RuntimeError):
@@ -45,8 +58,8 @@ class EngineGone(RuntimeError):
 async def chunks(
     engine: Engine, asked: Submission, context: Cancellation, hints: KvHintsEnvelope | None = None
 ) -> AsyncGenerator[Chunk, None]:
-    """Ends after the chunk with a finish reason, or without one when the client cancelled. Raises EngineGone, and
-    ValueError for what the engine refuses. Closing it early cancels the request."""
+    """The chunks of one request. Ends after the chunk with a finish reason, or without one when the client cancelled.
+    Raises EngineGone, and BadRequest for what the engine refuses. Closing it early cancels the request."""
     loop = asyncio.get_running_loop()
     outputs: asyncio.Queue[tuple[list[int], str | None, RequestStats]] = asyncio.Queue()
 
@@ -58,8 +71,7 @@ async def chunks(
             asked.token_ids,
             max_new_tokens=asked.max_new_tokens,
             sampling=asked.sampling,
-            # With min_tokens an early end token has to be passed over, which the engine has no word for: then we end
-            # it.
+            # The engine cannot pass over an end token before min_tokens: then this function ends the request.
             eos_token_ids=() if asked.min_tokens else asked.stop_token_ids,
             dp_rank=asked.dp_rank,
             cache_salt=asked.cache_salt,
@@ -99,9 +111,9 @@ async def chunks(
 
 
 async def push(stream: AsyncGenerator[Chunk, None], sender: Sender) -> None:
-    """Every chunk of `stream` to `sender`. What the stream raises goes through. A consumer that left ends the stream,
-    and so the request, at once, and is no failure: the chunk that finds it gone may come before the word that the
-    client cancelled."""
+    """Sends every chunk of `stream` to `sender`. What the stream raises passes through. A consumer that left ends the
+    stream, and so the request, at once, and is no failure: the chunk that finds it gone may come before the client's
+    cancellation does."""
     try:
         async for item in stream:
             try:
@@ -120,7 +132,7 @@ async def _cancel_with(context: Cancellation, handle: RequestHandle) -> None:
 
 
 def _end_after_minimum(token_ids: list[int], generated: int, asked: Submission) -> tuple[list[int], bool]:
-    """(tokens that count, whether an end token at or beyond the minimum is the last of them)."""
+    """(tokens that count, whether the last of them is an end token beyond the minimum)."""
     if asked.min_tokens:
         for index, token in enumerate(token_ids):
             if generated + index + 1 > asked.min_tokens and token in asked.stop_token_ids:

@@ -68,10 +68,9 @@ BEAT_SECONDS = 0.02
 """How often KV events and load are read from the engine while it has something to do, and for QUIET_SECONDS after."""
 QUIET_SECONDS = 1.0
 IDLE_BEAT_SECONDS = 0.2
-"""The same of an idle engine, unless a request comes. A load that has not changed is told again no more often than
-that."""
+"""The same for an idle engine until a request comes; a load that did not change is published no more often."""
 HEARTBEAT_SECONDS = 5.0
-"""A rank that had no KV event for so long sends one that changes nothing."""
+"""A rank that has sent no KV event for so long sends one that changes nothing."""
 SUBSCRIBE_MILLISECONDS = 20_000
 SEND_BUFFER = 100_000
 FAIL_SECONDS = 5.0
@@ -80,6 +79,8 @@ FAIL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class WorkerSettings:
+    """What one worker process is started with."""
+
     engine: EngineConfig
     model_dir: Path
     endpoint: str = "dynamo.backend.generate"
@@ -88,15 +89,14 @@ class WorkerSettings:
     """The name on the model card; None: the model's own."""
     connector: ConnectorSpec | None = None
     native_hints: bool = False
+    """Hand hints to the engine on the request, as NVIDIA/TensorRT-LLM#18153 proposes. Off: as TensorRT-LLM is today."""
     offer_model: bool = False
     """Offer the model to clients, for graphs without a router in front."""
-    """Hand hints to the engine on the request itself, as NVIDIA/TensorRT-LLM#18153 proposes. Off: as TensorRT-LLM is
-    today."""
     drain_seconds: float = 20.0
 
 
 class RankRelay:
-    """The loopback ZMQ socket of one rank that Dynamo's publisher relays."""
+    """One rank's loopback ZMQ socket, whose events Dynamo's publisher relays."""
 
     def __init__(self, endpoint: Any, rank: int, block_size: int) -> None:
         self.rank = rank
@@ -117,7 +117,7 @@ class RankRelay:
         )
 
     def wait_subscribed(self) -> None:
-        """What a PUB socket sends before its subscriber is there is lost without a trace."""
+        """Waits for Dynamo's subscription: a PUB socket drops what it sends before. RuntimeError after 20 s."""
         if not self._socket.poll(SUBSCRIBE_MILLISECONDS):
             raise RuntimeError(f"rank {self.rank}: Dynamo did not subscribe to its KV events in 20 s")
         self._socket.recv()
@@ -130,6 +130,7 @@ class RankRelay:
         self.sent_at = time.monotonic()
 
     def close(self) -> None:
+        """Drops what the socket has not sent yet."""
         self._socket.close(linger=0)
 
 
@@ -141,10 +142,13 @@ class OnLoop:
         self._relay = relay
 
     def send(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Callable from any thread."""
         self._loop.call_soon_threadsafe(self._relay.send, list(events))
 
 
 class DynamoWorker:
+    """Serves the engine to Dynamo: its model card, KV events, load and streams. Made in the running event loop."""
+
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -174,7 +178,7 @@ class DynamoWorker:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     async def run(self, runtime: DistributedRuntime) -> int:
-        """Serves until SIGTERM, SIGINT or the engine's end. Exit status."""
+        """Serves until SIGTERM, SIGINT or the engine's end; returns the exit status, 1 if the engine died."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         endpoint = runtime.endpoint(self._settings.endpoint)
@@ -201,14 +205,14 @@ class DynamoWorker:
         return 0 if self._fatal is None else 1
 
     async def _drain(self, endpoint: Any) -> None:
-        """Leave discovery first, so that nobody is sent here any more; then let running requests end."""
+        """Leaves discovery first, so that no request is sent here any more, then lets running requests end."""
         await endpoint.unregister_endpoint_instance()
         if self._fatal is None:
             logger.info("stopping: %d requests in flight", self._in_flight)
             await self._until_idle(self._settings.drain_seconds)
 
     async def _end_engine(self) -> None:
-        """Before the runtime: what still runs then fails as a worker that went away, which Dynamo migrates."""
+        """Before the runtime ends: requests that still run fail as on a lost worker, and Dynamo migrates them."""
         await asyncio.to_thread(self.engine.shutdown)
         await self._until_idle(FAIL_SECONDS)
 
@@ -235,8 +239,8 @@ class DynamoWorker:
             Role.PREFILL: (WorkerType.Prefill, [[WorkerType.Decode]]),
             Role.DECODE: (WorkerType.Decode, [[WorkerType.Prefill]]),
         }[role]
-        # Behind a router of ours no public endpoint: clients reach this engine through the router only. Of
-        # disaggregated workers those that decode offer the model.
+        # Behind our router there is no public endpoint: clients reach this engine through the router only. Of
+        # disaggregated workers, those that decode offer the model.
         if role is Role.PREFILL:
             model_type = ModelType.Prefill
         elif role is Role.DECODE or self._settings.offer_model:
@@ -256,7 +260,7 @@ class DynamoWorker:
         )
 
     async def _offer_blocks(self, card: ModelRuntimeConfig) -> None:
-        """Where `connector.fetch` is on: Dynamo's router learns where this worker's blocks may be pulled from."""
+        """Where `connector.fetch` is on, the card tells Dynamo's router where this worker's blocks can be pulled."""
         ranks = range(self._settings.engine.data_parallel_size)
         desks = desks_of([self.engine.connector_scheduler(rank) for rank in ranks])
         endpoints = await endpoints_of(desks) if desks else {}
@@ -265,7 +269,7 @@ class DynamoWorker:
             self._ahead = FetchAhead(desks, desks[0].wait_seconds, counted=self._settings.native_hints)
 
     async def _publish(self, endpoint: Any) -> None:
-        """KV events and load, before the first request can come."""
+        """Starts to publish KV events and load, before the first request can come."""
         size = self._settings.engine.tokens_per_block
         await self._metrics.create_endpoint(endpoint)
         for rank in range(self._settings.engine.data_parallel_size):
@@ -282,8 +286,7 @@ class DynamoWorker:
         self._expose_metrics(endpoint)
 
     def _expose_metrics(self, endpoint: Any) -> None:
-        """The connectors' metrics at /metrics of the status server, as Dynamo's own workers put their engine's
-        there."""
+        """Puts the connectors' metrics at /metrics of the status server, as Dynamo's workers do for their engine."""
         schedulers = (self.engine.connector_scheduler(rank) for rank in range(self._settings.engine.data_parallel_size))
         sources = [read for scheduler in schedulers if (read := getattr(scheduler, "snapshot", None)) is not None]
         namespace, component, name = self._settings.endpoint.split(".")
@@ -334,7 +337,7 @@ class DynamoWorker:
             if now < busy_until:
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
-            # Not wait_for: up to Python 3.11 it forgets that it was cancelled where the event is set in the same turn.
+            # Not wait_for: up to Python 3.11 it loses a cancellation if the event is set in the same turn of the loop.
             waiting = asyncio.ensure_future(self._asked.wait())
             try:
                 await asyncio.wait((waiting,), timeout=IDLE_BEAT_SECONDS)
@@ -342,7 +345,7 @@ class DynamoWorker:
                 waiting.cancel()
 
     def _tell(self, rank: int) -> bool:
-        """KV events and load of one rank, to Dynamo and to its connector. Whether there was anything new."""
+        """Hands one rank's KV events and load to Dynamo, the events to its connector too. True if anything was new."""
         events = self.engine.poll_kv_events(rank)
         self._device[rank].apply(events)
         if events and (hand_in := self._hand_in[rank]) is not None:
@@ -359,7 +362,7 @@ class DynamoWorker:
     def generate(
         self, request: Mapping[str, Any], context: Any = None, response_sender: Any = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The parameter `response_sender` makes Dynamo push: one crossing into Python a request, not one a chunk."""
+        """With a parameter `response_sender` Dynamo lets us push: one call into Python a request, not one a chunk."""
         if response_sender is None:
             return self._stream(request, context)
         return self._push(request, context, response_sender)
@@ -389,7 +392,7 @@ class DynamoWorker:
                 data_parallel_size=self._settings.engine.data_parallel_size,
             )
             hints = self._hints(request)
-            # What is on this machine first: it need not be pulled then.
+            # This machine's disk first: what it has need not be pulled.
             await self._disk.before(asked, context.async_killed_or_stopped if context is not None else None)
             if self._ahead is not None:
                 await self._ahead.before(asked, hints)
@@ -401,7 +404,7 @@ class DynamoWorker:
         except BadRequest as error:
             raise InvalidArgument(str(error)) from None
         except EngineGone as error:
-            # Typed, so that the router gives the request to another worker.
+            # By this type the router knows to give the request to another worker.
             raise EngineShutdown(str(error)) from error
         finally:
             self._in_flight -= 1
@@ -432,12 +435,13 @@ class DynamoWorker:
 
 
 def runtime_from_env(loop: asyncio.AbstractEventLoop) -> DistributedRuntime:
-    """As Dynamo's own components make it: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, DYN_EVENT_PLANE."""
+    """The runtime as Dynamo's own components make it: DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, DYN_EVENT_PLANE."""
     return DistributedRuntime(
         loop, os.environ.get("DYN_DISCOVERY_BACKEND", "etcd"), os.environ.get("DYN_REQUEST_PLANE", "tcp")
     )
 
 
 async def serve(settings: WorkerSettings) -> int:
+    """Runs one worker in this event loop until it ends; returns the exit status."""
     worker = DynamoWorker(settings)
     return await worker.run(runtime_from_env(asyncio.get_running_loop()))

@@ -1,4 +1,4 @@
-"""How the parts of one rank are put together, for the rank's own thread (`engine/rank.py`) and for a stepped rank."""
+"""Puts the parts of one rank together, for the rank's own thread (`engine/rank.py`) and for a stepped rank."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from worker_connector.reference_engine.models.presets import LoadedModel
 
 
 class RankParts(NamedTuple):
+    """The parts of one rank; `connector` is None without one."""
+
     pool: KvPool
     events: KvEventBuffer
     connector: ConnectorManager | None
@@ -34,7 +36,7 @@ def assemble_rank(
     probe: Probe | None = None,
     dice: Dice | None = None,
 ) -> RankParts:
-    """Pool, connector and executor of one rank. What a connector refuses at bring-up passes through."""
+    """Make pool, connector and executor of one rank. What a connector raises at bring-up passes through."""
     longest = config.resolved_max_seq_len(model.config)
     pool = KvPool(
         model.config,

@@ -1,8 +1,8 @@
-"""Which of TensorRT-LLM's less common paths a rank takes, and the dice that say when.
+"""Which of TensorRT-LLM's less common paths a rank takes, and the dice that decide when.
 
 Each switch names a path that a connector must survive; sources are TensorRT-LLM's "KV Cache Connector" document and the
 files under `tensorrt_llm/_torch/pyexecutor/` that are named with it. Rates are probabilities, drawn at each opportunity
-from one seeded generator per rank, so a schedule is repeated by its seed.
+from one seeded generator per rank, so a seed repeats its schedule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRIMS = ("off", "shrink", "defer")
 
 @dataclass(frozen=True)
 class Behaviours:
-    """ValueError at construction names the field, its value and what is allowed."""
+    """The switches of one engine. ValueError at construction names the field, its value and what is allowed."""
 
     seed: int = 0
     #: Variant of the connector API. "M" is TensorRT-LLM's main branch. "B" is the Mooncake store's branch
@@ -26,8 +26,8 @@ class Behaviours:
     #: and `take_failed_load_requests`, `take_failed_async_load_requests` and `drop_bound_saves`, by which a failed load
     #: restarts its request.
     dialect: str = "M"
-    #: Dialect "B" asks before it allocates: by then the local cache has caught up with the beginning of an offer, which
-    #: is cut by `cancel_load`.
+    #: Dialect "B" asks before it allocates: by the time of the allocation the local cache has caught up with the
+    #: beginning of an offer, which `cancel_load` cuts off.
     overtaken_offer_rate: float = 0.0
     #: The next forward pass starts before the last one's tokens are known: what ends a request (its token,
     #: cancellation, commit, request_finished) comes one iteration late, and the first report of a generating request
@@ -44,20 +44,20 @@ class Behaviours:
     #: A batch is dropped behind start_load_kv, as when another attention data-parallel rank has nothing to run: what
     #: was reported is not computed, and reported again (py_executor.py, the second `_can_queue`).
     dropped_batch_rate: float = 0.0
-    #: A dropped batch gives back the pages that it has made its requests grow by, although they were reported; when
-    #: they grow again they get other pages, and the reports, which count, do not say so. A request that was served more
-    #: than it had pages for before loses all (`_revert_gen_alloc`, `revert_allocate_context`). Only with
-    #: kv_cache_manager "v2".
+    #: A dropped batch takes from its requests the pages that they grew by for it, although these were reported. When a
+    #: request grows again it gets other pages, and the reports do not say so, since they count blocks. A request that
+    #: was served more than it had pages for before loses all its pages (`_revert_gen_alloc`,
+    #: `revert_allocate_context`). Only with kv_cache_manager "v2".
     dropped_batch_reverts: bool = False
-    #: A rank with nothing to run, or nothing but parked requests, runs a dummy request: a pass with all its hooks of
-    #: which nothing is asked, reported or finished (py_executor.py, `_pad_empty_attention_dp_batch`). Needs several
+    #: A rank with nothing to run, or only requests that wait for a load, runs a dummy request: a pass with all hooks,
+    #: for which nothing is asked, reported or finished (py_executor.py, `_pad_empty_attention_dp_batch`). Needs several
     #: ranks.
     dummy_rate: float = 0.0
     #: Pages for an offer beyond the chunk are not found: the runtime honours whole blocks of the pages that it has, or
     #: nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). Only with kv_cache_manager "v2".
     failed_grow_rate: float = 0.0
     #: A running request loses its pages and starts over; it is asked about and reported as new again (V2 schedules as
-    #: MAX_UTILIZATION does). The tokens that it had generated are part of its prompt then.
+    #: MAX_UTILIZATION does). The tokens that it had generated are then part of its prompt.
     destroyed_allocation_rate: float = 0.0
     #: The block ids of a finished request cannot be read: request_finished is not called
     #: (`_save_kv_to_connector_async`).
@@ -81,23 +81,25 @@ class Behaviours:
 
 
 class Dice(Protocol):
-    """Decides what happens; replace it to choose a schedule yourself."""
+    """Decides what happens; a test replaces it to choose a schedule itself."""
 
     def hits(self, what: str, rate: float) -> bool:
-        """Does it happen this time? `what` is the switch without "_rate"."""
+        """Whether it happens this time. `what` is the switch without "_rate"."""
 
     def below(self, what: str, bound: int) -> int:
-        """One of 0..bound-1; bound is at least 1."""
+        """A number from 0 to `bound` - 1; `bound` is at least 1."""
 
 
 class SeededDice:
-    """Rates that are 0 draw nothing, so a switch that is off does not move the others."""
+    """Draws from one seeded generator. Rates of 0 draw nothing, so a switch that is off does not move the others."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def hits(self, what: str, rate: float) -> bool:
+        """Draws only for a rate above 0."""
         return rate > 0 and self._random.random() < rate
 
     def below(self, what: str, bound: int) -> int:
+        """Draws uniformly."""
         return self._random.randrange(bound)

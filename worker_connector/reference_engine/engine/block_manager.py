@@ -2,8 +2,8 @@
 
 Admission reserves every page that a sequence can ever need (TensorRT-LLM's GUARANTEED_NO_EVICT), so `grow` cannot fail:
 the invariant is, for each group, `reserved <= free + evictable`. A page slot that a sequence has got stays the same
-until it closes, because a connector is told slots once and holds them; only a window that passes a block takes its page
-away, for which the slot reads `BAD_PAGE_INDEX`, in place, from then on.
+until it closes, because a connector is told slots once and holds them. Only a window that passes a block takes its page
+away; the block's slot reads `BAD_PAGE_INDEX` from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GroupSequence:
     """A sequence's pages in one layer group, block 0 first."""
 
     slots: list[int] = field(default_factory=list)
-    #: The shared node behind a slot; None where the page is this sequence's own, and where there is none.
+    #: The shared node behind a slot; None where the page is this sequence's own, and where there is no page.
     nodes: list[CachedBlock | None] = field(default_factory=list)
     #: Pages that the sequence may still claim.
     reserved: int = 0
@@ -35,25 +35,27 @@ class BlockSequence:
     scope: ReuseScope
     priority: int
     groups: list[GroupSequence]
-    #: Tokens whose KV was there when the sequence was opened.
+    #: Tokens whose KV was in the pages when the sequence was opened.
     reused_tokens: int = 0
     #: Blocks offered to the tree so far, and the node of the last one (None: chain at its start).
     committed_blocks: int = 0
     chain_tip: CachedBlock | None = None
-    #: False once a block could not be chained: later ones must not be either.
+    #: False once a block could not be chained: later blocks must not be chained either.
     can_commit: bool = True
 
     @property
     def slots(self) -> list[int]:
-        """Of the first group: all there is where there is one."""
+        """The first group's slots; all there are where there is one group."""
         return self.groups[0].slots
 
     @property
     def by_group(self) -> list[list[int]]:
+        """The slots of each layer group."""
         return [group.slots for group in self.groups]
 
     @property
     def num_blocks(self) -> int:
+        """Blocks that have a slot, in every group the same number."""
         return len(self.groups[0].slots)
 
 
@@ -79,15 +81,17 @@ class BlockManager:
 
     @property
     def tree(self) -> ReuseTree:
+        """The reuse tree that shares its pages."""
         return self._tree
 
     @property
     def num_pages(self) -> int:
-        """Of all groups."""
+        """Pages of all groups together."""
         return self._pool.num_blocks * len(self._groups)
 
     @property
     def num_free(self) -> int:
+        """Pages of all groups that nothing holds; cached ones are not among them."""
         return sum(len(free) for free in self._free)
 
     @property
@@ -96,11 +100,12 @@ class BlockManager:
         return self.num_pages - self.num_free - self._tree.num_evictable
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens take, the last one perhaps in part."""
         return -(-num_tokens // self._pool.tokens_per_block)
 
     def cached_tokens(self, tokens: SequenceOf[int], scope: ReuseScope) -> int:
-        """What a request for these tokens would find of them now. Only reads, so any thread may ask; it is an estimate
-        there, as the rank goes on meanwhile."""
+        """How many of these tokens a request would find cached now. Only reads, so any thread may ask; for other
+        threads it is an estimate, as the rank goes on meanwhile."""
         if not self._reuse_enabled:
             return 0
         size = self._pool.tokens_per_block
@@ -111,8 +116,8 @@ class BlockManager:
     ) -> BlockSequence | None:
         """Start a sequence on the cached prefix of `tokens`, never all of it, reserving up to `max_tokens` tokens.
 
-        Returns None if the pages cannot be guaranteed now. The reused blocks are those that it has. With partial reuse
-        the last one may be a copy of a block of which only the first tokens are the same.
+        Returns None if the pages cannot be guaranteed now. The reused blocks are the ones that the sequence then has.
+        With partial reuse the last one may be a copy of a block of which only the first tokens are the same.
         """
         size = self._pool.tokens_per_block
         reusable = (len(tokens) - 1) // size
@@ -158,7 +163,7 @@ class BlockManager:
         node, shared = found
         held = range(len(self._groups))
         if any(node.is_evictable(group) and self._unreserved(group) < 1 for group in held):
-            return  # held while it is copied, its page would be missing for those that were promised
+            return  # while the block is held for the copy, sequences with a reservation would lack its page
         sources = list(node.pages)
         for group in held:
             self._tree.reference(node, group)
@@ -171,7 +176,7 @@ class BlockManager:
     def grow(self, sequence: BlockSequence, num_tokens: int, history: int = 0) -> None:
         """Give the sequence pages for its first `num_tokens` tokens, out of its reservation.
 
-        Positions below `history` are computed or served already: blocks that no later one reads get no page.
+        Positions below `history` are computed or served already: blocks that no later position reads get no page.
         """
         missing = self.blocks_for(num_tokens) - sequence.num_blocks
         self.pass_window(sequence, history)

@@ -1,4 +1,4 @@
-"""The submitters of one rank's requests: who gets tokens, who is told of an end."""
+"""The submitters of one rank's requests: who gets tokens, and who is told that a request ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Client:
 
 
 class Clients:
-    """Requests that have not ended for their submitters."""
+    """Requests that have not ended for their submitters. Not thread-safe: the rank's thread owns it."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -36,9 +36,11 @@ class Clients:
 
     @property
     def open(self) -> list[LlmRequest]:
+        """The requests themselves."""
         return [client.request for client in self._open.values()]
 
     def add(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
+        """`on_output` gets tokens and the end; `on_end` is handed out by `take_ended` after the end."""
         self._open[request.request_id] = _Client(request, on_output, on_end)
 
     def take_ended(self) -> list[Callable[[], None]]:
@@ -53,7 +55,7 @@ class Clients:
             client.logits.append(row.to("cpu", copy=True))
 
     def deliver(self, request: LlmRequest, tokens: list[int], reason: str | None, error: str | None = None) -> bool:
-        """Hand out tokens or an end. False: the callback raised, so the request has nobody to go on for.
+        """Hand out tokens or an end. False: the callback raised, so nobody waits for the request any more.
 
         Does nothing for a request that has ended already.
         """

@@ -18,7 +18,7 @@ KV_CACHE_MANAGERS = ("v1", "v2")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One engine process. ValueError at construction names the field, its value and what is allowed."""
+    """The settings of one engine process. ValueError at construction names the field, its value and what is allowed."""
 
     model: ModelSource = field(default_factory=ModelSource)
     tokens_per_block: int = 32
@@ -32,11 +32,11 @@ class EngineConfig:
     max_seq_len: int | None = None
     #: Attention data-parallel ranks in this process, each with its own pool, thread and connector.
     data_parallel_size: int = 1
-    #: torch threads of a forward pass. Ranks of a process take turns, processes on one machine do not: give each its
-    #: share of the cores, or their threads wait for each other at every matrix product.
+    #: torch threads of a forward pass. Ranks of a process take turns, processes on one machine do not: give each
+    #: process its share of the cores, or their threads wait for each other at every matrix product.
     num_threads: int = 2
     enable_block_reuse: bool = True
-    #: Reuse a block of which only the first tokens are the same, by copying it. Where a request's local prefix ends in
+    #: Reuse, by copying it, a block of which only the first tokens are the same. Where a request's local prefix ends in
     #: the middle of a block, no block of a connector fits behind it.
     enable_partial_reuse: bool = False
     #: Which call order and block reporting the connector sees: "v2" interleaves query and alloc per request and reports
@@ -58,8 +58,8 @@ class EngineConfig:
     #: Where weights and pages are: "cpu", "cuda" or "cuda:N". Sampling is on the host.
     device: str = "cpu"
     #: Attention windows in tokens, as TensorRT-LLM's `KvCacheConfig.max_attention_window`: layer i has entry i modulo
-    #: their number; one as long as the longest sequence is full attention, and so is (). Layers of one window are a
-    #: layer group with a pool of `num_blocks` pages of its own.
+    #: their number. A window as long as the longest sequence is full attention, and so is (). Layers of one window are
+    #: a layer group with a pool of `num_blocks` pages of its own.
     max_attention_window: tuple[int, ...] = ()
     #: The first tokens of a sequence that windows always see.
     sink_token_length: int = 0
@@ -98,7 +98,7 @@ class EngineConfig:
         _check_device(self.device)
 
     def resolved_max_seq_len(self, model: LlamaConfig) -> int:
-        """ValueError if more is configured than the model supports."""
+        """The longest prompt plus generation in tokens. ValueError if more is configured than the model supports."""
         if self.max_seq_len is None:
             return model.max_position_embeddings
         if self.max_seq_len > model.max_position_embeddings:
@@ -158,7 +158,7 @@ class KvCacheArgs:
 
 @dataclass(frozen=True)
 class KvConnectorArgs:
-    """`llm_args.kv_connector_config`."""
+    """`llm_args.kv_connector_config`, with TensorRT-LLM's names."""
 
     connector_module: str
     connector_scheduler_class: str
@@ -169,16 +169,17 @@ class KvConnectorArgs:
 
 @dataclass(frozen=True)
 class SchedulerArgs:
-    """`llm_args.scheduler_config`."""
+    """`llm_args.scheduler_config`, with TensorRT-LLM's names."""
 
     capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"
 
 
 @dataclass(frozen=True)
 class ReferenceLlmArgs:
-    """`llm_args` of both connector constructors: TensorRT-LLM's names, plus `attention_dp_rank`.
+    """`llm_args` of both connector constructors: TensorRT-LLM's names, plus `attention_dp_rank`, `revision` and
+    `lora_revisions`.
 
-    As there, attention data parallelism spreads over the tensor-parallel ranks, so with `enable_attention_dp`
+    As in TensorRT-LLM, attention data parallelism spreads over the tensor-parallel ranks, so with `enable_attention_dp`
     `tensor_parallel_size` is the number of data-parallel ranks while each rank holds all heads.
     """
 
@@ -192,7 +193,7 @@ class ReferenceLlmArgs:
     kv_connector_config: KvConnectorArgs
     enable_attention_dp: bool
     tensor_parallel_size: int
-    #: Of the instance that gets these; TensorRT-LLM gives it through MPI and `SchedulerOutput.attention_dp_rank` only.
+    #: Rank of the instance that gets these; TensorRT-LLM tells it by MPI and `SchedulerOutput.attention_dp_rank` only.
     attention_dp_rank: int
     #: Names of the adapters' weights by `lora_task_id`.
     lora_revisions: Mapping[int, str]
@@ -210,6 +211,7 @@ class ReferenceLlmArgs:
 
 
 def build_llm_args(config: EngineConfig, model: LoadedModel, spec: ConnectorSpec, rank: int) -> ReferenceLlmArgs:
+    """What the connector instances of `rank` are constructed with."""
     return ReferenceLlmArgs(
         model=model.name,
         revision=model.revision,

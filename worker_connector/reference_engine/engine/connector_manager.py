@@ -1,8 +1,8 @@
 """The runtime's side of one rank's connector: bookkeeping between the executor and the public ABC.
 
-Behaves like TensorRT-LLM's `KvCacheConnectorManager` for a single rank, or an attention data-parallel owner: who is
-reported as new or cached with which deltas, who is parked for an async load or save, which ids `get_finished` may name.
-Exceptions of the connector pass through; what they do to the engine is the executor's matter.
+Behaves like TensorRT-LLM's `KvCacheConnectorManager` for a single rank, or an attention data-parallel owner: it decides
+who is reported as new or cached with which deltas, who waits for an asynchronous load or save, and which ids
+`get_finished` may name. Exceptions of the connector pass through; the executor decides what they do to the engine.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class Batch:
 
     @property
     def requests(self) -> list[LlmRequest]:
+        """Prefills first, then decodes."""
         return self.context + self.generation
 
     def __bool__(self) -> bool:
         return bool(self.context or self.generation)
 
     def clear(self) -> None:
+        """Take every request out."""
         self.context, self.generation = [], []
 
 
@@ -109,7 +111,7 @@ def _check_windows(spec: ConnectorSpec, pool: KvPool, config: EngineConfig) -> N
 
 
 class ConnectorManager:
-    """State between one executor and its connector pair."""
+    """What one executor and its connector pair have told each other. Not thread-safe: the executor owns it."""
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class ConnectorManager:
         #: Served tokens of requests whose query was answered in this iteration.
         self._external: dict[int, int] = {}
         self._output: SchedulerOutput | None = None
-        #: Begun in this iteration, not yet named to `get_finished`.
+        #: Transfers begun in this iteration, not yet named to `get_finished`.
         self._new = _Transfers()
         #: Named to `get_finished`, not yet named by it.
         self._pending = _Transfers()
@@ -138,7 +140,8 @@ class ConnectorManager:
         self._loaded: set[int] = set()
 
     def query(self, request: LlmRequest, num_computed_tokens: int) -> tuple[int, bool]:
-        """Ask for the connector's offer; no side effect here. RuntimeError for `(0, True)` or a negative count."""
+        """Ask for the connector's offer, (tokens, whether asynchronous); changes nothing here. RuntimeError for `(0,
+        True)` or a negative count."""
         num_tokens, load_async = self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
         if num_tokens == 0 and load_async:
             raise RuntimeError("get_num_new_matched_tokens answered (0, True): an async load of nothing")
@@ -147,14 +150,14 @@ class ConnectorManager:
         return num_tokens, load_async
 
     def cut_head(self, request: LlmRequest, start: int, end: int) -> None:
-        """The local cache has the tokens [start, end) of an offer by now; the rest of it is still counted as served."""
+        """Tell that the local cache has the tokens [start, end) of an offer by now; the rest still counts as served."""
         self._hooks.cancel_load(request, start, end)
 
     def commit(self, request: LlmRequest, offered: int, honoured: int, load_async: bool) -> None:
-        """Record what of the offer is consumed.
+        """Record how much of the offer is consumed.
 
-        An async load is parked even if nothing is honoured: the connector has started it already, and must not write
-        the pages while the forward pass does.
+        An asynchronous load is waited for even if nothing is honoured: the connector has started it already, and must
+        not write the pages while the forward pass does.
         """
         if load_async:
             self._new.loading[request.request_id] = request
@@ -165,21 +168,24 @@ class ConnectorManager:
         request.py_num_connector_matched_tokens = honoured
 
     def should_ask(self, request: LlmRequest) -> bool:
+        """False for a request whose asynchronous load is done: its prefix is served."""
         return request.request_id not in self._loaded
 
     def update_state_after_alloc(self, request: LlmRequest, by_group: Sequence[Sequence[int]]) -> None:
+        """Report the page slots of a request, one sequence a layer group."""
         if self._grouped:
             self.scheduler.update_state_after_alloc_by_layer_group(request, [list(slots) for slots in by_group])
         else:
             self.scheduler.update_state_after_alloc(request, list(by_group[0]))
 
     def is_loading(self, request: LlmRequest) -> bool:
-        """Its async load was begun in this iteration."""
+        """True if the request's asynchronous load was begun in this iteration."""
         return request.request_id in self._new.loading
 
     def build_scheduler_output(self, batch: Batch) -> None:
-        """What `handle_metadata` gives to the connector. Served tokens count for this iteration's reports only: a
-        request that has left the batch since it was asked about is reported, next time, as starting behind them."""
+        """Make the report that `handle_metadata` gives to the connector. Served tokens count for this iteration's
+        report only: a request that left the batch since it was asked about is reported, next time, as starting behind
+        them."""
         output = SchedulerOutput(attention_dp_rank=self._dp_rank)
         for request in batch.context:
             if request.request_id in self._new.loading:
@@ -200,14 +206,14 @@ class ConnectorManager:
         self.worker.bind_connector_meta(self.scheduler.build_connector_meta(output))
 
     def park_loading(self, batch: Batch) -> None:
-        """Take the requests with an async load out of the batch."""
+        """Take the requests with an asynchronous load out of the batch."""
         for request in batch.context:
             if request.request_id in self._new.loading:
                 request.state = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
         batch.context = [request for request in batch.context if request.request_id not in self._new.loading]
 
     def request_finished(self, request: LlmRequest, by_group: Sequence[Sequence[int]]) -> bool:
-        """True: the request is parked until its save ends."""
+        """Report the end; True: the connector saves asynchronously, and the request keeps its pages until then."""
         self._loaded.discard(request.request_id)
         if self._grouped:
             saving = self.scheduler.request_finished_by_layer_group(request, [list(slots) for slots in by_group])
@@ -236,7 +242,7 @@ class ConnectorManager:
         return saved, loaded
 
     def has_pending_transfers(self, request: LlmRequest | None = None) -> bool:
-        """Of one request, or any at all."""
+        """Whether one request, or any at all, has a transfer that has not ended."""
         stages = (self._new.saving, self._new.loading, self._pending.saving, self._pending.loading)
         if request is None:
             return any(stages)
@@ -244,21 +250,21 @@ class ConnectorManager:
 
     def reset_request(self, request: LlmRequest) -> None:
         """The request's pages are destroyed: the deltas start over, so its replay is reported as a new request. A
-        finished async load is not forgotten, as in TensorRT-LLM's `reset_request_state`: such a replay is not asked
-        about."""
+        finished asynchronous load is not forgotten, as in TensorRT-LLM's `reset_request_state`: such a replay is not
+        asked about."""
         self._reported.pop(request.request_id, None)
         self._external.pop(request.request_id, None)
         self._hooks.request_reset(request)
 
     def take_failed_loads(self) -> set[int]:
-        """Behind start_load_kv: ids of requests whose pages were not all filled, and whose saves are dropped."""
+        """After start_load_kv: ids of requests whose pages were not all filled; their saves are dropped."""
         failed = self._hooks.take_failed_loads()
         if failed:
             self._hooks.drop_bound_saves(failed)
         return failed
 
     def take_failed_parked_loads(self, loaded: Sequence[LlmRequest]) -> list[LlmRequest]:
-        """Behind get_finished: those of `loaded` whose pages were not all filled. They are asked about again."""
+        """After get_finished: those of `loaded` whose pages were not all filled. They are asked about again."""
         failed = self._hooks.take_failed_parked_loads()
         self._loaded -= failed
         return [request for request in loaded if request.request_id in failed]
@@ -270,7 +276,8 @@ class ConnectorManager:
         self._loaded.discard(request.request_id)
 
     def _extend_hashes(self, hashes: list[int], tokens: Sequence[int], blocks: BlockSequence) -> list[int]:
-        """The hashes of all full blocks that have a page, as KV events name them: reading them makes them."""
+        """Appends to `hashes` up to the last full block that has a page; returns them all, named as KV events name
+        blocks."""
         size = self._tokens_per_block
         for block in range(len(hashes), min(len(tokens) // size, blocks.num_blocks)):
             parent = hashes[-1].to_bytes(8, "little") if hashes else blocks.scope.seed()

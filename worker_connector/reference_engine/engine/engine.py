@@ -3,7 +3,7 @@
     engine = Engine(EngineConfig(...), connector=ConnectorSpec(MyScheduler, MyWorker))
     handle = engine.submit(tokens, max_new_tokens=32, on_output=callback)
 
-It knows tokens, not text; HTTP, Dynamo and tokenizers are other modules' matter. A connector is reached through the
+It knows tokens, not text; HTTP, Dynamo and tokenizers belong to other modules. A connector is reached through the
 public ABC only.
 """
 
@@ -33,7 +33,7 @@ _GREEDY = SamplingParams()
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished request."""
+    """The outcome of one request that has ended; `finish_reason` is one of those in `outcome.py`."""
 
     token_ids: list[int]
     finish_reason: str
@@ -89,7 +89,7 @@ class Engine:
         *,
         model: LoadedModel | None = None,
     ) -> None:
-        """`model`: another engine's, to compute with the same weights in memory; None: loaded as the config says."""
+        """`model` is another engine's, to compute with the same weights in memory; None: loaded as the config says."""
         self.config = config
         self._on_fatal = on_fatal
         self._fatal_lock = threading.Lock()
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def fatal_error(self) -> BaseException | None:
-        """What ended the engine, or None. There already when the failed requests are delivered."""
+        """What ended the engine, or None. It is set before the failed requests are delivered."""
         return self._fatal or next((rank.fatal_error for rank in self._ranks if rank.fatal_error is not None), None)
 
     def submit(
@@ -186,15 +186,16 @@ class Engine:
         return self._rank(rank).drain_events()
 
     def stats(self, rank: int) -> RankStats:
+        """The rank's numbers at the end of its last iteration. ValueError for an unknown rank."""
         return self._rank(rank).stats()
 
     def processor_seconds(self, rank: int) -> float:
-        """Processor time that the thread of that rank's executor has taken."""
+        """Processor time in seconds that the thread of that rank's executor has taken."""
         return self._rank(rank).processor_seconds()
 
     def cached_tokens(self, rank: int, tokens: Sequence[int], cache_salt: str | None = None) -> int:
-        """An estimate of what a request without adapter and media would find of its prompt in that rank's own cache.
-        Any thread."""
+        """An estimate of how many tokens of its prompt a request without adapter and media would find in that rank's
+        own cache. Any thread may ask."""
         return self._rank(rank).cached_tokens(tokens, ReuseScope(cache_salt))
 
     def reset_prefix_cache(self) -> None:
@@ -269,7 +270,7 @@ class Engine:
             self._open_requests[dp_rank] -= 1
 
     def _rank_died(self, rank: int, error: BaseException) -> None:
-        """A dead owner takes the process down in TensorRT-LLM: end the other ranks as well."""
+        """Ends the other ranks as well: in TensorRT-LLM a dead owner takes the process down."""
         with self._fatal_lock:
             first = self._fatal is None
             if first:

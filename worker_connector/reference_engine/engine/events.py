@@ -37,7 +37,7 @@ class KvEventBuffer:
     """Bounded event queue: the engine thread appends, any thread drains. A size of 0 records nothing."""
 
     def __init__(self, rank: int, window_size: int | Sequence[int], max_size: int) -> None:
-        """`window_size`: of the only layer group, or one a group; the longest sequence for full attention."""
+        """`window_size` is that of the only layer group, or one a group; for full attention the longest sequence."""
         self._rank = rank
         self._windows = [window_size] if isinstance(window_size, int) else list(window_size)
         self._max_size = max_size
@@ -49,9 +49,11 @@ class KvEventBuffer:
 
     @property
     def dropped_event_count(self) -> int:
+        """Events that a full buffer has dropped."""
         return self._dropped
 
     def created(self, num_blocks: int) -> None:
+        """The pool was made with so many blocks in each group."""
         for group in range(len(self._windows)):
             self._append({"type": "created", "num_blocks_per_cache_level": [num_blocks]}, group)
 
@@ -62,10 +64,12 @@ class KvEventBuffer:
         )
 
     def removed(self, block_hashes: Sequence[int], group: int = 0) -> None:
+        """Blocks lost their page in a group; emitted later, with others."""
         with self._lock:
             self._removed[group].extend(block_hashes)
 
     def priority_updated(self, block_hash: int, old: int, new: int) -> None:
+        """A block's retention priority changed."""
         difference = {"type": "event_diff", "new_value": new, "old_value": old}
         self._append({"type": "updated", "block_hash": block_hash, "cache_level": None, "priority": difference})
 

@@ -4,12 +4,12 @@
     start_load_kv -> forward (layer hooks, wait_for_save) -> sample -> request_finished -> cancellations -> responses ->
     commit to the reuse tree, KV events -> get_finished -> terminate
 
-With overlap scheduling everything from request_finished to the commit is about the batch before: the pass that has just
-been started was put together without its tokens. `engine/behaviours.py` lists what else can be switched on.
+With overlap scheduling everything from request_finished to the commit concerns the batch before: the pass that has just
+been started was put together without that batch's tokens. `engine/behaviours.py` lists what else can be switched on.
 
-An exception in a layer hook, in the model or in wait_for_save fails every request of the rank and the rank goes on. One
-in any other connector callback leaves `iterate` and ends the rank, as it ends TensorRT-LLM's executor. Cancelled and
-failed requests never see request_finished.
+An exception in a layer hook, in the model or in wait_for_save fails every request of the rank and the rank goes on. An
+exception in any other connector callback leaves `iterate` and ends the rank, as it ends TensorRT-LLM's executor.
+Cancelled and failed requests never see request_finished.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 #: `probe(stage, batch)`, called on the executor's thread between the steps of an iteration: "scheduled" (the batch as
-#: planned), "allocated" (asked, honoured and given pages), "loaded" (behind start_load_kv), "computed" (behind
-#: wait_for_save) or "failed", "updated" (in front of get_finished), "polled" (behind it). For tests that look at pages
-#: in between or put faults there.
+#: planned), "allocated" (asked, honoured and given pages), "loaded" (after start_load_kv), "computed" (after
+#: wait_for_save) or "failed", "updated" (before get_finished), "polled" (after it). For tests that look at pages in
+#: between or put faults there.
 Probe = Callable[[str, Batch], None]
 
 _REPLAYABLE = (RequestState.CONTEXT_INIT, RequestState.GENERATION_IN_PROGRESS)
@@ -111,6 +111,7 @@ class Executor:
 
     @property
     def has_transfers(self) -> bool:
+        """True while the connector loads or saves asynchronously."""
         return self._connector is not None and self._connector.has_pending_transfers()
 
     @property
@@ -120,9 +121,11 @@ class Executor:
 
     @property
     def blocks(self) -> BlockManager:
+        """The rank's pages; other threads may call only what says so."""
         return self._blocks
 
     def add(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
+        """Take a new request in; for the callbacks see `Clients.add`."""
         self._clients.add(request, on_output, on_end)
         self._scheduler.add(request)
 
@@ -178,6 +181,7 @@ class Executor:
             self._clients.deliver(request, [], reason, message)
 
     def stats(self) -> RankStats:
+        """Numbers of this rank as they are now."""
         running = self._scheduler.running
         parked = sum(request.state is RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS for request in running)
         return RankStats(
@@ -195,7 +199,7 @@ class Executor:
             dropped_events=self._events.dropped_event_count,
         )
 
-    # up to the forward pass
+    # Steps up to the forward pass.
 
     def _destroy_some(self) -> None:
         """Take the pages of some running requests, which start over."""
@@ -257,7 +261,7 @@ class Executor:
                 batch.generation.append(dummy)
 
     def _drop(self, batch: Batch) -> None:
-        """Its requests stay as they are."""
+        """Empties the batch; its requests stay as they are."""
         for request in batch.generation:
             if request.is_dummy_request:
                 close_dummy(request, self._blocks)
@@ -285,10 +289,10 @@ class Executor:
                 request.state = RequestState.GENERATION_IN_PROGRESS
         return [part for part in launched if not part.request.is_dummy_request]
 
-    # behind it
+    # Steps behind the forward pass.
 
     def _take_over(self, due: Sequence[Computed], launched: Sequence[Computed]) -> None:
-        """What `due` has computed becomes known: tokens, ends, reusable blocks. `launched` is what runs."""
+        """Makes known what `due` has computed: tokens, ends, reusable blocks. `launched` is the pass that runs."""
         finished = [part.request for part in due if self._append(part)]
         to_terminate = [request for request in finished if not self._finish(request)]
         if due or not launched:
@@ -310,7 +314,7 @@ class Executor:
                 self._expect_end(part.request)
 
     def _append(self, part: Computed) -> bool:
-        """The host learns a token; True if it ends its request."""
+        """The host learns a token; True if the token ends its request."""
         request = part.request
         if part.token is None:
             return False
@@ -323,8 +327,8 @@ class Executor:
 
     @staticmethod
     def _expect_end(request: LlmRequest) -> None:
-        """A request that runs out of tokens with the one under way is not scheduled again; an end token is a
-        surprise."""
+        """A request whose token under way is its last by count is not scheduled again; an end token cannot be
+        foreseen."""
         if request.num_generated_tokens + 1 >= request.max_new_tokens:
             request.state = RequestState.GENERATION_TO_COMPLETE
 
@@ -332,7 +336,7 @@ class Executor:
         """Report a finished request to the connector; True if its pages stay for a save."""
         self._scheduler.remove(request)
         request.state = RequestState.GENERATION_COMPLETE
-        request.allocation += 1  # a pass that is under way computes for nobody
+        request.allocation += 1  # results of a pass that is under way are dropped
         assert request.blocks is not None
         if self._connector is None or self._dice.hits("lost_finish", self._behaviours.lost_finish_rate):
             return False
@@ -373,8 +377,8 @@ def _finish_reason(request: LlmRequest) -> str | None:
 
 
 def _engine_stream(device: torch.device) -> Any:
-    """What hooks are given: the stream that forward passes run on, on a GPU one of our own, as in TensorRT-LLM, so that
-    nothing is ordered by the default stream. On the CPU work is complete when a call returns."""
+    """The stream that forward passes run on, which hooks are given. On a GPU it is one of our own, as in TensorRT-LLM,
+    so that nothing is ordered by the default stream. On the CPU work is complete when a call returns."""
     if device.type == "cpu":
         return torch.cpu.current_stream()
     stream = torch.cuda.Stream(device)

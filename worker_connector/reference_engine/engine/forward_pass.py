@@ -1,7 +1,7 @@
-"""Running a batch through the model: segments, layer hooks, wait_for_save, sampling.
+"""Runs a batch through the model: segments, layer hooks, wait_for_save, sampling.
 
-What it returns is what the device knows behind the pass. The host learns it when the executor takes it over: at once,
-or one iteration later with overlap scheduling; until then a sampled token is the request's `inflight_token`.
+The result is what the device knows behind the pass. The host learns it when the executor takes it over: at once, or one
+iteration later with overlap scheduling; until then a sampled token is the request's `inflight_token`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Computed:
     """One request's part of a forward pass that has run."""
 
     request: LlmRequest
-    #: `request.allocation` then: with another one now, nobody wants this any more.
+    #: `request.allocation` at the pass: if the request has another one now, this result is dropped.
     allocation: int
-    #: Positions below hold KV, or will in stream order.
+    #: Positions below `end` hold KV, or will in stream order.
     end: int
     #: The sampled token; None behind a prefill chunk that is not the last.
     token: int | None
@@ -35,10 +35,13 @@ class Computed:
 
     @property
     def is_current(self) -> bool:
+        """False if the request has ended, or lost its pages, since the pass began."""
         return self.allocation == self.request.allocation and self.request.blocks is not None
 
 
 class ForwardPass:
+    """The forward passes of one rank; ranks of a process take turns by `lock`."""
+
     def __init__(
         self,
         config: EngineConfig,
@@ -57,7 +60,8 @@ class ForwardPass:
         self._after = connector.worker.register_forward_pass_callable() if connector is not None else None
 
     def run(self, batch: Batch) -> list[Computed]:
-        """Results in the order of `batch.requests`. Exceptions of layer hooks, model and wait_for_save pass through."""
+        """Run one pass; results in the order of `batch.requests`. Exceptions of layer hooks, model and wait_for_save
+        pass through."""
         segments = [_context_segment(request) for request in batch.context]
         groups = [RowGroup((segment,)) for segment in segments]
         decodes = [_decode_segment(request) for request in batch.generation]
@@ -66,7 +70,7 @@ class ForwardPass:
         elif decodes:
             groups.append(RowGroup(tuple(decodes)))
         hooked = self._worker if batch.context or self._config.layer_hooks_in_decode else None
-        # Layer hooks run inside, as in TensorRT-LLM; the connector's other callbacks get ordinary tensors to work with.
+        # Layer hooks run in inference mode, as in TensorRT-LLM; the connector's other callbacks work on ordinary tensors.
         with self._lock, torch.inference_mode():
             logits = self._model.forward(
                 self._pool,
@@ -84,8 +88,8 @@ class ForwardPass:
 
 
 def warm_up(model: ForwardModel, pool: KvPool, max_tokens: int) -> None:
-    """A pass over as many pages as it takes, as TensorRT-LLM runs them before a connector is attached: no hook sees it,
-    and what it leaves in the pages belongs to nobody."""
+    """Run a pass over pages for up to `max_tokens` tokens, as TensorRT-LLM does before a connector is attached: no hook
+    sees it, and what it leaves in the pages belongs to no request."""
     count = min(max_tokens, pool.num_blocks * pool.tokens_per_block)
     tokens = [0] * count
     slots = [range(-(-count // pool.tokens_per_block)) for _ in pool.groups]

@@ -10,31 +10,34 @@ from worker_connector.reference_engine.engine.request import LlmRequest
 
 
 class OptionalHooks:
-    """Does nothing where the version (`called` False) or the connector does not know a hook."""
+    """Calls a hook, and does nothing where the version (`called` False) or the connector does not know it."""
 
     def __init__(self, scheduler: KvCacheConnectorScheduler, worker: KvCacheConnectorWorker, *, called: bool) -> None:
         self._scheduler = scheduler if called else None
         self._worker = worker if called else None
 
     def cancel_load(self, request: LlmRequest, start: int, end: int) -> None:
-        """The tokens [start, end) of an offer will not be taken."""
+        """Tell the connector that the tokens [start, end) of an offer will not be taken."""
         hook = _hook(self._scheduler, "cancel_load")
         if hook is not None:
             hook(request, start, end)
 
     def request_reset(self, request: LlmRequest) -> None:
+        """Tell the connector that the request's pages are destroyed and that it starts over."""
         hook = _hook(self._scheduler, "request_reset")
         if hook is not None:
             hook(request)
 
     def take_failed_loads(self) -> set[int]:
+        """Ids of requests in the batch whose load failed since the last call."""
         return self._take("take_failed_load_requests")
 
     def take_failed_parked_loads(self) -> set[int]:
+        """Ids of requests whose asynchronous load failed since the last call."""
         return self._take("take_failed_async_load_requests")
 
     def drop_bound_saves(self, request_ids: Collection[int]) -> None:
-        """These requests leave the batch whose metadata is bound."""
+        """Tell the connector that these requests leave the batch whose metadata is bound."""
         hook = _hook(self._worker, "drop_bound_saves")
         if hook is not None:
             hook(request_ids)

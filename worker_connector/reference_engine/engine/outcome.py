@@ -1,4 +1,4 @@
-"""What the engine tells a submitter, and what it tells an operator."""
+"""What the engine tells a submitter about a request, and an operator about a rank."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ class RequestStats:
 
 
 #: `on_output(new token ids, finish reason or None, stats)`, called on the engine thread of the request's rank. The call
-#: with a finish reason is the last one; its token list is empty for "cancelled" and "error". If it raises, the request
-#: ends as "cancelled", which it is told by that last call.
+#: with a finish reason is the last one; its token list is empty for "cancelled" and "error". If `on_output` raises, the
+#: request ends as "cancelled", and the last call says so.
 OnOutput = Callable[[list[int], "str | None", RequestStats], None]
 
 
 @dataclass(frozen=True)
 class RankStats:
-    """One rank at the end of its last iteration."""
+    """The numbers of one rank at the end of its last iteration."""
 
     rank: int
     total_blocks: int
-    #: Pages held by requests, saves that still run included.
+    #: Pages held by requests, including ended ones whose save still runs.
     active_blocks: int
     #: Pages that only the reuse tree holds; they can be evicted.
     cached_blocks: int
     waiting_requests: int
-    #: Admitted requests, those parked for a load included.
+    #: Admitted requests, including those that wait for an asynchronous load.
     running_requests: int
-    #: Requests that are parked for a load, or gone but still saving.
+    #: Requests that wait for an asynchronous load, or have ended and still save.
     parked_requests: int
     iterations: int
     #: Prompt tokens that went through a forward pass.

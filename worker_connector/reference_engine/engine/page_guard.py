@@ -1,10 +1,10 @@
-"""Who wrote which page: a copy of the pool that follows every legal write, so that any other one is seen.
+"""Detects who wrote which page: a copy of the pool follows every legal write, so that any other write is seen.
 
 Legal are the engine's own poisoning and copying, the forward pass on the pages of its batch, and the connector on the
 pages between what the device had and what was honoured: in `start_load_kv` for requests of the batch in their first
-chunk, at any time for requests that are parked for a load, and then up to their last page, because the runtime may
-honour less of a load than what has begun. A page whose request has gone is nobody's: a transfer that still writes it is
-a fault.
+chunk, at any time for requests that wait for an asynchronous load, and then up to their last page, because the runtime
+may honour less of a load than has begun. A page whose request has gone belongs to nobody: a transfer that still writes
+it is a fault.
 
 The guard is a `Probe` of an executor whose model is a `ShadowModel`; faults go to the model's list.
 """
@@ -23,12 +23,12 @@ from worker_connector.reference_engine.models.shadow_model import PageFault, Sha
 _PARKED = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
 
 
-#: Layer group and slot.
+#: A page as layer group and slot.
 Page = tuple[int, int]
 
 
 class PageGuard:
-    """Not thread-safe. `requests` lists what has pages in the executor."""
+    """Not thread-safe. `requests` lists the executor's requests that may have pages."""
 
     def __init__(self, pool: KvPool, model: ShadowModel, requests: Callable[[], Sequence[LlmRequest]]) -> None:
         self._size = pool.tokens_per_block
@@ -66,7 +66,7 @@ class PageGuard:
             self._loads = set()
 
     def look(self, when: str, written: set[Page] | None = None) -> None:
-        """Record every page that changed and was nobody's to write, and follow all changes."""
+        """Record every page that changed though nobody may write it, and follow all changes."""
         changed = {
             (group, slot)
             for group, (words, copy) in enumerate(zip(self._words, self._copies, strict=True))

@@ -17,7 +17,7 @@ from worker_connector.reference_engine.engine.trim import fit_token_budget
 
 
 class PagePreparation:
-    """Pages for a batch, after the connector was asked about its new requests."""
+    """Finds pages for a batch, and asks the connector about the batch's new requests before."""
 
     def __init__(
         self, blocks: BlockManager, connector: ConnectorManager | None, config: EngineConfig, dice: Dice
@@ -99,12 +99,12 @@ class PagePreparation:
         _populate(request, local_end + offered, end)
 
     def _serve_v2(self, request: LlmRequest, connector: ConnectorManager) -> None:
-        """Honour a prefix of the offer: never the last prompt token.
+        """Honour a prefix of the offer, never the last prompt token.
 
         An offer that ends inside the scheduled chunk shortens the chunk. One that goes beyond moves the chunk behind
-        it, for which the allocation grows; if that fails, whole blocks of the pages that the chunk has are honoured, as
-        many as leave it a token, or nothing (kv_cache_manager_v2.py, `_apply_connector_matched_prefix`). An overtaken
-        offer was asked for when less was cached.
+        it, for which the allocation grows. If that growth fails, whole blocks of the pages that the chunk has are
+        honoured, as many as leave the chunk a token, or nothing (kv_cache_manager_v2.py,
+        `_apply_connector_matched_prefix`). An overtaken offer was asked for when less was cached.
         """
         size = self._config.tokens_per_block
         local_end = request.context_current_position

@@ -58,13 +58,16 @@ class Rank:
 
     @property
     def pool(self) -> KvPool:
+        """The pages, for inspection."""
         return self._pool
 
     @property
     def connector(self) -> ConnectorManager | None:
+        """None without a connector."""
         return self._manager
 
     def start(self) -> None:
+        """Start the thread; once."""
         self._thread.start()
 
     def submit(self, request: LlmRequest, on_output: OnOutput, on_end: Callable[[], None]) -> None:
@@ -80,12 +83,13 @@ class Rank:
             self._wake.notify()
 
     def cancel(self, request_id: int) -> None:
-        """No effect on a request that has ended."""
+        """End a request in the next iteration; no effect on one that has ended."""
         with self._wake:
             self._cancelled.add(request_id)
             self._wake.notify()
 
     def drop_cached(self) -> None:
+        """Forget all KV that no request holds, before the next iteration."""
         with self._wake:
             self._drop_cached = True
             self._wake.notify()
@@ -97,30 +101,35 @@ class Rank:
             self._wake.notify()
 
     def join(self, timeout: float | None) -> bool:
-        """True if the thread has ended."""
+        """Wait up to `timeout` seconds, None: for ever; True if the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     @property
     def fatal_error(self) -> BaseException | None:
-        """What ended this rank; set before its requests are failed, so that whoever is told of those can tell why."""
+        """What ended this rank, or None. It is set before the rank's requests are failed, so that whoever is told of
+        those can find out why."""
         return self._fatal
 
     def stats(self) -> RankStats:
+        """Numbers as they were at the end of the last iteration."""
         return self._stats
 
     def processor_seconds(self) -> float:
-        """Of its thread, which must run; of the whole process on systems that do not tell (macOS)."""
+        """Processor time of the rank's thread, which must run; that of the whole process on systems that do not tell
+        (macOS)."""
         clock_of = getattr(time, "pthread_getcpuclockid", None)
         if clock_of is None:
             return time.process_time()
         return time.clock_gettime(clock_of(self._thread.ident))
 
     def cached_tokens(self, tokens: Sequence[int], scope: ReuseScope) -> int:
+        """An estimate of how many of these tokens a request would find cached."""
         return self._executor.blocks.cached_tokens(tokens, scope)
 
     def drain_events(self) -> list[dict[str, Any]]:
+        """KV events since the last call, oldest first, as `engine/events.py` has them."""
         return self._events.drain()
 
     def _run(self) -> None:

@@ -18,7 +18,8 @@ from worker_connector.reference_engine.models.weights import LoraWeights
 
 
 class RequestState(enum.Enum):
-    """TensorRT-LLM's names. The two DISAGG states are how it parks a request during an async load or save."""
+    """States under TensorRT-LLM's names. The two DISAGG states are those in which a request waits for an asynchronous
+    load or save."""
 
     CONTEXT_INIT = "context_init"
     GENERATION_IN_PROGRESS = "generation_in_progress"
@@ -74,20 +75,20 @@ class LlmRequest:
         if options.kv_hints is not None:
             self.kv_hints = options.kv_hints
 
-        #: First prompt position without KV that the engine relies on.
+        #: First prompt position whose KV the engine does not have.
         self.context_current_position = 0
         self.context_chunk_size = 0
         #: Where the first chunk starts: local reuse plus what the connector serves.
         self.prepopulated_prompt_len = 0
         #: Of that, tokens reused on the device.
         self.device_reused_tokens = 0
-        #: Blocks that it had pages for before this iteration.
+        #: Blocks that the request had pages for before this iteration.
         self.blocks_before = 0
-        #: Counts its KV allocations: grows when one is destroyed and when the request ends.
+        #: Counts KV allocations of the request: grows when one is destroyed and when the request ends.
         self.allocation = 0
         #: A sampled token that the host does not know yet (overlap scheduling).
         self.inflight_token: int | None = None
-        #: Both of the first forward pass; a replay does not change them.
+        #: Both as of the first forward pass; a replay does not change them.
         self.cached_tokens = 0
         self.cached_on_device = 0
         self._cached_noted = False
@@ -106,10 +107,12 @@ class LlmRequest:
         return list(self._tokens)
 
     def get_token(self, beam: int, position: int) -> int:
+        """One prompt or generated token, by position. IndexError for a beam other than 0."""
         self._check_beam(beam)
         return self._tokens[position]
 
     def get_num_tokens(self, beam: int) -> int:
+        """Prompt plus generated tokens that the host knows. IndexError for a beam other than 0."""
         self._check_beam(beam)
         return len(self._tokens)
 
@@ -125,26 +128,32 @@ class LlmRequest:
 
     @property
     def max_beam_num_tokens(self) -> int:
+        """As `get_num_tokens`, over all beams: there is one."""
         return len(self._tokens)
 
     @property
     def num_generated_tokens(self) -> int:
+        """Generated tokens that the host knows, over all replays."""
         return len(self._tokens) - self.orig_prompt_len
 
     @property
     def context_remaining_length(self) -> int:
+        """Prompt tokens that have no KV yet."""
         return self.prompt_len - self.context_current_position
 
     @property
     def is_first_context_chunk(self) -> bool:
+        """True while nothing of the prompt was computed in this allocation."""
         return self.context_current_position == self.prepopulated_prompt_len
 
     @property
     def is_last_context_chunk(self) -> bool:
+        """True if the scheduled chunk reaches the prompt's end."""
         return self.context_current_position + self.context_chunk_size >= self.prompt_len
 
     @property
     def is_finished(self) -> bool:
+        """True after the last token; never for a cancelled or failed request."""
         return self.state is RequestState.GENERATION_COMPLETE
 
     def is_generation_only_request(self) -> bool:
@@ -152,19 +161,23 @@ class LlmRequest:
         return False
 
     def has_draft_tokens(self) -> bool:
+        """Never: the engine does not speculate."""
         return False
 
     def append(self, token: int) -> None:
+        """The host learns a generated token."""
         self._tokens.append(token)
 
     def note_cached(self) -> None:
-        """`cached_tokens` becomes the prompt tokens that were not computed: the number a response carries. Once."""
+        """Sets `cached_tokens`, once, to the prompt tokens that were not computed: the number that a response
+        carries."""
         if not self._cached_noted:
             self._cached_noted = True
             self.cached_tokens, self.cached_on_device = self.prepopulated_prompt_len, self.device_reused_tokens
 
     def restart(self) -> None:
-        """Its pages are gone: everything that it knows becomes its prompt, as after TensorRT-LLM's `pause`."""
+        """Called when the request's pages are gone: all tokens that it has become its prompt, as after TensorRT-LLM's
+        `pause`."""
         self.allocation += 1
         self.blocks = None
         self.inflight_token = None

@@ -32,7 +32,7 @@ class ReuseScope:
     multimodal: bytes = b""
 
     def seed(self) -> bytes:
-        """A fixed-size digest for the root of the hash chain; fields are framed, so they cannot run into another."""
+        """A fixed-size digest for the root of the hash chain; fields are framed, so that none can run into the next."""
         digest = hashlib.blake2b(digest_size=8)
         salt = b"-" if self.cache_salt is None else b"+" + self.cache_salt.encode("utf-8", "surrogatepass")
         lora = b"-" if self.lora_task_id is None else b"+%d" % self.lora_task_id
@@ -49,8 +49,8 @@ def chain_hash(parent: bytes, tokens: Sequence[int]) -> int:
 
 @dataclass(eq=False)
 class CachedBlock:
-    """A node: a full block. `pages[g]` is its page in group g, `BAD_PAGE_INDEX` without one; valid where there is
-    one."""
+    """A node of the tree: one full block. `pages[g]` is its page in group g, or `BAD_PAGE_INDEX`; where there is a
+    page, its KV is valid."""
 
     block_hash: int
     parent: CachedBlock | None
@@ -58,7 +58,7 @@ class CachedBlock:
     tokens: tuple[int, ...]
     pages: list[int]
     priority: int
-    #: Sequences that hold the page of a group.
+    #: Per group: sequences that hold the page.
     references: list[int]
     #: Per group: when the page was last given back.
     last_used: list[int]
@@ -67,9 +67,11 @@ class CachedBlock:
     attached: bool = True
 
     def chain_key(self) -> bytes:
+        """The hash as the parent key of `chain_hash`, 8 bytes."""
         return self.block_hash.to_bytes(8, "little")
 
     def is_evictable(self, group: int) -> bool:
+        """True if the node has a page in the group that no sequence holds."""
         return self.attached and self.references[group] == 0 and self.pages[group] != BAD_PAGE_INDEX
 
 
@@ -87,7 +89,7 @@ class ReuseTree:
         self._nodes: dict[int, CachedBlock] = {}
         self._roots: dict[ReuseScope, set[CachedBlock]] = {}
         self._clock = itertools.count(1)
-        #: Per group (priority, last_used, tie break, node); entries that are no longer so are skipped.
+        #: Per group a heap of (priority, last_used, tie break, node); entries that no longer hold are skipped.
         self._idle: list[list[tuple[int, int, int, CachedBlock]]] = [[] for _ in groups]
         self._evictable = [0 for _ in groups]
 
@@ -97,14 +99,15 @@ class ReuseTree:
         return sum(self._evictable)
 
     def evictable(self, group: int) -> int:
+        """Pages that eviction could free now in one group."""
         return self._evictable[group]
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def match(self, scope: ReuseScope, tokens: Sequence[int], max_blocks: int) -> list[CachedBlock]:
-        """The longest cached prefix of `tokens`, at most `max_blocks` full blocks, that has every page that the
-        position behind it reads. Takes no reference."""
+        """The longest cached prefix of `tokens`, at most `max_blocks` full blocks, in which every page is there that
+        the position behind it reads. Takes no reference."""
         found: list[CachedBlock] = []
         size = self._tokens_per_block
         parent: CachedBlock | None = None
@@ -122,8 +125,8 @@ class ReuseTree:
     def match_partly(
         self, scope: ReuseScope, parent: CachedBlock | None, tokens: Sequence[int]
     ) -> tuple[CachedBlock, int] | None:
-        """The block after `parent` that begins with most of `tokens`, and with how many; it has a page in every group.
-        None if none begins with any."""
+        """The block after `parent` that shares the longest beginning with `tokens`, and that length in tokens; it has a
+        page in every group. None if no block shares any."""
         best: tuple[CachedBlock, int] | None = None
         for node in parent.children if parent is not None else self._roots.get(scope, ()):
             same = 0
@@ -152,9 +155,9 @@ class ReuseTree:
         """Make consecutive `(tokens, page per group)` blocks reusable after `parent` (None: at the start); emits stored
         events.
 
-        Returns the node per block. Where the node took over a page it is referenced once for it; an equal node that is
-        there already keeps its own pages, and takes the given ones only in groups where it has none: the caller's
-        others stay private. Stops, returning fewer nodes, at a hash collision or below an evicted parent.
+        Returns the node per block. Where the node took over a page it is referenced once for it. An equal node that is
+        there already keeps its own pages, and takes the given ones only in groups where it has none: the caller's other
+        pages stay private. Stops, returning fewer nodes, at a hash collision or below an evicted parent.
         """
         nodes: list[CachedBlock] = []
         new: list[CachedBlock] = []
@@ -201,7 +204,7 @@ class ReuseTree:
             node.priority = priority
 
     def release(self, node: CachedBlock, group: int) -> int | None:
-        """Give one reference back. Returns the page slot if that freed it: the node was evicted before."""
+        """Give one reference back. Returns the page slot if that freed it, because the node was evicted before."""
         assert node.references[group] > 0, f"block {node.block_hash:#x} was released more often than referenced"
         node.references[group] -= 1
         if node.references[group]:
@@ -216,12 +219,12 @@ class ReuseTree:
         return None
 
     def evict(self, group: int) -> list[Freed]:
-        """Evict the page of `group` that is worth least and return what became free, at least that one.
+        """Evict the page of `group` that is worth least and return what became free, at least that page.
 
-        Lowest priority first, then least recently used. A group with a window loses the page, and the node stays for
-        its others. In a group of full attention a node goes whole, a leaf before its ancestors. One below which a
-        sequence still holds pages takes its whole subtree out of the tree: those pages stay with their holders but
-        cannot be matched any more, because their prefix is gone. IndexError if nothing is evictable.
+        Lowest priority goes first, then least recently used. A group with a window loses the page, and the node stays
+        for its other groups. In a group of full attention a whole node goes, a leaf before its ancestors. A node below
+        which a sequence still holds pages takes its whole subtree out of the tree: those pages stay with their holders
+        but cannot be matched any more, because their prefix is gone. IndexError if nothing is evictable.
         """
         while True:
             if not _is_current(self._idle[group][0], group):
@@ -243,7 +246,7 @@ class ReuseTree:
         return freed
 
     def _drop_stale_entries(self, group: int) -> None:
-        """Blocks that are hit again and again leave one entry a time; without this the heap grows without bound."""
+        """Blocks that are hit again and again leave one entry each time; without this the heap grows without bound."""
         self._idle[group] = [entry for entry in self._idle[group] if _is_current(entry, group)]
         heapq.heapify(self._idle[group])
 
@@ -289,7 +292,7 @@ class ReuseTree:
         return node.parent.children if node.parent is not None else self._roots.setdefault(node.scope, set())
 
     def _announce(self, nodes: list[CachedBlock], only: int | None = None) -> None:
-        """Stored events, one for each group and run of nodes that have a page in it."""
+        """Emits stored events, one for each group and run of nodes that have a page in it."""
         for group in range(len(self._groups)) if only is None else (only,):
             run: list[CachedBlock] = []
             for node in [*nodes, None]:

@@ -1,8 +1,8 @@
-"""Which requests run in the next iteration, and how much of each prompt.
+"""Chooses which requests run in the next iteration, and how much of each prompt.
 
-Continuous batching with chunked prefill under one token budget: running decodes first, then prefills in order of
+Continuous batching with chunked prefill under one token budget: running decodes come first, then prefills in order of
 arrival, then admissions. Admission is GUARANTEED_NO_EVICT: a request enters when all pages it can ever need are
-reserved, and the first one that does not fit makes the later ones wait. Chunks are sized as if a connector served
+reserved, and the first request that does not fit makes the later ones wait. Chunks are sized as if a connector served
 nothing.
 """
 
@@ -26,11 +26,12 @@ class BatchScheduler:
         self._config = config
         self._blocks = blocks
         self._waiting: deque[LlmRequest] = deque()
-        #: Admitted requests, parked ones included, in order of admission.
+        #: Admitted requests in order of admission, including those that wait for an asynchronous load.
         self.running: list[LlmRequest] = []
 
     @property
     def num_waiting(self) -> int:
+        """Requests that are not admitted."""
         return len(self._waiting)
 
     @property
@@ -39,15 +40,16 @@ class BatchScheduler:
         return self.running + list(self._waiting)
 
     def add(self, request: LlmRequest) -> None:
+        """Queue a new request behind all that wait."""
         self._waiting.append(request)
 
     def put_back(self, request: LlmRequest) -> None:
-        """A running request waits again, before all others; it has no pages."""
+        """Let a running request wait again, before all others; it must have no pages."""
         self.running.remove(request)
         self._waiting.appendleft(request)
 
     def remove(self, request: LlmRequest) -> None:
-        """Forget a request, wherever it is; its pages are the caller's matter."""
+        """Forget a request, wherever it is; the caller takes care of its pages."""
         if request in self.running:
             self.running.remove(request)
         elif request in self._waiting:
@@ -107,6 +109,7 @@ def chunk_end(start: int, budget: int, prompt_len: int, tokens_per_block: int) -
 
 
 def reuse_scope(request: LlmRequest) -> ReuseScope:
+    """What decides, besides tokens, which cached KV the request may share."""
     digest = b""
     if request.multimodal_hashes:
         words = array("q", [word for item in request.multimodal_hashes for word in [len(item), *item]])

@@ -8,8 +8,8 @@ should.
     assert not engine.faults       # wrong words read, pages written by somebody who may not
     engine.ended[request].token_ids
 
-The same executor, scheduler, block manager and connector bookkeeping as in `Engine`; a schedule of some requests takes
-milliseconds. For property tests over random schedules.
+It runs the same executor, scheduler, block manager and connector bookkeeping as `Engine`; a schedule of some requests
+takes milliseconds. It is meant for property tests over random schedules.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SteppedEngine:
     """Single-threaded. The model is `config.model.config` (None: `SHADOW_TINY`) as a `ShadowModel` of
     `config.model.seed`.
 
-    `probe` is called as the executor's own, after the page guard had its look; `dice` decides about `config.behaviours`
-    in place of the seeded ones. Several ranks of attention data parallelism are several of these, with `rank` from 0 to
-    `config.data_parallel_size - 1`.
+    `probe` is called as the executor's own, after the page guard has looked; `dice` replaces the seeded dice that
+    decide about `config.behaviours`. For several ranks of attention data parallelism make several engines, with `rank`
+    from 0 to `config.data_parallel_size - 1`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SteppedEngine:
         self._probe = probe
         self._ids = itertools.count(1)
         self._cancelled: set[int] = set()
-        #: Requests that run, and those that have ended, by id.
+        #: Requests that have not ended, and those that have, by id.
         self.running: dict[int, Ended] = {}
         self.ended: dict[int, Ended] = {}
         #: What ended the rank, or None.
@@ -81,19 +81,22 @@ class SteppedEngine:
 
     @property
     def faults(self) -> list[PageFault]:
+        """What the shadow model and the page guard found wrong; tests expect it to be empty."""
         return self.model.faults
 
     @property
     def scheduler(self) -> KvCacheConnectorScheduler | None:
-        """The connector's scheduler instance."""
+        """The connector's scheduler instance; None without a connector."""
         return None if self._manager is None else self._manager.scheduler
 
     @property
     def worker(self) -> KvCacheConnectorWorker | None:
+        """The connector's worker instance; None without a connector."""
         return None if self._manager is None else self._manager.worker
 
     @property
     def executor(self) -> Executor:
+        """The rank's executor, for inspection."""
         return self._executor
 
     @property
@@ -145,12 +148,12 @@ class SteppedEngine:
         return request.request_id
 
     def cancel(self, request_id: int) -> None:
-        """In the next iteration; no effect on a request that has ended."""
+        """End a request in the next iteration; no effect on one that has ended."""
         self._cancelled.add(request_id)
 
     def step(self) -> bool:
-        """One iteration; whether a forward pass ran. What a connector callback raises fails all requests, as the end of
-        a rank does, is kept in `fatal_error` and raised; the engine is not to be stepped any more then."""
+        """Run one iteration; returns whether a forward pass ran. What a connector callback raises fails all requests,
+        as the end of a rank does, is kept in `fatal_error` and raised; after that the engine must not be stepped."""
         if self.fatal_error is not None:
             raise RuntimeError("the rank has ended") from self.fatal_error
         cancelled, self._cancelled = self._cancelled, set()
@@ -164,7 +167,7 @@ class SteppedEngine:
             self._take_ended()
 
     def run(self, limit: int = 10_000) -> int:
-        """Step until the engine is idle; the number of iterations. RuntimeError after `limit` of them."""
+        """Step until the engine is idle; returns the number of iterations. RuntimeError after `limit` of them."""
         for count in range(limit):
             if self.is_idle:
                 return count
@@ -176,9 +179,11 @@ class SteppedEngine:
         self._executor.drop_cached()
 
     def poll_kv_events(self) -> list[dict[str, Any]]:
+        """KV events since the last call, oldest first, as `engine/events.py` has them."""
         return self._events.drain()
 
     def stats(self) -> RankStats:
+        """The rank's numbers as they are now."""
         return self._executor.stats()
 
     def close(self) -> None:

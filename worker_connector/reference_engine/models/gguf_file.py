@@ -96,6 +96,7 @@ class GgufModel:
         )
 
     def tokenizer(self) -> TokenizerData:
+        """The tokenizer's parts. ValueError for any other than SmolLM's byte-level BPE."""
         if self._field("tokenizer.ggml.model") != "gpt2" or self._field("tokenizer.ggml.pre") != "smollm":
             raise ValueError(f"{self.path}: tokenizer is not the byte-level BPE of SmolLM")
         types = self._field("tokenizer.ggml.token_type")

@@ -2,7 +2,8 @@
 
 Each layer group has a tensor `[num_blocks, layers of the group, kv_factor, block_size]` float32, in host memory or on a
 GPU: kv_factor 2 is key then value, block_size is `tokens_per_block * num_kv_heads * head_dim` with the token as the
-outer dimension. A page slot is an index into one group's tensor. It knows bytes and page slots, not tokens or requests.
+outer dimension. A page slot is an index into one group's tensor. The pool knows bytes and page slots, not tokens or
+requests.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _ROLES = ("key", "value")
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on `device`, without the host waiting for what is enqueued there: a forward pass must stay behind
-    its loads in stream order only."""
+    """A host tensor on `device`. The host does not wait for work that is enqueued there: a forward pass must stay
+    behind its loads in stream order only."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -61,8 +62,8 @@ class GroupPages:
         return to_device(torch.cat((first, first + 1)), self._device)
 
     def token_rows(self, slots: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """Addresses for `write` of tokens [start, end) of a sequence on `slots`. Shape `[end - start]`. IndexError as
-        above."""
+        """Addresses for `write` of tokens [start, end) of a sequence on `slots`. Shape `[end - start]`. IndexError for
+        a token whose block has no page."""
         positions = torch.arange(start, end)
         pages = torch.as_tensor(slots, dtype=torch.int64)[positions // self._tokens_per_block]
         if (pages < 0).any():
@@ -138,7 +139,7 @@ class KvPool:
             layer: (pages, index) for pages in self.groups for index, layer in enumerate(pages.group.layers)
         }
         self._poison = poison
-        #: Told of the group and the slots that the engine itself wrote outside a forward pass.
+        #: Called with the group and the slots that the engine itself wrote outside a forward pass.
         self.on_write: Callable[[int, Sequence[int]], None] | None = None
 
     @property
@@ -157,7 +158,7 @@ class KvPool:
             self._written(group, slots)
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """All layers of one page of a group."""
+        """Copy all layers of one page of a group to another page of it."""
         pages = self.groups[group].tensor
         pages[target].copy_(pages[source])
         self._written(group, [target])
@@ -167,6 +168,6 @@ class KvPool:
             self.on_write(group, slots)
 
     def layout(self) -> KvCacheLayout:
-        """All groups. Views of them are valid as long as this object lives."""
+        """The description of all groups. Views of them are valid as long as this object lives."""
         groups = tuple(pages.layout() for pages in self.groups)
         return KvCacheLayout(tokens_per_block=self.tokens_per_block, groups=groups, dtype=self.tensor.dtype)

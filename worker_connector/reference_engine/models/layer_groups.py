@@ -1,7 +1,7 @@
 """Layer groups: layers that share an attention window, and with it a pool and a space of page slots.
 
 Window and sinks decide which positions attention reads, and so which blocks of a sequence need a page once a *history*
-of so many tokens lies behind. Positions count from 0; the next token computed is at position `history`.
+of so many tokens is computed. Positions count from 0; the next token computed is at position `history`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerGroup:
-    #: Dense, from 0, in order of the groups' first layers.
+    """Layers with the same attention window; their pages are allocated together."""
+
+    #: Counts from 0 without gaps, in order of the groups' first layers.
     group_id: int
     layers: tuple[int, ...]
     #: Position p sees the `window` positions up to and with itself; None: all.
@@ -21,7 +23,7 @@ class LayerGroup:
     sink_tokens: int = 0
 
     def stale_blocks(self, history: int, tokens_per_block: int) -> range:
-        """Ordinals of the blocks that no position from `history` on reads: behind the sinks, in front of the window."""
+        """Ordinals of the blocks that no position from `history` on reads: those between the sinks and the window."""
         if self.window is None:
             return range(0)
         first = -(-self.sink_tokens // tokens_per_block)

@@ -2,7 +2,7 @@
 
 The unit of work is a `RowGroup`: rows that share each matrix product. A prefill chunk is a group of its own, so its
 result cannot depend on what else is in the batch; decodes share one group. Attention runs per segment, over keys and
-values that are read back from the pool also for the tokens just computed, so a request sees the same numbers whether
+values that are read back from the pool, also for the tokens just computed. So a request sees the same numbers whether
 its context was computed in this process or loaded into the pages by someone else.
 
 Nothing here knows about requests, scheduling or connectors.
@@ -35,8 +35,8 @@ class Segment:
     #: False for a prefill chunk that is not the last: no logits are computed.
     wants_logits: bool = True
     lora: LoraWeights | None = None
-    #: For a model that knows what every page must hold (`models/shadow_model.py`): whose sequence it is, what besides
-    #: tokens decides its KV, and all its tokens up to the last one computed here.
+    #: For a model that knows what every page must hold (`models/shadow_model.py`): the request whose sequence it is,
+    #: what besides tokens decides its KV, and all its tokens up to the last one computed here.
     owner: int = 0
     scope: Hashable = None
     history: Sequence[int] = ()
@@ -44,12 +44,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class RowGroup:
+    """Segments whose rows share each matrix product."""
+
     segments: tuple[Segment, ...]
 
 
 @dataclass
 class _Addresses:
-    """What is the same in every layer of a group: keys are the first `length` tokens of the pages at `page_rows`."""
+    """What is the same in every layer of a layer group: keys are the first `length` tokens of the pages at
+    `page_rows`."""
 
     page_rows: torch.Tensor
     length: int
@@ -85,7 +88,9 @@ class ForwardModel(Protocol):
         groups: Sequence[RowGroup],
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[list[torch.Tensor | None]]: ...
+    ) -> list[list[torch.Tensor | None]]:
+        """Must write the KV of all groups into `pool` and return their logits."""
+        ...
 
 
 class LlamaModel:

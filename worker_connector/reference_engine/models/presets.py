@@ -34,12 +34,13 @@ class LoadedModel:
 
     @property
     def config(self) -> LlamaConfig:
+        """The model's shape."""
         return self.model.config
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What to load. `seed` and `config` apply to the `tiny` model only; None means `TINY`."""
+    """Which model to load. `seed` and `config` apply to the `tiny` model only; None means `TINY`."""
 
     name: str = TINY_NAME
     seed: int = 0
@@ -55,7 +56,7 @@ class ModelSource:
 @cache
 def smollm2_file() -> GgufModel:
     """The parsed SmolLM2 file, shared: parsing takes seconds."""
-    # Here, because the `tiny` model is to run where no GGUF reader is installed.
+    # Imported here, because the `tiny` model must run where no GGUF reader is installed.
     from worker_connector.reference_engine.models.gguf_file import GgufModel, smollm2_path
 
     return GgufModel(smollm2_path())
@@ -63,7 +64,7 @@ def smollm2_file() -> GgufModel:
 
 @cache
 def load_model(source: ModelSource, device: str = "cpu") -> LoadedModel:
-    """Load once a process and device; ranks and engines share the weights, which nobody writes."""
+    """Load a model once for each process and device; ranks and engines share the weights, which nobody writes."""
     where = torch.device(device)
     with torch.no_grad():
         if source.name == SMOLLM2_NAME:

@@ -1,11 +1,11 @@
 """A model that computes next to nothing and knows what every page must hold.
 
-The KV of a position is a function of the weights' seed, the scope of its sequence (salt, adapter, media), all tokens up
-to it, and the layer: what makes real KV what it is. So for each position that attention would read, `ShadowModel` can
-say whether the page holds exactly what a cold prefill would have put there. What is wrong is recorded in `faults` and
-the pass goes on, because a fault inside the forward pass would fail the requests only.
+The KV of a position is a function of what makes real KV what it is: the weights' seed, the scope of its sequence (salt,
+adapter, media), all tokens up to the position, and the layer. So for each position that attention would read,
+`ShadowModel` can say whether the page holds exactly what a cold prefill would have put there. Wrong pages are recorded
+in `faults` and the pass goes on, because an exception inside the forward pass would only fail the requests.
 
-Logits are a function of the tokens alone: one of the vocabulary's ids is the greedy choice after each prefix.
+Logits are a function of the tokens alone: after each prefix one id of the vocabulary is the greedy choice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _KEEP_DIGESTS = 1_000_000
 
 @dataclass(frozen=True)
 class PageFault:
-    """Something that a page should not hold. `position` and `layer` are -1 where a whole page is meant."""
+    """A page that holds, or was used for, something wrong. `position` and `layer` are -1 where a whole page is
+    meant."""
 
     what: str
     #: Layer group, and page slot in it; -1: a block without a page.
@@ -59,7 +60,7 @@ class PageFault:
 
 
 class ShadowModel:
-    """`ForwardModel` over the words of a prefix. Not thread-safe.
+    """A `ForwardModel` whose KV is words derived from the prefix. Not thread-safe.
 
     `faults` grows by one entry for every (segment, layer) that reads a wrong word and every page that two segments
     write.
@@ -134,7 +135,7 @@ class ShadowModel:
         return found
 
     def _check_writers(self, segments: Sequence[Segment], group: LayerGroup, size: int) -> None:
-        """Nobody may write where another request of the batch reads or writes."""
+        """No segment may write where another request of the batch reads or writes."""
         users: dict[int, int] = {}
         for segment in segments:
             for slot in segment.slots[group.group_id][segment.start // size : -(-len(segment.history) // size)]:
@@ -157,8 +158,8 @@ class ShadowModel:
         pages[slots, :, offsets] = words[positions]
 
     def _check(self, pages: Words, segment: Segment, words: Words, group: LayerGroup, layer: int) -> None:
-        """What the segment's first position reads, and so all that any of its positions reads of what was there
-        before."""
+        """Checks what the segment's first position reads; that includes all older KV that any of its positions
+        reads."""
         positions = np.arange(group.first_visible(segment.start), segment.start)
         if group.sink_tokens and len(positions) < segment.start:
             sinks = np.arange(min(group.sink_tokens, group.first_visible(segment.start)))

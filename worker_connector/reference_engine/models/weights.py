@@ -25,10 +25,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class LlamaWeights:
+    """All weights of a model, float32; the embedding and `lm_head` are `[vocab_size, hidden_size]`."""
+
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    #: The embedding itself where the two are tied.
+    #: The same tensor as the embedding where the two are tied.
     lm_head: torch.Tensor
 
     def to(self, device: torch.device) -> LlamaWeights:
@@ -49,7 +51,7 @@ class LlamaWeights:
 class LoraWeights:
     """A low-rank addition to each layer's key and value projection.
 
-    Only keys and values, because what it is for is a KV cache that really differs between adapters.
+    Only keys and values have one, because its purpose is a KV cache that really differs between adapters.
     """
 
     #: Per layer `[rank, hidden]` and `[2 * kv_elements_per_token, rank]`.
@@ -57,6 +59,7 @@ class LoraWeights:
     up: tuple[torch.Tensor, ...]
 
     def to(self, device: torch.device) -> LoraWeights:
+        """The same numbers on another device."""
         return LoraWeights(tuple(part.to(device) for part in self.down), tuple(part.to(device) for part in self.up))
 
 
