@@ -1,8 +1,8 @@
-"""`bench`: the measurements that ship with the package, each a program of its own: `dynamo_semkv bench connector
+"""`bench` runs the measurements that ship with the package, each a program of its own: `dynamo_semkv bench connector
 --json`.
 
-They run as processes: one that measures the engine side needs packages that a router has not, and neither side imports
-the other.
+They run as processes: a program that measures the engine side needs packages that a router does not have, and neither
+side imports the other.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ PROGRAMS = {
     "router": ("dynamo_semkv.bench.router", "what the router adds to a request, stage by stage and by replicas"),
     "replay": ("dynamo_semkv.bench.replay", "a trace through simulated replicas, under several placements"),
 }
-"""Module and what it measures."""
+"""Name of a program -> its module, and what it measures."""
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Makes the verb's parser, with a sub-command for each program."""
     parser = commands.add_parser("bench", help="measure on this machine", allow_abbrev=False)
     programs = parser.add_subparsers(dest="program", required=True, metavar="{" + ",".join(PROGRAMS) + "}")
     for name, (_, what) in PROGRAMS.items():
-        # No character begins an option here: all that follows, `--help` too, is the program's.
+        # No character begins an option here, so all arguments that follow, `--help` too, go to the program.
         program = programs.add_parser(name, help=what, add_help=False, prefix_chars="\0")
         program.add_argument("arguments", nargs="*")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The program's own exit status; 128 and the signal's number where one ended it, as a shell has it."""
+    """Runs the program. Returns its exit status, or 128 plus the signal's number where a signal ended it, as a shell
+    does."""
     module, _ = PROGRAMS[arguments.program]
     status = subprocess.run([sys.executable, "-m", module, *arguments.arguments], check=False).returncode
     return status if status >= 0 else 128 - status

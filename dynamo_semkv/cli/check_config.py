@@ -1,4 +1,4 @@
-"""`check-config`: reads a configuration and says what is in force, or what is wrong."""
+"""`check-config` reads a configuration and says what is in force, or what is wrong."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _CLOSE_SECONDS = 5.0
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Makes the verb's parser."""
     parser = commands.add_parser("check-config", help="read a configuration, say what is wrong", allow_abbrev=False)
     parser.add_argument(
         "config", metavar="FILE", nargs="?", default=configuration.default_path(), help=configuration.HELP
@@ -27,6 +28,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """OK, or REFUSED with the reasons on stderr."""
     if arguments.schema:
         print(json.dumps(json_schema(), indent=2))
         return OK
@@ -49,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_evidence(config: Config) -> None:
-    """Loads what the router would load from names and directories: whether a plugin can be imported, or a model read,
-    shows in no other way. Raises ContractError. Nothing is imported where nothing but ours is asked for."""
+    """Loads what the router would load from names and directories: nothing else shows whether a plugin can be imported,
+    or a model read. Raises ContractError. Imports nothing where only our own providers are asked for."""
     if not any(
         (
             config.plugins.providers,

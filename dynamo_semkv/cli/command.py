@@ -1,4 +1,4 @@
-"""Arguments in, exit status out: which verbs there are and whose they are."""
+"""The entry point: parses arguments, runs the verb, returns the exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo_semkv.cli.status import add as add_status
 from dynamo_semkv.config.extras import remedy
 
 VERBS = (add_serve, add_check_config, add_setup_bus, add_doctor, add_status, add_explain, add_bench)
-"""Each makes its parser among the commands and sets `run(arguments) -> int` as its default."""
+"""Each adds the parser of its verb and sets `run(arguments) -> int` as that parser's default."""
 
 _OWN = ("dynamo_semkv", "worker_connector", "graphs")
 
@@ -27,8 +27,8 @@ __all__ = ["OK", "REFUSED", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: a value of `exit_status`. Whoever reads what is printed may go away early (`| head`):
-    that is no fault."""
+    """Returns the exit status, a value of `exit_status`. The reader of what is printed may go away early (`| head`);
+    that is no error."""
     try:
         try:
             arguments = _parser().parse_args(argv)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _with_what_is_installed(run, arguments)
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, and not by the interpreter's end, where a closed pipe cannot be caught
+                sys.stdout.flush()  # not at the interpreter's end, where a closed pipe cannot be caught
     except BrokenPipeError:
         _hush()
         return PIPE_CLOSED
@@ -55,7 +55,7 @@ def _with_what_is_installed(run: Callable[[argparse.Namespace], int], arguments:
 
 
 def _hush() -> None:
-    """What is still buffered for a closed pipe goes nowhere: the interpreter flushes at its end, and would complain."""
+    """Discards what is still buffered for a closed pipe: the interpreter flushes at its end, and would complain."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

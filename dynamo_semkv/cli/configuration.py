@@ -1,4 +1,4 @@
-"""The configuration that a verb was given, or the reason why it is refused."""
+"""Loads the configuration that a verb was given, or prints why it is refused."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ HELP = f"YAML file; default: ${CONFIG_VARIABLE}, else the defaults. SEMKV_<SECTI
 
 
 def default_path() -> str | None:
+    """The file that SEMKV_CONFIG names; None: the variable is not set."""
     return os.environ.get(CONFIG_VARIABLE)
 
 
 def names_a_broker(loaded: Loaded) -> bool:
-    """False: neither a file nor a variable was given, so `bus.url` is a guess, and nothing follows from nobody being
-    there."""
+    """False if neither a file nor a variable was given: then `bus.url` is a guess, and a broker that does not answer
+    there means nothing."""
     return loaded.path is not None or any(os.environ.get(name) for name in BROKER_VARIABLES)
 
 
 def load_or_say(path: str | None) -> Loaded | None:
-    """None when it is refused, with every reason on stderr: all that can be refused before anything is started."""
+    """Checks all that can be refused before anything is started. None if the configuration is refused, with every
+    reason on stderr."""
     try:
         loaded = load_config(path, os.environ)
     except (ContractError, OSError) as error:
@@ -49,7 +51,7 @@ def load_or_say(path: str | None) -> Loaded | None:
 
 
 def _refused(loaded: Loaded) -> Iterator[Exception]:
-    """Of a file whose every value is allowed: what it names is not there, or may not be served."""
+    """Errors of a file whose every value is allowed: something that it names is not there, or may not be served."""
     config = loaded.config
     missing = list(missing_files(config))
     yield from missing

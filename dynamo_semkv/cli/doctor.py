@@ -1,4 +1,4 @@
-"""`doctor`: looks at a live graph from outside and says what is missing, and what to do. It changes nothing."""
+"""`doctor` looks at a live graph from outside and says what is missing, and what to do. It changes nothing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dynamo_semkv.contracts.errors import ContractError
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Makes the verb's parser."""
     parser = commands.add_parser("doctor", help="what a live graph is missing, and what to do", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", default=configuration.default_path(), help=configuration.HELP)
     page.add_arguments(parser, required=False)
@@ -26,7 +27,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """FAILED when something keeps the graph from working; warnings alone are OK."""
+    """FAILED when something keeps the graph from working; OK when there are only warnings."""
     from dynamo_semkv.bus.inspection import inspect
     from dynamo_semkv.observe.diagnosis import Finding, diagnose
     from dynamo_semkv.observe.health import Level

@@ -1,9 +1,9 @@
-"""What the commands exit with."""
+"""Exit statuses of the commands."""
 
 OK = 0
 FAILED = 1
-"""What was asked for could not be had: no router there, no such route, nothing to serve."""
+"""The verb could not do its work: no router answers, there is no such route, or nothing to serve."""
 REFUSED = 2
 """A configuration or arguments that are refused; argparse uses it as well."""
 PIPE_CLOSED = 141
-"""Whoever read the output went away: what a shell reports of a program that SIGPIPE ended."""
+"""The reader of the output went away; a shell reports the same of a program that SIGPIPE ended."""

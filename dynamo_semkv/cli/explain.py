@@ -1,6 +1,6 @@
-"""`explain`: everything that is known of a route, of the attempts of a request, or of the last routes.
+"""`explain` shows everything that is known of a route, of the attempts of a request, or of the last routes.
 
-What the router's API tells has no prompt, token id, salt or key in it, so neither has this.
+The router's API has no prompt, token id, salt or key in it, so this has none either.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import check_route_id
 
 CHAT_PREFIX = "chatcmpl-"
-"""OpenAI's answers carry Dynamo's context id behind it."""
+"""In OpenAI's answers Dynamo's context id follows this prefix."""
 _MOST_LISTED = 5
 MIN_PREFIX = 4
-"""Of a route id. What `status` and the page list is eight digits."""
+"""Digits of a route id; `status` and the page list eight."""
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Makes the verb's parser."""
     parser = commands.add_parser("explain", help="what became of a route or request, and why", allow_abbrev=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -41,6 +42,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """OK, REFUSED for arguments that cannot be used, FAILED if the page cannot be read or there is no such route."""
     from dynamo_semkv.cli.explain_view import render
 
     try:
@@ -80,8 +82,8 @@ class AmbiguousPrefix(Exception):
 
 
 def by_id(router: page.Page, wanted: str) -> list[dict[str, Any]]:
-    """A route, or the attempts of a request; a route id and a request id may look alike, so both are asked for, and a
-    prefix of a recent route's only when neither is there. Raises AmbiguousPrefix."""
+    """The closed route of that id, or the attempts of a request. A route id and a request id may look alike, so both
+    are asked for, and a prefix of a recent route's id only when neither is there. Raises AmbiguousPrefix."""
     try:
         route = router.route(check_route_id(wanted))
     except ContractError:
@@ -107,7 +109,7 @@ def _by_prefix(router: page.Page, wanted: str) -> list[dict[str, Any]]:
 
 
 def last(router: page.Page, count: int) -> list[dict[str, Any]]:
-    """Newest first. A route that fell out of the record between two questions is left out."""
+    """The last `count` closed routes, newest first. A route that left the record between two questions is left out."""
     rows = router.snapshot()["recent"][:count]
     found = (router.route(row["route_id"]) for row in rows)
     return [route for route in found if route is not None]

@@ -1,4 +1,5 @@
-"""One route as the page tells it: found, decided, said by the backend, seen on the stream. Pure."""
+"""Renders one route as the page does: what was found, decided, reported by the backend, and seen on the stream.
+Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ SHEET_PARTS = ("device", "host", "disk", "donor", "load", "decode", "extra", "to
 
 
 def render(route: Mapping[str, Any]) -> RenderableType:
+    """One closed route, as `/api/routes/ID` has it, for rich to print. A field that is missing raises LookupError or
+    TypeError."""
     head = Text(f"Route {t.clean(route['route_id'])}: {t.clean(route['outcome'])}, {t.clean(route['reason'])}", "bold")
     story = Table.grid(padding=(0, 2))
     story.add_column(style="bold", no_wrap=True)
@@ -90,7 +93,7 @@ def _decision(route: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sheet(opened: Mapping[str, Any]) -> RenderableType:
-    """Expected tokens of prefill saved, by what they come from."""
+    """The score sheet: tokens of prefill expected to be saved, by what they come from."""
     lines = opened["sheet"]
     parts = [part for part in SHEET_PARTS if part == "total" or any(line.get(part) for line in lines)]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

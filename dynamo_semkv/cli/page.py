@@ -1,10 +1,10 @@
-"""Page: a router's page, read over HTTP. It only reads.
+"""Reads a router's page over HTTP; it changes nothing there.
 
     Page(url, token).snapshot() -> dict     .route(route_id) -> dict | None     .request(request_id) -> list[dict]
 
 PageError says in one sentence what is wrong and what to do. Proxies of the environment are not used and redirects are
-not followed: a token goes to the address that was given and nowhere else. Whoever answers there may say anything: an
-error shows it cleaned and cut, and what is made of its answers is made within `Page.reading()`.
+not followed: a token goes to the address that was given and nowhere else. The answers are not trusted: an error shows
+their text cleaned and cut, and they are rendered within `Page.reading()`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Adds `--url` and `--token-file`, for `Page.of`."""
     parser.add_argument(
         "--url",
         required=required,
@@ -61,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 
 
 class Page:
+    """The page of one router. Every method that asks it raises PageError."""
+
     def __init__(self, url: str, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises ContractError for a URL that cannot be a page's."""
         parts = _split(url)
@@ -79,8 +82,8 @@ class Page:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """What is done with an answer: whatever the answer lacks is a PageError. Only for what is pure, or a fault of
-        ours is taken for the page's."""
+        """Wraps code that uses an answer: whatever the answer lacks becomes a PageError. Only for pure code, or a fault
+        of ours is taken for the page's."""
         try:
             yield
         except ContractError:
@@ -89,6 +92,7 @@ class Page:
             raise self._shapeless(f"{type(error).__name__}: {error}") from error
 
     def snapshot(self) -> dict[str, Any]:
+        """What `/api/snapshot` shows. PageError also for another format than this version reads."""
         found: dict[str, Any] = self._get("/api/snapshot", "snapshot")
         if found.get("schema") != SCHEMA:
             raise PageError(
@@ -106,8 +110,8 @@ class Page:
         return found
 
     def request(self, request_id: str) -> list[dict[str, Any]]:
-        """The closed routes of a request id, an attempt each, and of which `request` of how many `requests` that have
-        the id; empty when there is none."""
+        """The closed routes of a request id, one an attempt, each with which `request` of how many `requests` with that
+        id it belongs to; empty when there is none."""
         found = self._get(f"/api/requests/{quote(request_id, safe='')}", "request").get("routes")
         if not isinstance(found, list) or not all(isinstance(route, dict) for route in found):
             raise self._shapeless("routes: no list of routes")
@@ -177,6 +181,6 @@ def _split(url: str) -> SplitResult | None:
 
 
 def _told(text: str) -> str:
-    """What somebody else says, in a sentence of ours."""
+    """A text of somebody else, cleaned and cut for a sentence of ours."""
     shown = clean(text)
     return shown if len(shown) <= _MAX_TOLD else shown[: _MAX_TOLD - 3] + "..."

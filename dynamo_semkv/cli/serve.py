@@ -1,4 +1,4 @@
-"""`serve`: the router. The only verb that needs an installed Dynamo."""
+"""`serve` runs the router. It is the only verb that needs an installed Dynamo."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dynamo_semkv.telemetry.stderr_lines import stderr_lines
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Makes the verb's parser."""
     parser = commands.add_parser("serve", help="serve the public model in front of the workers", allow_abbrev=False)
     parser.add_argument("--config", "-c", metavar="FILE", default=configuration.default_path(), help=configuration.HELP)
     parser.add_argument(
@@ -24,6 +25,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C; REFUSED for a configuration that cannot be used."""
     logs.configure(os.environ, arguments.log_level)
     with stderr_lines(json=logs.json_lines(os.environ)):
         return _run(arguments)

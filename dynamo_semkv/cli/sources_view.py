@@ -1,4 +1,4 @@
-"""What advice is made from, as `status` prints it: calibration, donor streams, the bus. Pure."""
+"""Renders what advice is made from, as `status` prints it: calibration, donor streams, the bus. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _MORE = "{} more with --json."
 
 
 def sources(snapshot: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The three parts of a snapshot, for rich to print."""
     yield _calibration(snapshot["calibration"])
     yield _donor_streams(snapshot["catalog"])
     yield _bus(snapshot)

@@ -1,4 +1,4 @@
-"""`status`: what the page shows, in a terminal or as JSON. The numbers are those of `/api/snapshot`."""
+"""`status` shows what the page shows, in a terminal or as JSON. The numbers are those of `/api/snapshot`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dynamo_semkv.contracts.errors import ContractError
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Makes the verb's parser."""
     parser = commands.add_parser(
         "status", help="what a running router sees: the page, in a terminal", allow_abbrev=False
     )
@@ -22,6 +23,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """OK, REFUSED for arguments that cannot be used, FAILED if the page cannot be read."""
     from dynamo_semkv.cli.status_view import render
 
     try:

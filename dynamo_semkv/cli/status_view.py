@@ -1,6 +1,6 @@
-"""The snapshot as tables of a terminal. Pure: a snapshot in, something that rich prints out.
+"""Renders the snapshot as tables of a terminal. Pure: takes a snapshot, returns what rich prints.
 
-States are told in words; colour only repeats them.
+States are written as words; colour only repeats them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dynamo_semkv.cli.tables import make_table, texts
 from dynamo_semkv.cli.words import DECISIONS, REASONS
 
 RECENT = 5
-"""`explain --last` tells more of them."""
+"""Routes in the last table; `explain --last` shows more of them."""
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "ready": "green", "degraded": "yellow", "not_ready": "red"}
 
 
 def render(snapshot: Mapping[str, Any]) -> RenderableType:
+    """All of a snapshot, for rich to print. A field that is missing raises LookupError or TypeError."""
     return Group(
         _head(snapshot),
         *_spaced(

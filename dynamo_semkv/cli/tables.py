@@ -10,12 +10,12 @@ from dynamo_semkv.cli import text as t
 
 
 def texts(*values: object) -> list[Text]:
-    """Text, not markup: a name with brackets in it stays a name."""
+    """Cells as text, not as markup: a name with brackets in it stays a name."""
     return [Text(t.clean(value)) for value in values]
 
 
 def make_table(title: str, *columns: str) -> Table:
-    """`>name` is a column of numbers."""
+    """An empty table; a column named `>name` holds numbers, aligned right."""
     table = Table(
         title=title,
         title_justify="left",

@@ -1,4 +1,4 @@
-"""Numbers, times and names as terminal text, as the page writes them. None and what is no number show as a dash, never
+"""Formats numbers, times and names as terminal text, as the page does. None and what is no number show as a dash, never
 as zero."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ DASH = "–"
 
 
 def clean(value: object) -> str:
-    """One line of printable text: a worker's or model's name may not move the cursor, turn the writing direction, or
+    """One line of printable text: a worker's or model's name must not move the cursor, turn the writing direction, or
     colour the rest."""
     if value is None:
         return DASH
@@ -19,15 +19,17 @@ def clean(value: object) -> str:
 
 
 def count(value: Any) -> str:
+    """Whole, with a comma between thousands."""
     return f"{value:,.0f}" if _is_number(value) else DASH
 
 
 def decimal(value: Any) -> str:
-    """With one digit behind the point, where that is not zero."""
+    """With one digit behind the point, where that digit is not zero."""
     return f"{value:,.1f}".removesuffix(".0") if _is_number(value) else DASH
 
 
 def percent(share: Any) -> str:
+    """A share from 0 to 1 in percent; a share above 0 never shows as 0."""
     if not _is_number(share):
         return DASH
     value = share * 100
@@ -37,6 +39,7 @@ def percent(share: Any) -> str:
 
 
 def seconds(value: Any) -> str:
+    """Milliseconds below a second, seconds from there on."""
     if not _is_number(value):
         return DASH
     if value < 0.9995:
@@ -45,6 +48,7 @@ def seconds(value: Any) -> str:
 
 
 def duration(value: Any) -> str:
+    """A time in seconds, with the largest unit that suits it."""
     if not _is_number(value):
         return DASH
     for limit, unit, name, digits in ((90, 1, "s", 0), (5_400, 60, "min", 0), (172_800, 3_600, "h", 1)):
@@ -54,11 +58,11 @@ def duration(value: Any) -> str:
 
 
 def time(unix: Any) -> str:
-    """Local date and time."""
+    """Unix seconds as local date and time."""
     try:
         return datetime.fromtimestamp(unix).strftime("%Y-%m-%d %H:%M:%S") if _is_number(unix) else DASH
     except (OverflowError, ValueError, OSError):
-        return DASH  # a clock that is out of any calendar's range
+        return DASH  # a time that no calendar has
 
 
 def _is_number(value: object) -> bool:

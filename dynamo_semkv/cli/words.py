@@ -1,4 +1,5 @@
-"""What the closed sets mean, in the words of the page (`dashboard/static/js/words.js`; a test keeps them equal)."""
+"""What the values of closed sets mean, in the words of the page (`dashboard/static/js/words.js`; a test keeps them
+equal)."""
 
 from __future__ import annotations
 

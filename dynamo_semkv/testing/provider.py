@@ -12,7 +12,8 @@ Step = Sequence[SemanticTrtMatch] | Exception | Callable[[LookupQuery], Sequence
 
 
 class ScriptedProvider:
-    """Each lookup takes the next step; the last one is repeated. `hang` is a step that blocks until `release()`."""
+    """An `EvidenceProvider` for tests: each lookup takes the next step of the script, and the last step is repeated.
+    `hang` is a step that blocks until `release()`."""
 
     def __init__(self, *steps: Step, name: str = "scripted") -> None:
         self._steps: list[Step] = list(steps) or [()]
@@ -20,15 +21,17 @@ class ScriptedProvider:
         self._released = threading.Event()
         self.queries: list[LookupQuery] = []
         self.threads: list[str] = []
-        """Name of the thread that each lookup ran in."""
+        """Names of the threads that the lookups ran in, in order."""
         self.entered = threading.Event()
-        """Set when a lookup has begun."""
+        """Set as soon as a lookup has begun."""
 
     @property
     def name(self) -> str:
+        """As given at construction."""
         return self._name
 
     def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        """Records the query and does what the next step says: returns it, raises it, or calls it with the query."""
         self.queries.append(query)
         self.threads.append(threading.current_thread().name)
         self.entered.set()
@@ -38,14 +41,16 @@ class ScriptedProvider:
         return step(query) if callable(step) else step
 
     def hang(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
-        """Blocks as a provider does that lost its peer; a step for a script. Release it at the end of the test."""
+        """A step for a script that blocks, like a provider that lost its peer. Release it at the end of the test."""
         self._released.wait()
         return ()
 
     def then(self, *steps: Step) -> ScriptedProvider:
-        """Appends steps, for a script that needs the provider itself: `p.then(p.hang, ())` after a first step given."""
+        """Appends steps, for a script that needs the provider itself: `p.then(p.hang, ())` after a first step given at
+        construction."""
         self._steps.extend(steps)
         return self
 
     def release(self) -> None:
+        """Lets every step that hangs return nothing, now and from now on."""
         self._released.set()

@@ -26,8 +26,8 @@ from dynamo_semkv.contracts.sketch import DonorSketch
 
 
 class EventTape:
-    """Every method records one event and returns it; iterate for the whole tape. Starts empty: call `reset()` first for
-    an emitter that announces its generation, as ours does."""
+    """Every method that makes an event appends it to the tape and returns it; iterate for the whole tape. The tape
+    starts empty: call `reset()` first for an emitter that announces its generation, as ours does."""
 
     def __init__(self, worker_id: int = 1, dp_rank: int = 0, generation: int | str = "g1") -> None:
         self.worker_id = worker_id
@@ -40,7 +40,8 @@ class EventTape:
         return iter(self.events)
 
     def restart(self, generation: int | str, *, announce: bool = True) -> EventTape:
-        """A new process under the same identity: ids from 0. `announce=False`: without a reset, as SemBlend does."""
+        """Starts a new process under the same identity: ids count from 0. `announce=False`: without a reset event, as
+        SemBlend does."""
         self.generation = generation
         self._next_id = 0
         if announce:
@@ -48,6 +49,7 @@ class EventTape:
         return self
 
     def reset(self, generation: int | str | None = None) -> DonorEvent:
+        """The emitter announces a generation: `generation`, or its present one."""
         if generation is not None:
             self.generation = generation
         return self._record(GenerationReset(generation=self.generation))
@@ -63,8 +65,8 @@ class EventTape:
         sketch: bytes | None = None,
         ttl: float | None = None,
     ) -> DonorEvent:
-        """`cuts`: token positions at which the donor is split into segments 0, 1, ...; the first one carries the
-        sketch."""
+        """Registers a prompt as donor. `cuts` are token positions at which it is split into segments 0, 1, ...; the
+        first segment carries the sketch (None: made from the tokens). `ttl` is in seconds."""
         digest = namespace.digest()
         block = namespace.tokens_per_block or 1
         if sketch is None:
@@ -95,6 +97,8 @@ class EventTape:
         location: Location | None = None,
         ttl: float | None = None,
     ) -> DonorEvent:
+        """Registers a donor with a namespace and segments as given; the location defaults to this worker's host
+        memory."""
         return self._record(
             DonorRegistered(
                 donor_id=donor_id,
@@ -108,21 +112,25 @@ class EventTape:
         )
 
     def here(self, tier: Tier) -> WorkerLocation:
+        """This worker and rank, at a tier."""
         return WorkerLocation(self.worker_id, self.dp_rank, tier)
 
     def evict(self, donor_id: str, segments: list[int | str] | None = None) -> DonorEvent:
+        """The donor is gone, or only the segments that are named."""
         return self._record(DonorEvicted(donor_id=donor_id, provider_generation=self.generation, segments=segments))
 
     def relocate(self, donor_id: str, location: Location) -> DonorEvent:
+        """The donor's blocks are elsewhere now."""
         return self._record(
             DonorRelocated(donor_id=donor_id, new_location=location, provider_generation=self.generation)
         )
 
     def purge(self, scope: PurgeScope) -> DonorEvent:
+        """All donors within `scope` are gone."""
         return self._record(DonorsPurged(scope=scope, provider_generation=self.generation))
 
     def skip(self, events: int = 1) -> None:
-        """Events that nobody will ever see."""
+        """Uses up event ids, as of events that got lost."""
         self._next_id += events
 
     def _record(self, data: DonorEventData) -> DonorEvent:

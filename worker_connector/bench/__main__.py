@@ -1,12 +1,13 @@
-"""`python -m worker_connector.bench [lookup] [copy] [throughput] [pull] [--json]`: what the connector costs on this
-machine.
+"""`python -m worker_connector.bench [lookup] [copy] [throughput] [pull] [--json]`: measures what the connector costs on
+this machine.
 
-lookup      get_num_new_matched_tokens, by length of the prompt and number of resident prompts (goal: p99 below 1 ms for
-32k tokens) copy        slab <-> pages, as a ratio to a plain copy of as many bytes (goal: 0.8) throughput  prefill and
-decode of the reference engine with the connector saving, over without (goal: 0.97) pull        blocks of another worker
-over loopback, as a ratio to a bare socket (only where it is named)
+lookup      get_num_new_matched_tokens, by length of the prompt and number of resident prompts
+            (goal: p99 below 1 ms for 32k tokens)
+copy        slab <-> pages, as a ratio to a plain copy of as many bytes (goal: 0.8)
+throughput  prefill and decode of the reference engine with the connector saving, over without (goal: 0.97)
+pull        blocks of another worker over loopback, as a ratio to a bare socket (only if named)
 
-Exit status 0 whatever the figures are: a machine that does other things misses goals that the code meets.
+The exit status is 0 whatever the figures are: a machine that does other things misses goals that the code meets.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PARTS = (*DEFAULT, "pull")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Measures the parts that are named and prints tables, or one JSON object; always returns 0."""
     parser = argparse.ArgumentParser(
         prog="python -m worker_connector.bench",
         description=__doc__,
@@ -67,7 +69,7 @@ def _measure(part: str, quick: bool, device: str | None) -> list[Any]:
         if quick:
             return [pulling.measure(4_096, total=pulling.MIB, rounds=1)]
         return [pulling.measure(size) for size in pulling.SIZES]
-    # Here, because the reference engine needs more than the connector does (the extra `local`).
+    # Imported here, because the reference engine needs more than the connector does (the extra `local`).
     from worker_connector.bench import throughput
 
     if quick:

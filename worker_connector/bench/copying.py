@@ -1,11 +1,11 @@
-"""Bandwidth of copies between slab and pages over that of one plain copy of as many bytes, on this machine's memory or
-its GPU.
+"""Measures the bandwidth of copies between slab and pages over that of one plain copy of as many bytes, on this
+machine's memory or its GPU.
 
-Plain is `cudaMemcpyAsync` of pinned memory there and `memcpy` here: one thread, as ours is. (torch's own copy of host
-memory takes all threads that it has, which an engine needs for its passes.)
+The plain copy is `cudaMemcpyAsync` of pinned memory on a GPU and `memcpy` on the CPU: one thread, as ours is. (torch's
+own copy of host memory takes all threads that it has, which an engine needs for its passes.)
 
-Paired: plain, load and save take turns, and the ratio is the median of the rounds', so that what else the machine does
-hits all alike.
+Plain copy, load and save take turns, and the ratio is the median of the rounds' ratios, so that whatever else the
+machine does affects all alike.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ MIB = 1024 * KIB
 SIZES = (16 * KIB, 64 * KIB, MIB, 4 * MIB)
 GOAL = 0.8
 WARM_UP = 3
-"""Rounds before the first that counts: pages of memory are touched, threads started and clocks up, for the plain copy
-too."""
+"""Rounds before the first that counts. After them pages of memory are touched, threads started and clocks up, for the
+plain copy too."""
 
 
 @dataclass(frozen=True)
 class CopyRate:
+    """What was measured for one block size and pattern. Ratios are to the plain copy; above 1 is faster."""
+
     device: str
     block_bytes: int
     pattern: str
-    """`neighbours`: slots and pages of a prompt that was saved in one piece; `scattered`: none beside the other."""
+    """`neighbours`: slots and pages of a prompt that was saved in one piece; `scattered`: in random order."""
     plain_gb_per_s: float
     load_ratio: float
     save_ratio: float
 
 
 def measure(device: torch.device, block_bytes: int, *, total: int = 64 * MIB, rounds: int = 9) -> list[CopyRate]:
-    """`total`: bytes of one copy; more than the caches hold."""
+    """One figure for each pattern. `total` is the bytes of one copy, which should be more than the caches hold."""
     count = max(2, total // block_bytes)
     pool = torch.randint(0, 256, (count, 1, 2, block_bytes // 2), dtype=torch.uint8, device=device)
     geometry = PoolGeometry.from_tensor(pool, 32)

@@ -1,8 +1,8 @@
-"""What `get_num_new_matched_tokens` takes on the scheduler's thread, by length of the prompt and number of resident
-prompts.
+"""Measures the time of `get_num_new_matched_tokens` on the scheduler's thread, by length of the prompt and number of
+resident prompts.
 
-Every question is of a new request, half of them for a prompt that is resident whole and half for one that leaves it in
-the middle. The rows are real and sealed, so the check of checksums is in it.
+Every question is about a new request: half of them ask for a prompt that is resident whole, half for one that differs
+from its middle on. The rows are real and have checksums, so checking those is part of the time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from worker_connector.bench.rig import TOKENS_PER_BLOCK, Request, Rig, Tokens, quantile, random_tokens
 
 GOAL_SECONDS = 1e-3
-"""p99 for 32k tokens."""
+"""The goal for the p99 at 32k tokens."""
 
 
 @dataclass(frozen=True)
 class LookupCost:
-    """Seconds. `own`: of this thread's CPU, which a busy machine does not lengthen."""
+    """Quantiles of the time of one question, in seconds. `own` is this thread's processor time, which a busy machine
+    does not lengthen."""
 
     tokens: int
     resident_prompts: int

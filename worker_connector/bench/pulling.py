@@ -1,8 +1,7 @@
-"""What a pull from another worker takes: over loopback, out of one slab and into another, with every check on both
-sides.
+"""Measures a pull from another worker: over loopback, out of one slab and into another, with every check on both sides.
 
-Beside it the same bytes through a bare socket, turn about, so that what the machine does meanwhile hits both. Both
-sides are threads of this process, and so share its interpreter; two workers do not.
+The same bytes go through a bare socket in turn with the pulls, so that whatever the machine does meanwhile affects
+both. Both sides are threads of this process, and so share its interpreter; two workers do not.
 """
 
 from __future__ import annotations
@@ -35,17 +34,20 @@ _SECONDS = 120.0
 
 @dataclass(frozen=True)
 class PullRate:
+    """What was measured for one block size."""
+
     block_bytes: int
     mib_per_s: float
     """By the clock, best of the rounds."""
     mib_per_cpu_s: float
     """By processor time of both sides."""
     ratio: float
-    """To a bare socket, by the clock; the median of the rounds."""
+    """Rate over that of a bare socket, by the clock; the median of the rounds."""
 
 
 def measure(block_bytes: int, *, total: int = 128 * MIB, rounds: int = 5) -> PullRate:
-    """RuntimeError if a block does not come, or holds other bytes: then no figure means anything."""
+    """Pulls `total` bytes in each round. RuntimeError if a block does not come, or holds other bytes: then no figure
+    means anything."""
     blocks = max(1, total // block_bytes)
     source, lock, secret = _slab(blocks, block_bytes, filled=True), threading.RLock(), secrets.token_bytes(32)
     server = FetchServer("127.0.0.1", 0, secret, SlabExport(lock, lambda: source), deadline_seconds=_SECONDS)
@@ -80,7 +82,7 @@ def _tokens(blocks: int) -> bytes:
 
 
 def _slab(blocks: int, block_bytes: int, *, filled: bool) -> Held:
-    """One chain of blocks, each with bytes of its own, or room for it."""
+    """A slab with room for one chain of blocks; `filled`: with the blocks in it, each with bytes of its own."""
     pool = RankReady(0, _TOKENS, (0,), (None,), block_bytes, "uint8", "bench", blocks)
     held = Held(pool, Ledger(blocks, _TOKENS), HostSlab(blocks, block_bytes), 0)
     held.slab.rows.zero_()

@@ -1,4 +1,4 @@
-"""Rig: the connector without an engine. Its callbacks in TensorRT-LLM's order, over a pool of pages that nothing
+"""The connector without an engine: its callbacks are called in TensorRT-LLM's order, over a pool of pages that nothing
 computes."""
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ Tokens = npt.NDArray[np.int32]
 
 
 def bench_settings(slab_bytes: int, **connector: Any) -> Settings:
+    """Settings without environment or files; `connector` overrides fields of its section."""
     config = ConnectorConfig(slab_bytes=slab_bytes, **connector)
     return Settings(config, BusConfig(), "bench", DEFAULT_SALT_KEY, "bench", "0" * 16)
 
 
 class DiscardingSink(Unsent):
+    """A publisher without a broker: it always has room and drops what it gets."""
+
     on_loss: Callable[[str], None] | None = None
     largest_payload = 1024 * 1024
 
     def has_room(self, subject: str) -> bool:
+        """Always."""
         return True
 
 
 class Request:
-    """What the connector reads of an engine's request. `view`: tokens as an array, where the engine has that; else a
-    list of them."""
+    """What the connector reads of an engine's request. `view`: it hands out tokens as an array, as some engines do,
+    besides as a list."""
 
     def __init__(self, request_id: int, tokens: Tokens, *, view: bool) -> None:
         self.request_id = request_id
@@ -54,12 +58,14 @@ class Request:
             self.get_tokens_view = lambda beam: self._tokens
 
     def get_tokens(self, beam: int) -> list[int]:
+        """All tokens as a list, which takes time in proportion to them."""
         found: list[int] = self._tokens.tolist()
         return found
 
 
 class Rig:
-    """`row_bytes`: of a block's KV. `blocks`: that the slab holds."""
+    """One scheduler and worker of the connector in this thread. `row_bytes` is the KV of one block, `blocks` are those
+    that the slab holds, `longest_prompt` is in tokens."""
 
     def __init__(self, *, row_bytes: int, blocks: int, longest_prompt: int) -> None:
         self._pages = -(-longest_prompt // TOKENS_PER_BLOCK)
@@ -83,12 +89,13 @@ class Rig:
         self._next_id = 1
 
     def request(self, tokens: Tokens, *, view: bool = True) -> Request:
+        """A new request with an id of its own; for `view` see `Request`."""
         request = Request(self._next_id, tokens, view=view)
         self._next_id += 1
         return request
 
     def serve(self, tokens: Tokens) -> None:
-        """A whole request in one chunk; afterwards its full blocks are resident."""
+        """Runs a whole request in one chunk; afterwards its full blocks are resident."""
         request = self.request(tokens)
         offered, _ = self.scheduler.get_num_new_matched_tokens(request, 0)
         request.context_current_position = offered
@@ -102,22 +109,25 @@ class Rig:
         self.scheduler.request_finished(request, pages)
 
     def ask(self, request: Request) -> int:
+        """The tokens that the connector offers to a request without local reuse."""
         return self.scheduler.get_num_new_matched_tokens(request, 0)[0]
 
     def forget(self, request: Request) -> None:
-        """It never comes to run."""
+        """Ends a request that never came to run."""
         self.scheduler.request_finished(request, [])
 
     def close(self) -> None:
+        """Shuts both sides of the connector down."""
         self.scheduler.shutdown()
         self.worker.shutdown()
 
 
 def random_tokens(length: int, seed: int) -> Tokens:
+    """So many token ids below 100,000, the same for the same seed."""
     return np.random.default_rng(seed).integers(0, 100_000, length, dtype=np.int32)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of them do not exceed."""
+    """The smallest value that a share `share` of `values` does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

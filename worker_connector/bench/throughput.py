@@ -1,16 +1,18 @@
-"""Prefill and decode throughput of the reference engine with the connector attached and saving, over those without it.
+"""Measures prefill and decode throughput of the reference engine with the connector attached and saving, over those
+without it.
 
-Two engines, one with the connector, take turns at the same work: in a round each has two slices, A B B A or B A A B, so
-that what the machine does meanwhile falls on both; the ratio is the median of the rounds'. Both compute with the same
-weights in memory, and there are several such pairs, made anew. Every prompt is new, so nothing is reused and everything
-is saved. The connector's cost of a pass does not depend on the model, so two are measured: `tiny`, whose passes are
-shorter than any real one's, and one whose decode passes last about as long as those of an 8B model on a GPU.
+Two engines, one with the connector, take turns at the same work. In a round each has two slices, A B B A or B A A B, so
+that whatever the machine does meanwhile falls on both; the ratio is the median of the rounds' ratios. Both compute with
+the same weights in memory, and several such pairs are made, one after the other. Every prompt is new, so nothing is
+reused and everything is saved. The connector's cost of a pass does not depend on the model, so two models are measured:
+`tiny`, whose passes are shorter than any real one's, and one whose decode passes last about as long as those of an 8B
+model on a GPU.
 
-Beside wall time, two ratios that a busy machine lengthens less: the processor time of the whole process, seals, scrub,
-reports and donors included, and that of the engine's thread alone, which is what a pass gets longer by where there are
-other cores for the rest.
+Beside wall time there are two ratios that a busy machine lengthens less: by the processor time of the whole process,
+with checksums, scrubbing, reports and donors, and by that of the engine's thread alone, which is how much longer a pass
+gets where there are other cores for the rest.
 
-Python's garbage collector is set as TensorRT-LLM sets it while its executor runs, for both.
+Python's garbage collector is set for both as TensorRT-LLM sets it while its executor runs.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ GC_THRESHOLD = 20_000
 
 @dataclass(frozen=True)
 class Throughput:
+    """What was measured for one model and phase. Ratios are with the connector over without; below 1 is slower."""
+
     model: str
     phase: str
     """`prefill` or `decode`."""
     pass_seconds: float
-    """Of a batch's decode, or of a chunk's prefill, without the connector."""
+    """Seconds of a batch's decode, or of a chunk's prefill, without the connector."""
     tokens_per_second: float
     """Without the connector."""
     ratio: float
@@ -55,8 +59,8 @@ class Throughput:
 
 
 def saving_connector() -> tuple[ConnectorSpec, list[Rank]]:
-    """As TensorRT-LLM gets it, but for the bus: seals and scrub on the rank's thread, reports and donors on the
-    background's."""
+    """The connector as TensorRT-LLM gets it, but without the bus: checksums and scrubbing on the rank's thread, reports
+    and donors on the background thread. The list gets the ranks that are made."""
     settings = bench_settings(SLAB_BYTES)
     ranks: list[Rank] = []
 
@@ -94,16 +98,16 @@ MODELS = {
 
 
 ROUNDS = {"tiny": 15, "6 layers": 6}
-"""A slice of `tiny` is over soon, so there can be many."""
+"""Rounds by model: a slice of `tiny` is over soon, so there can be many."""
 PAIRS = 5
-"""Of engines, one after the other: where an engine's memory happens to lie moves its passes by up to a tenth."""
+"""Pairs of engines, one after the other: where an engine's memory lies changes its passes by up to a tenth."""
 
 
 def measure(
     model: str, *, rounds: int | None = None, prompt_tokens: int = 512, generated: int = 64, batch: int = 4
 ) -> list[Throughput]:
-    """`model`: of `MODELS`. `rounds`: of four slices each, over all pairs; None: as many as the model has in
-    `ROUNDS`."""
+    """`model` is a key of `MODELS`. `rounds` are of four slices each, over all pairs; None: as many as `ROUNDS` has for
+    the model."""
     config = EngineConfig(
         model=ModelSource(config=MODELS[model]),
         num_blocks=512,
@@ -154,7 +158,7 @@ def _engine_gc() -> Iterator[None]:
 
 
 class _Took(NamedTuple):
-    """Seconds: by the clock, and of processor time of the process and of the engine's thread."""
+    """Seconds by the clock, and of processor time of the process and of the engine's thread."""
 
     wall: float
     process: float
@@ -178,7 +182,7 @@ class _Work:
         return -(-self.tokens(phase) // CHUNK) if phase == "prefill" else self._generated
 
     def round(self, a: Engine, b: Engine, phase: str, number: int) -> tuple[_Took, _Took]:
-        """Two slices of each, in an order that what changes steadily meanwhile adds equally to."""
+        """Runs two slices of each, in an order in which a steady change of the machine adds equally to both."""
         outer, inner = (a, b) if number % 2 else (b, a)
         first = self.run(outer, phase)
         middle = self.run(inner, phase).plus(self.run(inner, phase))
@@ -186,7 +190,7 @@ class _Work:
         return (both, middle) if outer is a else (middle, both)
 
     def run(self, engine: Engine, phase: str) -> _Took:
-        """A slice: a batch of new prompts, from the first to the last token of all."""
+        """Runs a slice: a batch of new prompts, from the first token to the last of all."""
         length, generated = (self._prompt_tokens, 1) if phase == "prefill" else (16, self._generated)
         prompts = [self._prompt(length) for _ in range(self._batch)]
         before = self._now(engine)

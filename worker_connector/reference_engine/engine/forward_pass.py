@@ -70,7 +70,7 @@ class ForwardPass:
         elif decodes:
             groups.append(RowGroup(tuple(decodes)))
         hooked = self._worker if batch.context or self._config.layer_hooks_in_decode else None
-        # Layer hooks run in inference mode, as in TensorRT-LLM; the connector's other callbacks work on ordinary tensors.
+        # Layer hooks run in inference mode, as in TensorRT-LLM; the connector's other callbacks get ordinary tensors.
         with self._lock, torch.inference_mode():
             logits = self._model.forward(
                 self._pool,

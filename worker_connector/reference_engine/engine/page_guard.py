@@ -40,6 +40,7 @@ class PageGuard:
         pool.on_write = self._written
 
     def __call__(self, stage: str, batch: Batch) -> None:
+        """Compares pages at each stage of an iteration, as `Probe` (`engine/executor.py`) names the stages."""
         if stage == "allocated":
             self.look("between iterations")
             for request in batch.context:
