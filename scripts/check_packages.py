@@ -35,6 +35,7 @@ TYPED = "from dynamo_semkv.contracts.codec import decode_report\nwrong: int = de
 
 
 def run(*command: str | Path, cwd: Path) -> str:
+    """The command's stdout. Ends the program with the command's output if it fails."""
     done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(
@@ -44,7 +45,8 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(folder: Path) -> list[Path]:
-    """By `python -m build`: an sdist, and the wheel that is built from it, with a build backend of the index."""
+    """Runs `python -m build` with a build backend of the index; returns the wheel and the sdist that it was built
+    from."""
     builder = folder / "builder"
     run(sys.executable, "-m", "venv", builder, cwd=ROOT)
     run(builder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "build", cwd=ROOT)
@@ -55,7 +57,7 @@ def build(folder: Path) -> list[Path]:
 
 
 def check(artifact: Path, extra: str, place: Path, *, torch: bool) -> str:
-    """What was done. Ends the program with what failed."""
+    """Returns what was done: "installed" or "resolved". Ends the program with what failed."""
     target = f"{artifact}[{extra}]" if extra else str(artifact)
     python = place / "bin" / "python"
     run(sys.executable, "-m", "venv", place, cwd=ROOT)
@@ -72,7 +74,7 @@ def check(artifact: Path, extra: str, place: Path, *, torch: bool) -> str:
 
 
 def check_types(wheel: Path, place: Path) -> None:
-    """py.typed: a program of somebody else is checked against our types, so a wrong one is refused."""
+    """Checks py.typed: a program of somebody else is checked against our types, so a wrong one must be refused."""
     python = place / "bin" / "python"
     run(sys.executable, "-m", "venv", place, cwd=ROOT)
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=place)
@@ -84,6 +86,7 @@ def check_types(wheel: Path, place: Path) -> None:
 
 
 def main() -> None:
+    """Builds both artifacts and checks each with every extra that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch", action="store_true", help="install the extras that bring torch as well")
     parser.add_argument("--extra", action="append", choices=sorted(SMOKE), help="these alone ('': none)")

@@ -1,4 +1,4 @@
-"""What a module says of its own classes, read from its source: the docstring of each class, and the text under each
+"""Reads what a module says of its own classes from its source: the docstring of each class, and the text under each
 field."""
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 
 class FieldDoc(NamedTuple):
+    """One field of a class."""
+
     annotation: str
     """As it is written in the source."""
     text: str
@@ -17,6 +19,8 @@ class FieldDoc(NamedTuple):
 
 
 class ClassDoc(NamedTuple):
+    """One class: its docstring, fields and constants by name."""
+
     text: str
     fields: dict[str, FieldDoc]
     constants: dict[str, str]
@@ -24,6 +28,7 @@ class ClassDoc(NamedTuple):
 
 
 def one_line(text: str) -> str:
+    """The text with every run of white space as one blank."""
     return " ".join(text.split())
 
 
@@ -51,11 +56,12 @@ def _class(node: ast.ClassDef) -> ClassDoc:
 
 
 def class_doc(kind: type) -> ClassDoc:
+    """What the source of a class says; base classes are not looked at."""
     module = inspect.getmodule(kind)
     assert module is not None
     return _classes(inspect.getsource(module))[kind.__name__]
 
 
 def cell(text: str) -> str:
-    """Safe inside a table of Markdown."""
+    """The text made safe inside a table of Markdown."""
     return one_line(text).replace("|", "\\|")

@@ -21,10 +21,12 @@ LEFT_OUT = ("dynamo_semkv/bench/", "worker_connector/bench/")
 
 
 def git(*arguments: str) -> bytes:
+    """What a git command prints; CalledProcessError if it fails."""
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
 
 
 def keep(ref: str, target: Path) -> None:
+    """Writes the packages of the commit that `ref` names into the zip file `target`."""
     commit = git("rev-parse", f"{ref}^{{commit}}").decode().strip()
     archive = git("archive", "--format=tar", commit, *PARTS)
     with (
@@ -40,6 +42,7 @@ def keep(ref: str, target: Path) -> None:
 
 
 def main() -> None:
+    """Keeps the release that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ref", metavar="REF", help="a tag or commit")
     parser.add_argument("name", metavar="NAME", help="what the release is called, e.g. 0.1.0")

@@ -1,8 +1,8 @@
-"""The licences of what a deployment installs with us, from the installed packages' own metadata: `python
+"""Prints the licences of what a deployment installs with us, from the installed packages' own metadata: `python
 scripts/licences.py`.
 
-The closure of the core and the extras router, connector, telemetry and embeddings. Exits with 1 where a licence is
-missing, or is one that asks more of who ships it than to name it.
+It covers the closure of the core and the extras router, connector, telemetry and embeddings. It exits with 1 if a
+licence is missing, or asks more of whoever ships the package than to name it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ COPYLEFT = re.compile(r"\b(A?GPL|LGPL|Affero|SSPL|EUPL|Lesser General|General Pu
 
 
 def requirements(extras: tuple[str, ...]) -> list[Requirement]:
+    """What the project itself asks for, with these extras."""
     texts = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
     return [requirement for requirement in map(Requirement, texts) if requirement.name != PROJECT["name"]]
 
 
 def closure(wanted: list[Requirement]) -> set[str]:
-    """Names of installed packages; one that is not installed here is not needed on this platform."""
+    """Names of the installed packages that these need, directly or not; a package that is not installed here is not
+    needed on this platform."""
     found: set[str] = set()
     while wanted:
         requirement = wanted.pop()
@@ -49,6 +51,7 @@ def closure(wanted: list[Requirement]) -> set[str]:
 
 
 def licence(name: str) -> str:
+    """The package's licence as its metadata has it; empty if it has none."""
     said = metadata.metadata(name)
     for field in ("License-Expression", "License"):
         value = " ".join(" ".join(said.get_all(field) or []).split())
@@ -59,6 +62,7 @@ def licence(name: str) -> str:
 
 
 def main() -> int:
+    """Prints a line for each package; returns 1 if a licence must be looked at."""
     bad = []
     for name in sorted(closure(requirements(EXTRAS))):
         text = licence(name)

@@ -1,4 +1,5 @@
-"""Prints deploy/observability's rules as the PrometheusRule of graphs/kubernetes/monitoring. A test compares."""
+"""Prints deploy/observability's rules as the PrometheusRule of graphs/kubernetes/monitoring. A test compares the
+two."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ HEAD = """\
 
 
 def text() -> str:
+    """The whole file as YAML."""
     groups = []
     for path in sorted((ROOT / "deploy/observability/prometheus/rules").glob("*.yml")):
         groups += yaml.safe_load(path.read_text())["groups"]

@@ -15,6 +15,7 @@ PAGES = {"cli.md": reference_cli.page, "config.md": reference_config.page, "wire
 
 
 def main() -> int:
+    """Writes or checks the pages; returns 1 if --check found a stale one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()

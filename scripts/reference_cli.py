@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - paragraphs and tables of Markdown
-"""docs/reference/cli.md: every verb with its arguments, from the parsers themselves."""
+"""Makes docs/reference/cli.md: every verb with its arguments, from the parsers themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATUSES = {
 
 
 def verbs(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """(words, what it does, parser) of every verb that does something itself."""
+    """(words, what it does, parser) of every verb that is not just a group of others."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -42,6 +42,7 @@ def verbs(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[s
 
 
 def arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """(argument as it is shown, its help) of a parser, `--help` left out."""
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
             continue
@@ -58,6 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 
 def page() -> str:
+    """The whole page as Markdown."""
     parts = [INTRO]
     for words, does, parser in verbs(_parser()):
         parts.append(f"\n## `{words}`\n\n{does[:1].upper()}{does[1:]}.\n")

@@ -1,6 +1,6 @@
 # ruff: noqa: E501 - paragraphs and tables of Markdown
-"""docs/reference/config.md: every field of the configuration, from the declarations that check a file and the comments
-that ship with it."""
+"""Makes docs/reference/config.md: every field of the configuration, from the declarations that check a file and the
+comments that ship with it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ MEANINGS = {
     "placement.mode": "off: pass through. shadow: decide and record only. canary: act on a share of the requests. "
     "enforce: act.",
 }
-"""Of fields that the schema has no words for."""
+"""Meanings of fields that the schema does not document."""
 
 
 @cache
@@ -112,6 +112,7 @@ def comments() -> dict[str, str]:
 
 
 def shown(value: object) -> str:
+    """A default as JSON, a text without its quotes."""
     return msgspec.json.encode(value).decode().strip('"')
 
 
@@ -134,6 +135,7 @@ def fields(section: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str,
 
 
 def page() -> str:
+    """The whole page as Markdown."""
     parts = [INTRO]
     section = ""
     for path, limits, default, meaning in fields(Config):

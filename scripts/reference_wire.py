@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - paragraphs and tables of Markdown
-"""docs/reference/wire.md: every message, type and field that crosses a process boundary, from
+"""Makes docs/reference/wire.md: every message, type and field that crosses a process boundary, from
 dynamo_semkv/contracts."""
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ ENDINGS = {
 
 
 def modules() -> Iterator[ModuleType]:
+    """Every module of the contracts, by name."""
     for found in sorted(pkgutil.iter_modules(contracts.__path__), key=lambda module: module.name):
         yield importlib.import_module(f"{contracts.__name__}.{found.name}")
 
 
 def types() -> Iterator[type]:
-    """Structures and enumerations in the order of their modules and lines; what a module keeps to itself is left
-    out."""
+    """Structures and enumerations in the order of their modules and lines, without private ones."""
     for module in modules():
         own = [
             kind
@@ -120,7 +120,7 @@ def types() -> Iterator[type]:
 
 
 def unit(name: str, annotation: str) -> str:
-    """Of a field with a number in it; empty for text and structures."""
+    """Unit of a field that holds a number or bytes; empty for text and structures."""
     if not any(word in annotation for word in ("int", "float", "bytes")):
         return ""
     if name in UNITS and ("int" in annotation or "float" in annotation):
@@ -140,6 +140,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def struct_page(kind: type[msgspec.Struct]) -> str:
+    """Markdown of one structure, a row for each field."""
     documented = class_doc(kind)
     lines = [f"### `{kind.__name__}`", ""]
     if documented.text:
@@ -160,6 +161,7 @@ def struct_page(kind: type[msgspec.Struct]) -> str:
 
 
 def enum_page(kind: type[Enum]) -> str:
+    """Markdown of one enumeration, a row for each member."""
     documented = class_doc(kind)
     lines = [f"### `{kind.__name__}`", ""]
     if documented.text:
@@ -173,6 +175,7 @@ def enum_page(kind: type[Enum]) -> str:
 
 
 def messages() -> str:
+    """Markdown of the table of messages, with their subjects, streams, versions and bounds."""
     replica = StableReplica("REPLICA", 0)
 
     def of_replica(make: object) -> str:
@@ -285,6 +288,7 @@ def messages() -> str:
 
 
 def page() -> str:
+    """The whole page as Markdown."""
     parts = [INTRO, messages(), "\n## Types\n"]
     for kind in types():
         if issubclass(kind, msgspec.Struct):

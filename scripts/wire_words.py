@@ -1,5 +1,5 @@
-"""What fields and values of the wire mean where their own module leaves it to the name. A field's own text stands
-before these."""
+"""What fields and values of the wire mean where their own module does not say it. A text in the module takes
+precedence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The report's scenarios on real graphs: `python -m graphs.bench --json FILE`, run by `dynamo_semkv bench report`.
+"""Runs the report's scenarios on real graphs: `python -m graphs.bench --json FILE`, called by `dynamo_semkv bench
+report`.
 
-Here and not in `dynamo_semkv.bench`, because it starts engines: dynamo_semkv knows neither the graphs nor the engine
-side.
+It is here and not in `dynamo_semkv.bench` because it starts engines: dynamo_semkv knows neither the graphs nor the
+engine side.
 """

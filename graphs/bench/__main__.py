@@ -1,5 +1,5 @@
-"""`python -m graphs.bench --json FILE`: the report's scenarios through real graphs; progress on stderr, figures in
-FILE."""
+"""`python -m graphs.bench --json FILE` runs the report's scenarios through real graphs; progress goes to stderr,
+figures to FILE."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ TRACE_INTERVALS = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the groups that are asked for and writes the figures after each; returns 1 if a graph did not come up."""
     arguments = _parser().parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             except GraphError as error:
                 print(f"{name}: a graph did not come up: {error}", file=sys.stderr)
                 return 1
-            # After each group: a run that is cut keeps what it has.
+            # Written after each group, so that a run that is cut short keeps what it has.
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(found))
     arguments.json.write_text(json.dumps(found))
@@ -69,7 +70,7 @@ def _repeats(group: groups.Group, arguments: argparse.Namespace) -> int:
 
 
 def _able(group: groups.Group, wanted: Sequence[str] | None) -> tuple[groups.Group, dict[str, str]]:
-    """Without the contenders that cannot run here, and why."""
+    """(the group without the contenders that cannot run here, why each of those cannot)."""
     left_out = {
         name: f"not installed: {', '.join(gone)}" for name in group.contenders if (gone := contenders.missing(name))
     }

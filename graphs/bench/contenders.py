@@ -1,12 +1,15 @@
-"""Who is measured: one graph each, with the same engines, the same Dynamo and the same requests.
+"""Which contenders are measured: one graph each, with the same engines, the same Dynamo and the same requests.
 
-semkv          our router in front (enforce), our connector in the engines no_lookup      semkv without evidence: no
-provider is asked; what of its price is the lookup kv             Dynamo's frontend with `--router-mode kv`, engines
-without a connector: who has not installed us kv_connector   Dynamo's frontend with `--router-mode kv`, engines with our
-connector: what of a gain is not the placement's passing        our router with `placement.mode: off`, engines without a
-connector: what a router of its own in front of the workers takes round_robin    as kv, with `--router-mode round-robin`
-semblend       our router with SemBlend's provider instead of the fingerprints, and a deadline that lets it answer cold
-as round_robin, and every request under a salt of its own: nothing can be reused
+semkv          our router in front (enforce), our connector in the engines
+no_lookup      semkv without evidence: no provider is asked; shows what the lookup costs
+kv             Dynamo's frontend with `--router-mode kv`, engines without a connector: a graph without us
+kv_connector   Dynamo's frontend with `--router-mode kv`, engines with our connector: shows what of a gain does not
+               come from placement
+passing        our router with `placement.mode: off`, engines without a connector: shows what a router of its own in
+               front of the workers costs
+round_robin    as kv, with `--router-mode round-robin`
+semblend       our router with SemBlend's provider instead of the fingerprints, and a deadline that lets it answer
+cold           as round_robin, and every request under a salt of its own: nothing can be reused
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from graphs.local.settings import GraphSettings
 SEMKV, NO_LOOKUP, KV, KV_CONNECTOR, PASSING = "semkv", "no_lookup", "kv", "kv_connector", "passing"
 ROUND_ROBIN, SEMBLEND, COLD = "round_robin", "semblend", "cold"
 OURS = (SEMKV, SEMBLEND)
-"""With a router of ours, which knows what became of every request."""
+"""Contenders with a router of ours whose record of every request is read."""
 SEMBLEND_NEEDS = ("semblend_core", "rapidfuzz", "sentence_transformers", "torch")
 SEMBLEND_DEADLINE_MS = 1_000.0
-"""The most that the configuration takes. On a CPU a lookup takes hundreds of milliseconds; at the default of 5 it would
-always be late."""
+"""The most that the configuration allows. On a CPU a lookup takes hundreds of milliseconds; at the default of 5 it
+would always be late."""
 PLACEMENT = {"min_tokens": 64, "margin_tokens": 32}
-"""Lower than the default, since prompts are short here."""
+"""Thresholds below the defaults, since prompts are short here."""
 
 
 def missing(name: str) -> list[str]:
@@ -40,8 +43,8 @@ def missing(name: str) -> list[str]:
 
 
 def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:
-    """`model_dir`: where the served model's tokenizer is. `disk`: an empty directory for the disk tier, if the group
-    has one."""
+    """The graph of one contender. `model_dir` has the served model's tokenizer; `disk` is an empty directory for the
+    disk tier, if the group has one."""
     ours = name in (*OURS, NO_LOOKUP)
     connector = ours or name == KV_CONNECTOR
     return GraphSettings(

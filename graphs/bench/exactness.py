@@ -1,5 +1,5 @@
-"""Quality to the last bit: log-probabilities of SmolLM2's answers when the prompt's KV is computed, found on the
-device, or loaded from host memory by the connector. In this process, on the reference engine, without Dynamo.
+"""Compares log-probabilities of SmolLM2's answers, to the last bit, when the prompt's KV is computed, found on the
+device, or loaded from host memory by the connector. Runs in this process, on the reference engine, without Dynamo.
 
     aligned     the prompt ends shortly behind a chunk, so the cold run computes its last chunk as the others do: equal
                 bit by bit
@@ -32,7 +32,7 @@ _WITH_LOGITS = SamplingParams(return_generation_logits=True)
 
 
 def exactness(*, quick: bool = False, generated: int = 16) -> list[dict[str, Any]]:
-    """One item a prompt. `quick`: the tiny model and a short prompt."""
+    """One item for each prompt. `quick`: the tiny model and a short prompt."""
     name, chunks = (TINY_NAME, 1) if quick else (SMOLLM2_NAME, 4)
     tokenizer = build_tokenizer(_tokenizer_data(name))
     lengths = {"aligned": chunks * CHUNK + 20, "unaligned": chunks * CHUNK - 100}
@@ -62,7 +62,7 @@ def _run(engine: Engine, tokens: Sequence[int], generated: int) -> Any:
 
 
 def _wait_saved(engine: Engine, blocks: int) -> None:
-    """Until host memory has the prompt; RuntimeError when it never does."""
+    """Waits until host memory has the prompt; RuntimeError after SAVED_SECONDS."""
     deadline = time.monotonic() + SAVED_SECONDS
     while True:
         snapshot: dict[str, Any] = engine.connector_scheduler(0).snapshot()  # type: ignore[union-attr]
@@ -75,8 +75,8 @@ def _wait_saved(engine: Engine, blocks: int) -> None:
 
 
 def _compared(runs: dict[str, Any]) -> dict[str, Any]:
-    """Largest absolute difference of any log-probability of any token of the vocabulary, and perplexity of the
-    answer."""
+    """The largest absolute difference of any log-probability of any token of the vocabulary, and the answer's
+    perplexity."""
     logs = {name: torch.stack(run.stats.generation_logits).double().log_softmax(-1) for name, run in runs.items()}
     ids = runs["cold"].token_ids
     return {
@@ -99,5 +99,5 @@ def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _perplexity(log: torch.Tensor, ids: Sequence[int]) -> float:
-    """Of the run's own answer: exp of its mean negative log-probability."""
+    """Perplexity of the run's own answer: exp of its mean negative log-probability."""
     return math.exp(-float(log[range(len(ids)), list(ids)].mean()))

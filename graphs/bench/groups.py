@@ -1,5 +1,5 @@
-"""Which scenarios run on which kind of engine. The contenders of a group are up at the same time and take turns,
-scenario by scenario."""
+"""Defines which scenarios run on which kind of engine. The contenders of a group are up at the same time and take
+turns, scenario by scenario."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dynamo_semkv.bench.report.workload import Sizes, Timed
 MIB = 2**20
 ALL = ("semkv", "no_lookup", "kv", "kv_connector", "passing", "round_robin", "semblend", "cold")
 BUT_PASSING = tuple(name for name in ALL if name not in ("passing", "no_lookup"))
-"""Where there is something to reuse, a router that only passes on, or looks for nothing, shows nothing new."""
+"""For scenarios with something to reuse: there a router that only passes on, or looks nothing up, shows nothing new."""
 BUT_ABLATION = tuple(name for name in BUT_PASSING if name != "kv_connector")
-"""The same of a connector under Dynamo's own router, where nothing is ever in host memory only."""
+"""For scenarios where nothing is in host memory only: there a connector under Dynamo's own router shows nothing new."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One scenario, and who gets it."""
+    """One scenario, and the contenders that run it."""
 
     scenario: Timed
     contenders: tuple[str, ...]
@@ -29,6 +29,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Group:
+    """One kind of engine with its scenarios; block and slab sizes are those of each worker."""
+
     name: str
     title: str
     model: str
@@ -38,26 +40,26 @@ class Group:
     plan: Callable[[Library, Sizes, int, Sequence[float]], list[Planned]]
     """(text, sizes with the measured gap, seed, intervals of the trace) -> the scenarios of one repeat."""
     characters: int
-    """Text that one repeat uses, at most."""
+    """Characters of text that one repeat uses, at most."""
     workers: int = 2
     threads: int = 1
     max_num_tokens: int = 512
     slab_bytes: int = 128 * MIB
     disk_bytes: int = 0
     default_repeats: int | None = None
-    """At most so many where the group was not asked for by name: what takes minutes each time. None: as often as all
-    others."""
+    """The most repeats if the group was not asked for by name, for groups that take minutes each time. None: as many as
+    the others."""
     only: tuple[str, ...] = ()
-    """Scenarios to run; empty: all. Prompts are the same either way."""
+    """Names of the scenarios to run; empty: all. Prompts are the same either way."""
 
     def planned(self, library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
-        """Of one repeat."""
+        """The scenarios of one repeat; arguments as for `plan`."""
         every = self.plan(library, sizes, seed, intervals)
         return [one for one in every if not self.only or one.scenario.name in self.only]
 
 
 def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
-    """The RFC's scenarios but for the lengths and the disk."""
+    """The RFC's scenarios except the lengths and the disk."""
     both = ("semkv", "kv")
     routed = ("semkv", "kv", "round_robin")
     single = [
@@ -70,7 +72,7 @@ def _everything(library: Library, sizes: Sizes, seed: int, intervals: Sequence[f
     if (paraphrased := _paraphrased(sizes, seed)) is not None:
         single.append(paraphrased)
     single += [workload.tenants(library, sizes), workload.negatives(library, sizes)]
-    # Negative controls for the ablations too: there they show what saving costs, and what a second hop does.
+    # All contenders run the negative controls: these show what saving costs, and what a second hop costs.
     found = [Planned(scenario, ALL if scenario.name == "negative" else BUT_ABLATION) for scenario in single]
     found.append(Planned(workload.working_set(library, sizes, "uniform"), BUT_PASSING))
     title = "host offload of a tenant (salted), which Dynamo's index does not see"
@@ -107,8 +109,8 @@ def _lengths(lengths: Sequence[int], name: str) -> Callable[[Library, Sizes, int
 
 
 def _long(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
-    """A prompt of 8k tokens takes more than twice what the warm-up's 4k took, so these come when the engines are about
-    to be idle."""
+    """Prompts of 8k and 16k tokens. One of 8k takes more than twice what the warm-up's 4k took, so the next comes when
+    the engines are about to be idle."""
     eight = replace(sizes, characters=8_192)
     negative = replace(workload.unhurried(library, eight), name="long_negative", title="negative controls of 8k tokens")
     return [*_lengths([8_192, 16_384], "long")(library, sizes, seed, intervals), Planned(negative, ("semkv", "kv"))]
@@ -121,13 +123,14 @@ def _disk(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float])
 
 
 def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
-    """Real language: what comes out matters here."""
+    """Scenarios in real language, for a model whose answers mean something."""
     found = [Planned(one, ALL) for one in workload.by_length(library, [sizes.characters], "language", "characters")]
     return [*found, Planned(replace(workload.negatives(library, sizes), name="language_negative"), ALL)]
 
 
 def groups() -> dict[str, Group]:
-    """Of the full report. Device pools of `rfc`: 2 x 96 blocks of 32 tokens; its working set is twice that."""
+    """The groups of the full report by name. Device pools of `rfc` are 2 x 96 blocks of 32 tokens; its working set is
+    twice that."""
     long = Group(
         name="long",
         title="8k and 16k tokens, `tiny`",
@@ -189,7 +192,7 @@ def groups() -> dict[str, Group]:
 
 
 def quick() -> dict[str, Group]:
-    """One small group with every kind of contender but the slow one: does the harness work?"""
+    """One small group with every kind of contender but the slow ones, to check that the harness works."""
     full = groups()["rfc"]
     sizes = Sizes(characters=480, gap=0.0, repeats=2, documents=4, passes=2, negatives=2, batch=4)
 

@@ -1,6 +1,7 @@
-"""One group: all contenders up, scenarios one after the other, contenders in turn within each, as often as is asked.
+"""Measures one group: all contenders are up, scenarios run one after the other, contenders in turn within each
+scenario, in as many repeats as are asked for.
 
-What is recorded of a request is plain data (`Record`); what the router knows of it is read at the end, when every route
+What is recorded of a request is plain data (`Record`). What the router knows of it is read at the end, when every route
 has closed.
 """
 
@@ -36,7 +37,7 @@ from worker_connector.reference_engine.models.model_directory import write_model
 from worker_connector.reference_engine.models.presets import ModelSource, load_model
 
 GAP = 1.0
-"""Arrivals are on average so many cold prefills apart: two engines are busy for half of the time at most, and bursts
+"""Arrivals are on average so many cold prefills apart. So two engines are busy for half of the time at most, and bursts
 queue."""
 SHORTEST_GAP = 0.05
 WARM_UPS = 2
@@ -45,17 +46,18 @@ ROUTES_SECONDS = 45.0
 """Longer than a route waits for its report."""
 SETTLE_SECONDS = 10.0
 PATIENCE_SECONDS = 600.0
-"""For one answer: 32k tokens take half a minute on two quiet cores, and minutes on busy ones."""
+"""The most that one answer may take: 32k tokens take half a minute on two quiet cores, and minutes on busy ones."""
 REST_SECONDS = 30.0
 REST_WINDOW = 0.2
 REST_SHARE = 0.25
-"""Of one core: five idle processes take less than a twentieth."""
+"""Share of one core below which a graph is at rest: five idle processes take less than a twentieth."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Record:
-    """One request of one contender. Times in seconds as the client saw them; `likeness` against the cold answer."""
+    """One request of one contender. Times are in seconds as the client saw them; `likeness` compares with the cold
+    answer."""
 
     scenario: str
     contender: str
@@ -69,9 +71,9 @@ class Record:
     seconds: float
     prompt_tokens: int
     cached_tokens: int
-    """The engine's own count: on the device or loaded, and then computed from there."""
+    """Prompt tokens that the engine counts as not computed: they were on the device or loaded."""
     pass_seconds: float
-    """From the first request of its pass to the last answer."""
+    """Seconds from the first request of its pass to the last answer."""
     likeness: dict[str, float] | None = None
     route: dict[str, Any] | None = None
     """What our router knows of it."""
@@ -88,8 +90,8 @@ class _Sent:
 def measure(
     group: Group, *, repeats: int, seed: int, intervals: Sequence[float], folder: Path, say: Say
 ) -> dict[str, Any]:
-    """-> {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...]}. GraphError where a graph
-    does not come up."""
+    """Returns {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...], ...}. GraphError if a
+    graph does not come up."""
     model_dir = write_model_directory(ModelSource(_served(group)), folder / "models")
     warm_up = len(group.contenders) * WARM_UPS * _warm_up_characters(group)
     library = Library(group.characters * repeats + warm_up, installed())
@@ -137,8 +139,8 @@ def _served(group: Group) -> str:
 
 
 def _engine(group: Group) -> dict[str, float]:
-    """What the physical limits of a prefill are made of. Attention: for a prompt of n tokens, so many times n**2 on
-    top."""
+    """What the physical limits of a prefill follow from. The attention figure is per square token: a prompt of n tokens
+    takes n**2 times as many on top."""
     config = load_model(ModelSource(_served(group))).config
     width, kv = config.num_heads * config.head_dim, config.kv_elements_per_token
     weights = config.hidden_size * (2 * width + 2 * kv + 3 * config.intermediate_size) * config.num_layers
@@ -156,7 +158,8 @@ def _described(planned: Planned) -> dict[str, Any]:
 
 
 def _calibrate(graphs: dict[str, LocalGraph], library: Library, group: Group) -> float:
-    """Warms every graph up with a prompt of its own, then takes what a cold prompt needs on the last one."""
+    """Warms every graph up with prompts of its own; returns the gap in seconds, from what the last prompt of each
+    took."""
     seconds = [0.0]
     for graph in graphs.values():
         client = ChatClient(graph.frontend_url, graph.settings.served_model, PATIENCE_SECONDS)
@@ -202,7 +205,8 @@ def _run(graph: LocalGraph, contender: str, scenario: Timed, repeat: int) -> lis
 
 
 def _distinct(scenario: Timed, repeat: int) -> list[Pass]:
-    """Each different prompt once, under a salt of its own: what it costs and says when nothing can be reused."""
+    """Each different prompt once, under a salt of its own: shows what it costs and answers when nothing can be
+    reused."""
     seen: dict[str, tuple[ChatRequest, float]] = {}
     for one in scenario.passes:
         for request, offset in zip(one.requests, one.offsets, strict=True):
@@ -214,7 +218,7 @@ def _distinct(scenario: Timed, repeat: int) -> list[Pass]:
 
 
 def _key(request: ChatRequest) -> str:
-    """Of the prompt; the tenant does not change an answer."""
+    """Key of the prompt; the tenant is not in it, as it does not change an answer."""
     return json.dumps(request.messages)
 
 
@@ -230,9 +234,9 @@ async def _send(client: ChatClient, one: Pass) -> tuple[float, list[Answer]]:
 
 
 def rest(used: Callable[[], float]) -> None:
-    """Waits, within REST_SECONDS, until a graph has come to rest: what one contender still does in the background
-    (SemBlend embeds donors for seconds, a connector seals blocks) must not be the next one's load. `used`: its
-    processor seconds so far."""
+    """Waits, for REST_SECONDS at most, until a graph is at rest: what one contender still does in the background
+    (SemBlend embeds donors for seconds, a connector computes checksums) must not load the machine for the next one.
+    `used`: the graph's processor seconds so far."""
     deadline, before = time.monotonic() + REST_SECONDS, used()
     while time.monotonic() < deadline:
         time.sleep(REST_WINDOW)
@@ -243,7 +247,7 @@ def rest(used: Callable[[], float]) -> None:
 
 
 def processor_seconds(graph: LocalGraph) -> float:
-    """Of all its processes so far; one that has ended counts for nothing."""
+    """Processor time of all processes of a graph so far; a process that has ended counts for nothing."""
     ticks = 0
     for pid in (graph.nats.pid, *(process.pid for process in graph.processes.values())):
         stat = Path(f"/proc/{pid}/stat")
@@ -254,8 +258,9 @@ def processor_seconds(graph: LocalGraph) -> float:
 
 
 def empty_devices(graph: LocalGraph) -> None:
-    """Engines forget every device block that no request holds; host memory keeps what it has. Waits, within bounds,
-    until open saves have ended before and all is gone after, and a moment for the events that tell Dynamo."""
+    """Makes engines forget every device block that no request holds; host memory keeps what it has. Waits, within
+    bounds, until open saves have ended before, until all blocks are gone after, and half a second for the events that
+    tell Dynamo."""
     wait_until(
         lambda: all(not (rank["connector"] or {}).get("open_saves") for rank in _ranks(graph)), SETTLE_SECONDS, 0.05
     )
@@ -273,7 +278,7 @@ def _ranks(graph: LocalGraph) -> list[dict[str, Any]]:
 
 
 def _get(url: str) -> dict[str, Any]:
-    """`{"routes": [], "ranks": []}` where nothing is (yet)."""
+    """The JSON at `url`; `{"routes": [], "ranks": []}` where nothing answers (yet)."""
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             parsed: dict[str, Any] = json.load(response)
@@ -283,7 +288,7 @@ def _get(url: str) -> dict[str, Any]:
 
 
 def _routes(graphs: dict[str, LocalGraph], sent: Sequence[_Sent]) -> dict[str, dict[str, Any]]:
-    """By request id; without those that the router still does not know when the time is up."""
+    """Facts by request id, without requests that the router still does not know when the time is up."""
     found: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + ROUTES_SECONDS
     for one in sent:
@@ -301,7 +306,7 @@ def _routes(graphs: dict[str, LocalGraph], sent: Sequence[_Sent]) -> dict[str, d
 
 
 def route_facts(route: dict[str, Any]) -> dict[str, Any]:
-    """Of one item of the page's `/api/requests/{id}`: what the report needs. Tokens, seconds."""
+    """What the report needs of one item of the page's `/api/requests/{id}`, in tokens and seconds."""
     opened, report = route["opened"], route["report"] or {}
     return {
         "decision": route["decision"],
@@ -323,8 +328,8 @@ def route_facts(route: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finished(sent: Sequence[_Sent], routes: dict[str, dict[str, Any]], tokenizer: Tokenizer) -> list[Record]:
-    """With the route of each, and its answer against the cold one: of the contender `cold`, else the first that
-    computed everything."""
+    """Records with the route of each, and its answer compared with the cold one: that of the contender `cold`, else of
+    `kv` where it computed everything."""
     cold: dict[str, list[int]] = {}
     for contender in (COLD, KV):
         for one in sent:

@@ -1,4 +1,4 @@
-"""`python -m graphs.local [up|demo]`. Ctrl-C ends it without a traceback from its first line on: what it imports takes
+"""`python -m graphs.local [up|demo]`. Ctrl-C ends it without a traceback, from its first line on: the imports take
 seconds, and nothing has been started by then."""
 
 import os

@@ -17,6 +17,7 @@ from graphs.local.settings import LOW_GATE, MODELS, GraphSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the verb; exit status 2 for refused arguments, 1 if the graph did not come up, 130 after Ctrl-C."""
     arguments = _parser().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mode=arguments.mode,
             connector=arguments.connector == "on",
             blocks_per_rank=arguments.blocks_per_rank,
-            overrides=LOW_GATE if arguments.command == "demo" else {},  # so that one sees the engine decline
+            overrides=LOW_GATE if arguments.command == "demo" else {},  # shows the engine decline, too
             otlp_endpoint=arguments.otlp_endpoint,
             observability=arguments.observability,
         )

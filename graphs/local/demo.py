@@ -1,5 +1,5 @@
-"""The demo: the local graph, a real workload through Dynamo's frontend, and one table of placement against
-materialization."""
+"""The demo: starts the local graph, sends a real workload through Dynamo's frontend, and prints tables of placement
+against materialization."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def run(settings: GraphSettings, *, keep: bool, run_dir: Path | None, model_dir:
 
 
 def bring_up(graph: LocalGraph, console: Console) -> None:
-    """`graph.up()`, and what it starts is told: on a terminal in one line that changes, else in a line each. GraphError
-    as `up`."""
+    """Calls `graph.up()` and shows what it starts: on a terminal in one line that changes, else in a line each.
+    GraphError as `up`."""
     settings = graph.settings
     console.print(
         f"Starting {settings.workers} workers x {settings.data_parallel_size} ranks, model {settings.served_model} ..."
@@ -72,7 +72,7 @@ def bring_up(graph: LocalGraph, console: Console) -> None:
 
 
 def print_where(graph: LocalGraph, console: Console) -> None:
-    """What one needs to look into a running graph and to change it."""
+    """Prints what one needs to look into a running graph and to change it."""
     for name, value in (
         ("Mode", graph.settings.mode),
         ("Configuration", graph.config_path),
@@ -84,6 +84,7 @@ def print_where(graph: LocalGraph, console: Console) -> None:
 
 
 def wait_for_interrupt(graph: LocalGraph, console: Console) -> None:
+    """Prints where everything is and returns after Ctrl-C."""
     console.print(
         f"\nThe graph stays up. Page: [link]{graph.page_url()}[/link]   Frontend: {graph.frontend_url}   Ctrl-C ends "
         "it."
@@ -98,7 +99,7 @@ def wait_for_interrupt(graph: LocalGraph, console: Console) -> None:
 
 
 def print_beside(graph: LocalGraph, console: Console) -> None:
-    """Where Prometheus and Grafana are, and what is missing."""
+    """Prints where Prometheus and Grafana are, and what is missing."""
     for name in ("prometheus", "grafana"):
         if name in graph.urls:
             console.print(f"{name.capitalize()}: [link]{graph.urls[name]}[/link]")
@@ -135,7 +136,8 @@ async def measure(
 
 
 async def read_routes(page_url: str, answers: Sequence[tuple[str, Answer]]) -> tuple[list[RouteFacts], int]:
-    """(facts of every served request, how many the router does not know). Waits until the last route has closed."""
+    """(facts of every served request, how many requests the router does not know). Waits until the last route has
+    closed, for REPORT_SECONDS at most."""
     facts: list[RouteFacts] = []
     missing = 0
     deadline = time.monotonic() + REPORT_SECONDS

@@ -1,4 +1,4 @@
-"""LocalGraph: one command up and down, every process ended with it.
+"""A local graph: one call starts it, one ends it with every process.
 
 Everything listens on 127.0.0.1, on ports that the OS chose; each part keeps its ports over a restart, so that clients
 and the page find it again. Each process logs to a file of its own in the run directory.
@@ -43,7 +43,7 @@ class GraphError(RuntimeError):
 
 
 def _free_port() -> int:
-    """One that nobody listens on now."""
+    """A port that nobody listens on now."""
     for port in random.sample(_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
@@ -78,7 +78,7 @@ class LocalGraph:
         self.nats = EmbeddedNats(self.run_dir / "nats")
         self.processes: dict[str, ChildProcess] = {}
         self._beside: dict[str, observability.Part] = {}
-        """`prometheus` and `grafana`, where they were asked for and are there."""
+        """`prometheus` and `grafana`, where they were asked for and are installed."""
         self._ports: dict[str, int] = {}
         self.worker_names = tuple(f"worker-{i}" for i in range(settings.workers))
         self.decode_names = tuple(f"decode-{i}" for i in range(settings.decode_workers))
@@ -88,6 +88,7 @@ class LocalGraph:
 
     @property
     def frontend_url(self) -> str:
+        """Dynamo's frontend, without a path."""
         return f"http://{LOOPBACK}:{self._port('frontend.http')}"
 
     def page_url(self, router: str = "router-0") -> str:
@@ -96,7 +97,8 @@ class LocalGraph:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where everything of a running graph is: `frontend`, `nats`, and the page of each router."""
+        """The address of every part of a running graph: `frontend`, `nats`, the page of each router, and tools beside
+        it."""
         urls = {"frontend": self.frontend_url, "nats": self.nats.url}
         urls |= {f"{name} page": self.page_url(name) for name in self.router_names}
         return urls | {name: f"http://{LOOPBACK}:{self._port(f'{name}.http')}" for name in self._beside}
@@ -161,7 +163,7 @@ class LocalGraph:
 
     @property
     def notes(self) -> list[str]:
-        """What was asked for and is not up, and how to get it."""
+        """What was asked for and does not run, and how to get it."""
         return [observability.HOW_GRAFANA] if self._tools is not None and self._tools.grafana is None else []
 
     def down(self, *, keep_logs: bool = False) -> None:
@@ -229,7 +231,7 @@ class LocalGraph:
                 SEMKV_CONFIG=str(self.config_path),
                 OMP_NUM_THREADS=str(settings.threads),
                 # Threads that spin at each matrix product's end starve the other processes of a small machine, and then
-                # wait for each other: measured 5 times the prefill time under load.
+                # wait for each other: under load a prefill took 5 times as long.
                 OMP_WAIT_POLICY="PASSIVE",
             )
         elif name in self.router_names:
@@ -248,12 +250,13 @@ class LocalGraph:
         return [sys.executable, *arguments], env
 
     def shell_exports(self) -> list[str]:
-        """`export` lines under which one more worker, or Dynamo's own tools, find this graph."""
+        """`export` lines with which one more worker, or Dynamo's own tools, find this graph."""
         ours = self.environment(SEMKV_CONFIG=str(self.config_path))
         return [f"export {k}={shlex.quote(v)}" for k, v in sorted(ours.items()) if os.environ.get(k) != v]
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """Of every Dynamo process: file discovery, NATS events, loopback only, nothing fetched from anywhere."""
+        """The environment of every Dynamo process: file discovery, NATS events, loopback only, nothing fetched from
+        anywhere."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "NATS_", "OTEL_", "SEMKV_"))}
         env.update(
             DYN_DISCOVERY_BACKEND="file",
@@ -283,7 +286,8 @@ class LocalGraph:
     # --- readiness and logs ------------------------------------------------------------------------------------------
 
     def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """Until the frontend serves the model through every router and every router knows every rank's namespace."""
+        """Waits until the frontend serves the model through every router and every router knows every rank's namespace.
+        GraphError with the log's end if that takes longer, or if a process ends."""
         waits = [("frontend", self._frontend_ready), *((name, self._router_ready(name)) for name in self.router_names)]
         for name, ready in waits:
 
@@ -332,6 +336,7 @@ class LocalGraph:
             return {}  # not there yet: the caller polls until its own deadline
 
     def log_text(self, name: str) -> str:
+        """All that a part has logged, without colours; empty if it has no log."""
         path = self.nats.log_path if name == "nats" else self.run_dir / f"{name}.log"
         return _COLOUR.sub("", path.read_text(errors="replace")) if path.exists() else ""
 

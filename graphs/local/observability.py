@@ -1,4 +1,4 @@
-"""Prometheus and, where it is installed, Grafana beside a local graph: our own files, with the ports of this graph.
+"""Prometheus and, where it is installed, Grafana beside a local graph, with our own files and the ports of this graph.
 
     tools = Tools.find()                                  the programs, or what to do to have them
     written = write(folder, tools, targets, ports)        configuration of both -> {part: (command, environment)}
@@ -33,19 +33,21 @@ HOW_GRAFANA = (
 
 
 class MissingProgram(RuntimeError):
-    """What is missing and how to get it."""
+    """A program or file is missing; the message says how to get it."""
 
 
 @dataclass(frozen=True)
 class Tools:
+    """Where the programs are."""
+
     prometheus: str
     grafana: tuple[str, ...] | None = None
-    """The command that serves, without its options. None: not installed."""
+    """The command that serves, without its options. None: Grafana is not installed."""
     grafana_home: str | None = None
 
     @classmethod
     def find(cls, path: str | None = None) -> Tools:
-        """On `path` (default: PATH). Raises MissingProgram without Prometheus, or without the files of a source
+        """Looks on `path` (default: PATH). Raises MissingProgram without Prometheus, or without the files of a source
         checkout."""
         prometheus = shutil.which("prometheus", path=path)
         if prometheus is None:
@@ -69,11 +71,12 @@ class Targets:
 
 
 Part = tuple[list[str], dict[str, str]]
-"""Command and environment."""
+"""Command and environment of a process."""
 
 
 def write(folder: Path, tools: Tools, targets: Targets, *, prometheus_port: int, grafana_port: int) -> dict[str, Part]:
-    """`prometheus`, and `grafana` where it is installed."""
+    """Writes the configuration below `folder`; returns a part for `prometheus`, and for `grafana` where it is
+    installed."""
     parts = {"prometheus": _prometheus(folder, tools.prometheus, targets, prometheus_port)}
     if tools.grafana is not None:
         parts["grafana"] = _grafana(folder, tools, prometheus_port, grafana_port)
@@ -94,7 +97,7 @@ def _prometheus(folder: Path, program: str, targets: Targets, port: int) -> Part
         f"--web.listen-address={LOOPBACK}:{port}",
         f"--storage.tsdb.path={folder / 'prometheus-data'}",
     ]
-    # A small machine's cores are the engine's.
+    # One thread, to leave a small machine's cores to the engine.
     return command, {**os.environ, "GOMAXPROCS": "1"}
 
 
@@ -143,7 +146,7 @@ preinstall_disabled = true
 
 
 def _grafana_home(program: str) -> str | None:
-    """Where its `conf/defaults.ini` is. None: it knows by itself, or says so in its log."""
+    """The folder that has `conf/defaults.ini`. None: Grafana finds it by itself, or complains in its log."""
     homes = (os.environ.get("GF_PATHS_HOME"), str(Path(program).resolve().parents[1]), *_GRAFANA_HOMES)
     return next((home for home in homes if home and (Path(home) / "conf" / "defaults.ini").is_file()), None)
 

@@ -1,4 +1,4 @@
-"""What a local graph is made of."""
+"""The settings of a local graph."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ LOW_GATE = {"placement": {"min_tokens": 32, "margin_tokens": 16}}
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """ValueError names the field, the value and what is allowed."""
+    """What a local graph is made of. ValueError at construction names the field, the value and what is allowed."""
 
     model: str = "smollm2"
     workers: int = 2
     data_parallel_size: int = 2
     decode_workers: int = 0
-    """Disaggregated: the `workers` compute prompts only, and so many others, without a connector, decode."""
+    """Above 0 the graph is disaggregated: the `workers` compute prompts only, and so many others, without a connector,
+    decode."""
     routers: int = 1
     mode: str = "enforce"
     connector: bool = True
@@ -34,14 +35,14 @@ class GraphSettings:
     """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only
     (`advise`)."""
     router_mode: str | None = None
-    """`kv` or `round-robin`: Dynamo's frontend routes to the workers itself and there is no router of ours, as who has
-    not installed us runs it."""
+    """`kv` or `round-robin`: Dynamo's frontend routes to the workers itself and there is no router of ours, as in a
+    graph of somebody who has not installed us. None: our router routes."""
     otlp_endpoint: str | None = None
     """Where routers and connectors send spans. With it Dynamo hands its trace context on, and logs are JSON lines."""
     observability: bool = False
-    """Prometheus and, where it is installed, Grafana beside the graph."""
+    """Run Prometheus and, where it is installed, Grafana beside the graph."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """More of the configuration file, by section: `{"evidence": {"deadline_ms": 10}}`."""
+    """Further values of the configuration file, by section: `{"evidence": {"deadline_ms": 10}}`."""
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
@@ -62,19 +63,20 @@ class GraphSettings:
 
     @property
     def offers_model(self) -> bool:
-        """Workers offer the model to clients, since nobody stands in front of them who does."""
+        """True if workers offer the model to clients, since no router of ours offers it."""
         return self.direct or self.router_mode is not None
 
     @property
     def frontend_mode(self) -> str:
-        """Dynamo's own `--router-mode`. Of a disaggregated graph: how decode workers are chosen; the routers' card says
-        round-robin for itself."""
+        """Dynamo's own `--router-mode`. In a disaggregated graph it says how decode workers are chosen; the card of the
+        routers asks for round-robin by itself."""
         if self.direct:
             return "direct"
         return self.router_mode or ("kv" if self.decode_workers else "round-robin")
 
     @property
     def served_model(self) -> str:
+        """The name that clients ask for."""
         return MODELS[self.model]
 
     def config(self, bus_url: str) -> dict[str, Any]:
@@ -89,7 +91,7 @@ class GraphSettings:
         }
         dynamo: dict[str, Any] = {}
         if self.routers == 1:
-            dynamo["kv_router"] = {"router_replica_sync": False}  # three messages a request that nobody would hear
+            dynamo["kv_router"] = {"router_replica_sync": False}  # three messages a request that nobody would receive
         if self.decode_workers:
             dynamo["worker_component"] = "prefill"
         if self.direct:

@@ -1,4 +1,4 @@
-"""The tables on a terminal of 80 columns, and the ratios that they are about."""
+"""The demo's tables for a terminal of 80 columns, and the ratios below them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ALL = "all"
 
 
 def print_tables(console: Console, table: Sequence[Row], scenarios: Sequence[Scenario]) -> None:
+    """Prints both tables and the summary; `table` must have a row for each scenario and one named `ALL`."""
     titles = {scenario.name: scenario.name.replace("_", " ") for scenario in scenarios} | {ALL: ALL}
     console.print(tokens_table(table, titles))
     console.print(reasons_table(table, titles))
@@ -23,6 +24,7 @@ def print_tables(console: Console, table: Sequence[Row], scenarios: Sequence[Sce
 
 
 def tokens_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
+    """Tokens from placement to materialization, a row a scenario; `titles` by scenario."""
     view = _table("Placement against materialization, in tokens")
     for header in ("req", "input", "device", "evidence", "placed", "hinted", "materialized"):
         view.add_column(header, justify="right", no_wrap=True)
@@ -35,6 +37,7 @@ def tokens_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
 
 
 def reasons_table(table: Sequence[Row], titles: dict[str, str]) -> Table:
+    """Why requests were not placed or not loaded, and times to first token, a row a scenario."""
     view = _table("Why not, and time to first token (median, ms)")
     view.add_column("left to Dynamo", overflow="fold", max_width=18)
     view.add_column("not loaded", overflow="fold", max_width=18)
@@ -55,7 +58,7 @@ def _table(title: str) -> Table:
 
 
 def summary(table: Sequence[Row]) -> list[str]:
-    """The sentences under the tables; only what was measured."""
+    """The sentences below the tables, without those whose figures were not measured."""
     by_name = {row.scenario: row for row in table}
     everything = by_name[ALL]
     lines = [f"{everything.failed} of {everything.requests} requests failed"] if everything.failed else []
@@ -76,8 +79,10 @@ def summary(table: Sequence[Row]) -> list[str]:
 
 
 def reasons(counted: Sequence[tuple[str, int]]) -> str:
+    """Reasons with their counts on one line; a dash for none."""
     return ", ".join(f"{reason} {count}" for reason, count in counted) or "-"
 
 
 def milliseconds(seconds: float | None) -> str:
+    """Seconds as whole milliseconds; a dash for None."""
     return "-" if seconds is None else f"{seconds * 1000:,.0f}"
