@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -356,11 +357,8 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def checkpoints(self) -> list[tuple[int, BlockKey]]:
-        return list(self._checkpoints())
-
-    def _checkpoints(self) -> Iterator[tuple[int, BlockKey]]:
         end = _HEADER.size + self._header()[2] * _STRIDE
-        return _CHECKPOINT.iter_unpack(self.raw[_HEADER.size : end])
+        return list(_CHECKPOINT.iter_unpack(self.raw[_HEADER.size : end]))
 
     def proven_blocks(
         self, chain: Sequence[BlockKey], samples: Samples | None = None, tokens_per_block: int = 1
@@ -370,14 +368,18 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         made."""
         if not chain or not self._begins_with(chain[0]):
             return 0
-        proven, within = 0, len(chain)
-        for ordinal, key in self._checkpoints():
-            if samples is not None and ordinal - proven >= _MANY_BLOCKS:
-                common = common_at_most(samples, self.samples)
-                within = within if common is None else min(within, common // tokens_per_block)
-                samples = None
-            # A key stands for every block before it, so behind the first that differs none is equal, and none need be
-            # made.
+        checkpoints = self.checkpoints
+        within = len(chain)
+        if samples is not None and checkpoints[-1][0] >= _MANY_BLOCKS:
+            common = common_at_most(samples, self.samples)
+            within = within if common is None else min(within, common // tokens_per_block)
+            # A key stands for every block before it: where the last one that can be equal is, the others are too.
+            last, key = checkpoints[bisect_left(checkpoints, (within, b"")) - 1]
+            if last < within and chain[last] == key:
+                return last + 1
+        proven = 0
+        for ordinal, key in checkpoints:
+            # Behind the first that differs none is equal, and none need be made.
             if ordinal >= within or chain[ordinal] != key:
                 break
             proven = ordinal + 1

@@ -38,6 +38,7 @@ MAX_NAME = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHOLE = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
+_PLAIN = (int, float, str)
 
 
 class Claims(NamedTuple):
@@ -113,7 +114,7 @@ def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
     """With Python's own numbers: whoever works with NumPy returns its, and neither a hint nor a route event can be
     written with them."""
     at = match.location
-    if match.quality_signals or match.metadata:
+    if not (_are_plain(match.quality_signals) and _are_plain(match.metadata)):
         match = msgspec.structs.replace(
             match, quality_signals=_plain_values(match.quality_signals), metadata=_plain_values(match.metadata)
         )
@@ -131,6 +132,11 @@ def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
         confidence=float(match.confidence),
         location=at,
     )
+
+
+def _are_plain(values: Mapping[str, Any]) -> bool:
+    """Python's own numbers and texts in a dict, as our providers return them."""
+    return type(values) is dict and all(type(value) in _PLAIN for value in values.values())
 
 
 def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
