@@ -123,7 +123,6 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         found[:1] != [] and found[0] in donors_of(family) for found, family in zip(named, families, strict=True)
     )
     beside, stalls = _beside(provider, catalog, prompts[:50], [decode_donor_event(raw, MSGPACK) for raw in events])
-    gc.unfreeze()
     posting_bytes = provider.snapshot()["posting_bytes"]
     tape = EventTape()
     tape.skip(donors + extra + contended + 1)
@@ -131,6 +130,7 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
     device = tape.here(Tier.DEVICE)
     moves = _own_seconds(catalog, [encode_donor_event(tape.relocate(one, device), MSGPACK) for one in ids])
     evicts = _own_seconds(catalog, [encode_donor_event(tape.evict(one), MSGPACK) for one in ids])
+    gc.unfreeze()
     return Cost(
         donors=donors,
         tokens=tokens,
