@@ -17,13 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 # Runs in the child before the program itself: asks for SIGKILL at the parent's death, checks that the parent did not
-# die first, then becomes the program. An exec of its own, and not a preexec_fn, because running Python between fork
-# and exec can deadlock a parent with threads.
+# die first, takes its niceness, then becomes the program. An exec of its own, and not a preexec_fn, because running
+# Python between fork and exec can deadlock a parent with threads. Where Linux groups processes by session
+# (sched_autogroup), a process's own niceness counts within its session only, so the session's is set too.
 _LAUNCHER = (
     "import ctypes, os, sys\n"
     "ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(125)\n"
-    "os.execvp(sys.argv[2], sys.argv[2:])\n"
+    "if int(sys.argv[2]):\n"
+    "    nice, group = os.nice(int(sys.argv[2])), '/proc/self/autogroup'\n"
+    "    if os.path.exists(group): open(group, 'w').write(str(nice))\n"
+    "os.execvp(sys.argv[3], sys.argv[3:])\n"
 )
 
 _requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -64,13 +68,16 @@ def _spawn_on_lasting_thread(make: Callable[[], subprocess.Popen[bytes]]) -> sub
 
 
 class ChildProcess:
-    """One program with its log file (appended), its process group and its end."""
+    """One program with its log file (appended), its process group and its end. `niceness`, 0 to 19, is added to that
+    of this process: the program gives way to others that want the processor."""
 
-    def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], *, env: Mapping[str, str], log_path: Path, niceness: int = 0
+    ) -> None:
         self.name = name
         self.command = tuple(command)
         self.log_path = log_path
-        launch = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+        launch = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(niceness), *command]
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             self._popen = _spawn_on_lasting_thread(

@@ -20,7 +20,7 @@ from typing import Any
 
 from dynamo_semkv.bench.encoder_onnx import MODEL_PACKAGE, model_directory
 from graphs.bench.groups import Group
-from graphs.local.settings import GraphSettings
+from graphs.local.settings import GIVES_WAY, GraphSettings
 
 SEMKV, NO_LOOKUP, KV, KV_CONNECTOR, PASSING = "semkv", "no_lookup", "kv", "kv_connector", "passing"
 ROUND_ROBIN, SEMBLEND, COLD = "round_robin", "semblend", "cold"
@@ -55,6 +55,7 @@ def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSetti
         blocks_per_rank=group.blocks_per_rank,
         max_num_tokens=group.max_num_tokens,
         threads=group.threads,
+        engine_niceness=GIVES_WAY,
         mode="off" if name == PASSING else "enforce",
         router_mode=None if ours or name == PASSING else "kv" if name in (KV, KV_CONNECTOR) else "round-robin",
         overrides=_overrides(name, group, model_dir, disk) if connector else {},

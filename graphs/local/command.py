@@ -13,7 +13,7 @@ from rich.console import Console
 
 from graphs.local import demo
 from graphs.local.graph import GraphError, LocalGraph
-from graphs.local.settings import LOW_GATE, MODELS, GraphSettings
+from graphs.local.settings import GIVES_WAY, LOW_GATE, MODELS, GraphSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mode=arguments.mode,
             connector=arguments.connector == "on",
             blocks_per_rank=arguments.blocks_per_rank,
+            engine_niceness=arguments.engine_niceness,
             overrides=LOW_GATE if arguments.command == "demo" else {},  # shows the engine decline, too
             otlp_endpoint=arguments.otlp_endpoint,
             observability=arguments.observability,
@@ -102,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--connector", choices=("on", "off"), default="on")
         command.add_argument(
             "--blocks-per-rank", type=int, default=GraphSettings.blocks_per_rank, help="device pages a rank"
+        )
+        command.add_argument(
+            "--engine-niceness",
+            type=int,
+            default=GIVES_WAY,
+            help="0 to 19: how far engines give way",
         )
         command.add_argument(
             "--run-dir", type=Path, help="for logs, discovery and the broker's store; default: a temporary one"

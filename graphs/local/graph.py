@@ -188,7 +188,9 @@ class LocalGraph:
         """Start (again) one part other than `nats`; does not wait for it to be ready."""
         command, env = self._command(name)
         self.processes.pop(name, None)
-        self.processes[name] = ChildProcess(name, command, env=env, log_path=self.run_dir / f"{name}.log")
+        niceness = self.settings.engine_niceness if name in (*self.worker_names, *self.decode_names) else 0
+        log_path = self.run_dir / f"{name}.log"
+        self.processes[name] = ChildProcess(name, command, env=env, log_path=log_path, niceness=niceness)
 
     def kill(self, name: str) -> None:
         """kill -9, as a crash would."""

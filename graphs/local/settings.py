@@ -8,6 +8,10 @@ from typing import Any
 ROUTER_MODES = ("kv", "round-robin")
 MODELS = {"tiny": "tiny", "smollm2": "SmolLM2-135M-Instruct"}
 """Name on the command line -> the engine's name of the model."""
+GIVES_WAY = 15
+"""Niceness of engines in the command line's graphs and in benchmarks. A GPU does not compute on the processors of
+router, broker and frontend, so the CPU engines give way to these. Tests leave it at 0: beside other work an engine that
+gives way to everybody would hardly run."""
 LOW_GATE = {"placement": {"min_tokens": 32, "margin_tokens": 16}}
 """Overrides for short prompts: lower than the default, so that donors that are only similar are placed on too."""
 
@@ -30,6 +34,8 @@ class GraphSettings:
     max_num_tokens: int = 512
     threads: int = 2
     """torch threads of each worker. The demo sends one request at a time, so one worker at a time is busy."""
+    engine_niceness: int = 0
+    """Added to the niceness of the workers, 0 to 19. See `GIVES_WAY`."""
     migration_limit: int = 3
     direct: bool = False
     """The frontend is in direct mode, as behind a gateway: workers offer the model, routers give advice only
@@ -52,6 +58,8 @@ class GraphSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.decode_workers < 0:
             raise ValueError(f"decode_workers is {self.decode_workers}; it must be at least 0")
+        if not 0 <= self.engine_niceness <= 19:
+            raise ValueError(f"engine_niceness is {self.engine_niceness}; it must be 0 to 19")
         if self.router_mode is not None and self.router_mode not in ROUTER_MODES:
             raise ValueError(
                 f"router_mode is {self.router_mode!r}; it must be one of {', '.join(ROUTER_MODES)}, or None"

@@ -40,6 +40,23 @@ def test_output_goes_to_the_log_and_the_status_is_kept(tmp_path: Path) -> None:
     child.kill()  # after its end: nothing to do, and no error
 
 
+def test_it_gives_way_by_its_niceness(tmp_path: Path) -> None:
+    autogroup = Path("/proc/self/autogroup")
+    script = [sys.executable, "-c", f"import os; print(os.nice(0)); print(open({str(autogroup)!r}).read())"]
+    if not autogroup.exists():
+        script[-1] = "import os; print(os.nice(0))"
+    own, yielding = (
+        ChildProcess(str(n), script, env=dict(os.environ), log_path=tmp_path / f"{n}.log", niceness=n) for n in (0, 4)
+    )
+    assert own.wait(20.0)
+    assert yielding.wait(20.0)
+    assert int(own.log_text().split()[0]) == os.nice(0)
+    expected = min(19, os.nice(0) + 4)
+    assert int(yielding.log_text().split()[0]) == expected
+    if autogroup.exists():
+        assert yielding.log_text().split()[-1] == str(expected), "other sessions see only the session's niceness"
+
+
 def test_terminate_lets_it_finish(tmp_path: Path) -> None:
     child = spawn(tmp_path, "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done")
     wait_for("trap set", lambda: "ready" in child.log_text())

@@ -200,6 +200,7 @@ def test_every_panel_has_data_of_a_running_graph(
 def test_one_command_up_and_ctrl_c_down(tmp_path: Path, model_dir: Path) -> None:
     log = tmp_path / "output.log"
     options = ["--model", "tiny", "--workers", "1", "--run-dir", str(tmp_path / "run"), "--model-dir", str(model_dir)]
+    options += ["--engine-niceness", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "graphs.local", "--observability", *options],

@@ -57,7 +57,7 @@ class Command:
         self.run_dir = folder / "run"
         self.log = folder / "output.log"
         folder.mkdir()
-        options = ["--model", "tiny", "--workers", "1", "--connector", "off", "--print-env"]
+        options = ["--model", "tiny", "--workers", "1", "--connector", "off", "--print-env", "--engine-niceness", "0"]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [

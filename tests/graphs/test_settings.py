@@ -26,6 +26,7 @@ def test_dynamos_own_router_stands_in_for_ours() -> None:
     [
         ({"router_mode": "random"}, "router_mode is 'random'; it must be one of kv, round-robin, or None"),
         ({"router_mode": "kv", "direct": True}, "direct is True"),
+        ({"engine_niceness": 20}, "engine_niceness is 20; it must be 0 to 19"),
         ({"router_mode": "kv", "decode_workers": 1}, "decode_workers is 1; with router_mode it must be 0"),
     ],
 )

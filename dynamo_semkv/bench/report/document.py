@@ -83,7 +83,9 @@ def _contenders() -> str:
         "frontend and workers takes. *Round robin*: as Dynamo kv, with `--router-mode round-robin`. *semkv with "
         "SemBlend*: our router with SemBlend's provider alone and a deadline of a second, since on a CPU it needs "
         "that. *Cold*: every prompt once under a salt of its own, so nothing can be reused; its answers are what the "
-        "others' are compared with. All run the same engine, Dynamo and requests."
+        "others' are compared with. All run the same engine, Dynamo and requests. The engines run at a low priority "
+        "(niceness 15), those of every contender alike: they stand for GPUs, which do not compute on the processors of "
+        "router, broker and frontend."
     )
 
 
