@@ -25,7 +25,7 @@ from dynamo_semkv.telemetry.tracing import Tracing, start_tracing
 from worker_connector.background import Background, Job
 from worker_connector.donors.event_stream import EventStream, stream_address
 from worker_connector.donors.kv_event_registry import listen
-from worker_connector.donors.kv_event_socket import KvEventListener, pipe_path
+from worker_connector.donors.kv_event_socket import KvEventListener, event_socket_path
 from worker_connector.donors.sink import ReportSink
 from worker_connector.engine_api.settings import Settings, load_settings, tell_settings
 from worker_connector.engine_api.world import rank_of, world_of
@@ -311,7 +311,7 @@ def _listen(parts: LeaderParts, settings: Settings, llm_args: Any, identity: Ide
 def _hear_events(parts: LeaderParts, identity: Identity) -> KvEventListener | None:
     """Receives the KV cache events of another process that drains the engine; None where that fails."""
     try:
-        ear = KvEventListener(pipe_path(*identity.replica), parts.leader.kv_events)
+        ear = KvEventListener(event_socket_path(*identity.replica), parts.leader.kv_events)
         ear.start()
     except OSError as error:
         _log.warning("semkv connector: KV cache events of other processes are not heard: %s", error)

@@ -34,14 +34,14 @@ from worker_connector.fetch.wire import Block, Challenge, Done, Get, Proof, Refu
 from worker_connector.fetch.wire import Hello as Hello_
 from worker_connector.link import wire as rank_wire
 from worker_connector.link.channel import SlotsDamaged
-from worker_connector.link.wire import Hello, Numbered, Seen, WireError
+from worker_connector.link.wire import Acknowledged, Hello, Numbered, WireError
 from worker_connector.requests.engine_namespace import _heads
 
 in_a_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 FRAMES = (
     rank_wire.frame(Hello(rank_wire.PROTOCOL, "token", 0, "session")),
     rank_wire.frame(Numbered(1, SlotsDamaged(0, (3, 4), True))),
-    rank_wire.frame(Seen(3)),
+    rank_wire.frame(Acknowledged(3)),
 )
 
 
@@ -66,7 +66,7 @@ def over_a_socket(raw: bytes, read: Any) -> Any:
 def test_any_bytes_between_ranks(raw: bytes, leader: bool) -> None:
     read = rank_wire.read_from_leader if leader else rank_wire.read_from_rank
     try:
-        assert isinstance(over_a_socket(raw, read), (Hello, Numbered, Seen))
+        assert isinstance(over_a_socket(raw, read), (Hello, Numbered, Acknowledged))
     except (WireError, EOFError):
         pass  # the documented two
 

@@ -41,6 +41,7 @@ TESTED = {
     "worker_connector/donors/kv_event_socket.py": (CONNECTOR, "test_any_bytes_of_an_event_pipe"),
     "worker_connector/fetch/wire.py": (CONNECTOR, "test_any_bytes_between_workers"),
     "worker_connector/disk/namespace_codec.py": (CONNECTOR, "test_any_words_of_a_namespace"),
+    "worker_connector/link/frames.py": (CONNECTOR, "test_any_bytes_between_ranks"),
     "worker_connector/link/wire.py": (CONNECTOR, "test_any_bytes_between_ranks"),
     "worker_connector/engine_api/request_view.py": (CONNECTOR, "test_tokens_there_and_back"),
 }

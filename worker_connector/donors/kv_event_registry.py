@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.donors.device_events import KvEvents
-from worker_connector.donors.kv_event_socket import KvEventSender, pipe_path
+from worker_connector.donors.kv_event_socket import KvEventSender, event_socket_path
 from worker_connector.engine_api.settings import IDENTITY_VARIABLE
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _pipe_to(stable_routing_id: str, rank: int) -> KvEventSender | None:
         with _lock:
             pipe = _pipes.get((stable_routing_id, rank))
             if pipe is None and len(_pipes) < MAX_PIPES:
-                pipe = _pipes[(stable_routing_id, rank)] = KvEventSender(pipe_path(stable_routing_id, rank))
+                pipe = _pipes[(stable_routing_id, rank)] = KvEventSender(event_socket_path(stable_routing_id, rank))
     except (OSError, RuntimeError) as error:  # somebody else's directory, or no thread to be had
         _count("no_pipe")
         _throttled.warning("semkv connector: KV cache events of rank %d are dropped: %s", rank, error)

@@ -4,11 +4,10 @@ runs.
 TensorRT-LLM runs its executor in worker processes unless it is told otherwise (`TLLM_WORKER_USE_SINGLE_PROCESS`), while
 the events come out in the process that made the `LLM`. Both have the engine's `DYN_STABLE_ROUTING_ID`, and rank 0 is on
 the same machine. So a leader listens on a Unix-domain socket that is named after the id and its data-parallel rank, in
-a directory that only this user can enter, and whoever drains writes there: length-prefixed msgpack, nothing is
-unpickled.
+a directory that only this user can enter, and the process that drains the engine writes there: msgpack in frames
+(link/frames.py), nothing is unpickled.
 
-Events may be lost on the way (nobody listens yet, too many wait): their ids then have a gap, which is what losses look
-like anyway.
+Events may be lost on the way (nobody listens yet, too many wait). Their ids then have a gap, as after any other loss.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import logging
 import os
 import socket
 import stat
-import struct
-import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -29,22 +26,26 @@ from typing import Any
 import msgspec
 
 from dynamo_semkv.telemetry.throttled import Throttled
-from worker_connector.link.local_server import LocalServer
+from worker_connector.link.frames import framed, read_frame
+from worker_connector.link.local_server import LocalServer, socket_directory
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 MAX_FRAME = 16 * 1024 * 1024
+"""Bytes."""
 MAX_WAITING = 20_000
+"""Events that wait to be sent."""
 _AT_ONCE = 256
 _PAUSE_SECONDS = 0.5
-_LENGTH = struct.Struct(">I")
+_NAME_BYTES = 64
+"""Of the socket's path below the directory for sockets, at most."""
 
 
-def pipe_path(stable_routing_id: str, dp_rank: int, base: Path | None = None) -> Path:
-    """In a directory of this user's own, which is made if need be. PermissionError if it is somebody else's, or open to
-    others."""
-    directory = (base or Path(tempfile.gettempdir())) / f"semkv-events-{os.getuid()}"
+def event_socket_path(stable_routing_id: str, dp_rank: int, base: Path | None = None) -> Path:
+    """The socket's path, in a directory of this user below `base` (`socket_directory`), which is made if need be.
+    PermissionError if the directory is another user's or open to others."""
+    directory = (base or Path(socket_directory(_NAME_BYTES))) / f"semkv-events-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -56,17 +57,19 @@ def pipe_path(stable_routing_id: str, dp_rank: int, base: Path | None = None) ->
 
 
 class KvEventListener:
-    """The leader's end. `hear` gets lists of events on this thread; it must not raise."""
+    """The leader's end."""
 
-    def __init__(self, path: Path, hear: Callable[[list[Any]], None]) -> None:
+    def __init__(self, path: Path, on_events: Callable[[list[Any]], None]) -> None:
+        """`on_events` gets lists of whatever was sent, on a thread of each connection; it must not raise."""
         self._path = path
-        self._hear = hear
+        self._on_events = on_events
         self._server: LocalServer | None = None
         self.counts: Counter[str] = Counter()
         """`connected`, `refused`; `crowded`, `accept_failed` (LocalServer)."""
 
     def start(self) -> None:
-        """Once. OSError if the socket cannot be made, or an engine of the same name is listening."""
+        """Listens from now on. To be called once. OSError if the socket cannot be made, or another engine of the same
+        name is listening."""
         if self._path.exists():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 try:
@@ -79,7 +82,7 @@ class KvEventListener:
         self._server.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Idempotent."""
+        """Ends the threads, waiting `timeout` seconds at most, and removes the socket. Idempotent."""
         if self._server is not None and not self._server.closed:
             self._server.close(timeout)
             self._path.unlink(missing_ok=True)
@@ -88,42 +91,41 @@ class KvEventListener:
         try:
             self.counts["connected"] += 1
             while True:
-                (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-                if size > MAX_FRAME:
-                    raise ValueError(f"a frame of {size} bytes, at most {MAX_FRAME} are allowed")
-                events = msgspec.msgpack.decode(_exactly(connection, size))
+                events = msgspec.msgpack.decode(read_frame(connection, MAX_FRAME))
                 if not isinstance(events, list):
                     raise ValueError(f"{type(events).__name__}, expected a list of events")
                 if self._server is not None:
                     self._server.settle(connection)
-                self._hear(events)
+                self._on_events(events)
         except (OSError, EOFError):
-            pass  # the other side has gone
+            pass  # the connection has ended
         except (ValueError, RecursionError) as error:
             self.counts["refused"] += 1
             _throttled.warning("semkv connector: a connection with KV cache events was refused: %s", error)
 
 
 class KvEventSender:
-    """The other end. `send` never raises and never waits; a thread of its own connects, and again."""
+    """The end of the process that drains the engine. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
+        """Starts the thread that connects to `path`, again and again. RuntimeError where no thread can be started."""
         self._path = path
         self._wake = threading.Condition()
         self._waiting: deque[Mapping[str, Any]] = deque(maxlen=MAX_WAITING)
         self._closing = False
         self.counts: Counter[str] = Counter()
-        """`sent`, `not_events` (what msgpack cannot say)."""
+        """`sent`, `not_events` (msgpack cannot encode them, or one is too large for a frame)."""
         self._thread = threading.Thread(target=self._run, name="semkv-kv-events-out", daemon=True)
         self._thread.start()
 
     def send(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Queues events for the thread, in order. Never raises and never waits."""
         with self._wake:
-            self._waiting.extend(events)  # the oldest go when there are too many
+            self._waiting.extend(events)  # the queue drops the oldest when there are too many
             self._wake.notify_all()
 
     def close(self, timeout: float = 5.0) -> None:
-        """What waits is given up. Idempotent."""
+        """Ends the thread, waiting `timeout` seconds at most; drops the events that wait. Idempotent."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -141,7 +143,7 @@ class KvEventSender:
                     connection.connect(str(self._path))
                     self._write(connection)
             except OSError:
-                pass  # nobody listens yet, or not any more: what waits is kept, within its bound
+                pass  # nobody listens now: what waits is kept, up to its bound
             with self._wake:
                 if self._wake.wait_for(lambda: self._closing, _PAUSE_SECONDS):
                     return
@@ -153,30 +155,19 @@ class KvEventSender:
                 if self._closing:
                     return
                 batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
-            # A batch that fails on the way is lost: sent twice it would be ignored, and this is the gap that a loss is.
-            for payload in self._payloads(batch):
-                connection.sendall(_LENGTH.pack(len(payload)) + payload)
+            # A batch that fails on the way is lost, which the listener sees by the gap in the ids: events that are sent
+            # twice would be ignored.
+            for frame in self._frames(batch):
+                connection.sendall(frame)
             self.counts["sent"] += len(batch)
 
-    def _payloads(self, batch: list[Mapping[str, Any]]) -> list[bytes]:
+    def _frames(self, batch: list[Mapping[str, Any]]) -> list[bytes]:
+        """The batch in one frame. If it cannot be encoded, or is too large, the frames of its halves."""
         try:
-            whole = msgspec.msgpack.encode(batch)
-        except (TypeError, ValueError, OverflowError, RecursionError):
+            return [framed(msgspec.msgpack.encode(batch), MAX_FRAME)]
+        except (TypeError, ValueError, OverflowError, RecursionError):  # WireError is a ValueError
             if len(batch) == 1:
                 self.counts["not_events"] += 1
                 return []
-            return [payload for event in batch for payload in self._payloads([event])]
-        if len(whole) <= MAX_FRAME:
-            return [whole]
         half = len(batch) // 2
-        return [*self._payloads(batch[:half]), *self._payloads(batch[half:])] if half else []
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = connection.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            raise EOFError("the other side closed the connection")
-        parts += part
-    return bytes(parts)
+        return [*self._frames(batch[:half]), *self._frames(batch[half:])]

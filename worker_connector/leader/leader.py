@@ -31,8 +31,7 @@ from worker_connector.leader.event_publisher import EventPublisher, Identity
 from worker_connector.leader.publisher_numbers import numbers_of
 from worker_connector.link.channel import RankChannel, RankReady, RankResult
 from worker_connector.link.metadata import ConnectorMetadata, Orders, Unloadable
-from worker_connector.link.missing_ranks import MissingRanks
-from worker_connector.link.rank_aggregator import RankAggregator
+from worker_connector.link.rank_aggregator import RankAggregator, warn_of_missing_ranks
 from worker_connector.link.wire import Endpoint
 from worker_connector.memory.slab import HostSlab
 from worker_connector.requests.async_loads import Grouped
@@ -79,9 +78,8 @@ class Leader:
         self._lock = self.lock = threading.RLock()
         self._generation = new_generation()
         self._dp_rank = configured_rank(llm_args)
-        self._board = RankAggregator(world)
+        self._aggregator = RankAggregator(world, clock)
         self._endpoint = endpoint
-        self._missing = MissingRanks(self._board, clock)
         self._life: CacheGeneration | None = None
         self._namespaces: RequestNamespaces | None = None
         self._weights_revision: str | None = None
@@ -111,7 +109,7 @@ class Leader:
             if self._life is None:
                 self.counts["not_ready"] += 1
                 return NOTHING
-            return self._life.ask(request, computed, all_ranks=self._board.complete)
+            return self._life.ask(request, computed, all_ranks=self._aggregator.complete)
 
     def allocated(self, request: Any, flat: Iterable[int] = (), grouped: Grouped = None) -> None:
         """Pages are there. They are taken from the reports that follow, and here where the request is to be parked,
@@ -142,7 +140,7 @@ class Leader:
                 tuple(orders.loads),
                 tuple(orders.saves),
                 (*unmet, *orders.unloadable),
-                tuple(orders.parked_loads),
+                tuple(orders.async_loads),
                 tuple(orders.nothing_to_load),
                 tuple(orders.abandoned),
                 to_disk,
@@ -162,8 +160,8 @@ class Leader:
         if life is None:
             return Orders()
         try:
-            forwarded = self._channel.forwarded
-            orders = life.batch(output, self._iteration, all_ranks=self._board.complete, forwarded=forwarded)
+            forwarded = self._channel.last_idle_forward
+            orders = life.batch(output, self._iteration, all_ranks=self._aggregator.complete, forwarded=forwarded)
             self._end_if_contradicted(life)
             return orders
         except Exception as error:
@@ -200,20 +198,20 @@ class Leader:
         """The request ended by itself. Cancelled ones may come here too, or never."""
         with self._lock:
             if self._life is not None:
-                self._life.finished(request, forwarded=self._channel.forwarded)
+                self._life.finished(request, forwarded=self._channel.last_idle_forward)
 
     def on_result(self, result: RankResult) -> None:
         """Never raises: it is called from the rank's copies, or by the thread of a rank in another process."""
-        self._on_ranks(lambda: self._board.take(result))
+        self._on_ranks(lambda: self._aggregator.take(result))
 
-    def rank_here(self, rank: int) -> None:
+    def rank_connected(self, rank: int) -> None:
         """A rank of another process is connected. Never raises."""
-        self._on_ranks(lambda: self._board.here(rank))
+        self._on_ranks(lambda: self._aggregator.connected(rank))
 
     def rank_lost(self, rank: int) -> None:
         """Its connection is gone: what waits for it fails, and nothing is offered until it is back. Never raises."""
         _throttled.error("semkv connector: rank %d is lost; nothing is loaded or saved until it is back", rank)
-        self._on_ranks(lambda: self._board.lost(rank))
+        self._on_ranks(lambda: self._aggregator.lost(rank))
 
     def _on_ranks(self, learn: Callable[[], Sequence[RankResult]]) -> None:
         try:
@@ -223,7 +221,6 @@ class Leader:
                         self._ready(result)
                     elif self._life is not None:
                         self._life.take(result)
-                self._missing.note()
         except Exception:  # noqa: BLE001 - a fault of the leader's books may not fail a rank's forward pass
             self.counts["result_errors"] += 1
             _throttled.exception("semkv connector: a rank's result could not be booked")
@@ -231,9 +228,9 @@ class Leader:
     def warn_of_missing_ranks(self) -> None:
         """From the beat."""
         with self._lock:
-            missing = self._missing.overdue()
+            missing = self._aggregator.overdue()
         if missing:
-            self._missing.warn(missing)
+            warn_of_missing_ranks(missing, self._aggregator.world)
 
     def _ready(self, pool: RankReady) -> None:
         """A pool was registered. A second time means that the engine rebuilt it, and the rank its slab: a new life of
@@ -257,11 +254,11 @@ class Leader:
             self._verify,
             lambda: self._generation,
             self.counts,
-            patience=1 if self._board.world == 1 else REMOTE_PATIENCE,
+            patience=1 if self._aggregator.world == 1 else REMOTE_PATIENCE,
         )
         if self._settings.connector.disk_path is not None:
             self._disk_orders.clear()
-            self._life.attach_disk(self._to_disk, self._lock, ranks=self._board.world, clock=self._clock)
+            self._life.attach_disk(self._to_disk, self._lock, ranks=self._aggregator.world, clock=self._clock)
         unknown = set(self._namespaces.base.unknown_fields()) - _OF_THE_REQUEST
         if unknown and self._settings.exact:
             _throttled.warning(
@@ -277,7 +274,7 @@ class Leader:
         """With several ranks by the next metadata, which reaches each of them once and in order; it comes with the next
         iteration."""
         rank = self._channel.rank
-        if self._board.world > 1:
+        if self._aggregator.world > 1:
             self._disk_orders.append(order)
         elif rank is not None:
             rank.disk(order)
@@ -437,7 +434,7 @@ class Leader:
                 "iteration": self._iteration,
                 "counts": dict(self.counts),
                 **numbers_of(self._event_publisher),
-                "ranks": self._board.describe(),
+                "ranks": self._aggregator.describe(),
             }
             if life is not None:
                 numbers |= life.numbers()

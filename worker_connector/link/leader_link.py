@@ -1,5 +1,5 @@
-"""LeaderLink: the rank's connection to its leader, wherever that is: in this process (link/channel.py), or in another
-one (link/remote_channel.py)."""
+"""LeaderLink: the rank's connection to its leader, in this process (link/channel.py) or in another one
+(link/remote_channel.py)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from worker_connector.link.remote_channel import RemoteChannel
 
 
 class LeaderLink:
-    """`apart`: the leader is in another process (tensor parallelism), and metadata says where."""
+    """One rank's link. It begins with the channel that pairing gave it, and follows the metadata."""
 
     def __init__(self, channel: RankChannel, rank: LocalRank, number: int, apart: bool, counts: Counter[str]) -> None:
-        """`counts`: `moved_channel`, `foreign_channel`, `called_leader`."""
+        """`apart`: the leader is in another process (tensor parallelism), and metadata says where. `counts` gets
+        `moved_channel`, `foreign_channel` and `called_leader`."""
         self._channel: RankChannel | RemoteChannel = channel
         self._rank = rank
         self._number = number
@@ -31,19 +32,20 @@ class LeaderLink:
         return self._channel.has_leader
 
     def post(self, result: RankResult) -> None:
-        """Sends a result. The last `RankReady` is sent again to every leader that the rank moves to later."""
+        """Sends a result. Every leader that the rank moves to later gets the last `RankReady` too."""
         if isinstance(result, RankReady):
             self._ready = result
         self._channel.post(result)
 
-    def forwarded(self, iteration: int) -> None:
+    def idle_forward_done(self, iteration: int) -> None:
         """The forward pass of an iteration without orders was enqueued. A leader in another process need not know."""
         channel = self._channel
         if type(channel) is RankChannel:
-            channel.forwarded = iteration
+            channel.last_idle_forward = iteration
 
-    def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
-        """Moves to the leader that made this metadata, if the rank has another leader or none."""
+    def follow(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
+        """Moves to the leader that made this metadata, unless the rank is linked to it already. `find`: a channel of
+        this process by its id, or None."""
         if metadata.channel_id == self._channel.channel_id:
             return
         channel = find(metadata.channel_id)

@@ -1,8 +1,9 @@
 """Servers with a thread for each connection: `LocalServer` for this user's processes on this machine, over a
 Unix-domain socket; `ConnectionServer` for any listening socket.
 
-A connection is new until `settle`. At most `max_new` may be new; the oldest of them is hung up for the next. A shortage
-of descriptors or threads ends no server: what could not be accepted is counted, and accepted when the shortage is over.
+A connection is new until `settle` is called for it. At most `max_new` connections may be new: for one more, the server
+hangs up the oldest. A shortage of descriptors or threads does not end a server: it counts the failure, waits, and
+accepts again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,6 +24,8 @@ _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 MAX_NEW = 32
+_MAX_PATH = 107
+"""Bytes in the path of a Unix-domain socket on Linux."""
 _PAUSE_SECONDS = 0.2
 
 
@@ -37,20 +41,20 @@ class ConnectionServer:
         max_new: int = MAX_NEW,
         pause_seconds: float = 0.0,
     ) -> None:
-        """Takes a bound socket over, which it closes. `serve` runs on a connection's own thread, which closes the
-        connection after it; it must not raise. `counts` gets `crowded` (hung up for the next) and `accept_failed`.
-        `pause_seconds`: before the next one is accepted when one has ended that never settled, so that a flood of
-        strangers takes little of the process's time."""
+        """Owns `listening`, a bound socket, and closes it. `serve` runs on a connection's own thread and must not
+        raise; the connection is closed after it. `counts` gets `crowded` (hung up for the next) and `accept_failed`.
+        `pause_seconds`: after a connection has ended that was never settled, and before the next is accepted, so that a
+        flood of strangers takes little of the process's time."""
         self._name = name
         self._serve = serve
         self._counts = counts
         self._max_new = max_new
         self._pause = pause_seconds
         self._stranger = threading.Event()
-        """Set when a connection has ended that never settled, and no pause was made for it yet."""
+        """Set when a connection has ended that was never settled, until the pause that follows."""
         self._lock = threading.Lock()
         self._new: dict[socket.socket, None] = {}
-        """In the order in which they came."""
+        """Connections that are not settled, in the order in which they came."""
         self._settled: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -63,22 +67,22 @@ class ConnectionServer:
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """A copy; threads that have ended may still be in it."""
+        """A copy of the list; some of the threads may have ended."""
         with self._lock:
             return list(self._threads)
 
     def start(self) -> None:
-        """Once."""
+        """Accepts connections from now on. To be called once; RuntimeError where no thread can be started."""
         self._spawn(self._accept, "accept")
 
     def settle(self, connection: socket.socket) -> None:
-        """The other end of the connection is known: it stays until it ends or `hang_up`."""
+        """The other end is known: the connection does not make room for others any more."""
         with self._lock:
             if self._new.pop(connection, connection) is None:
                 self._settled.add(connection)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Hangs all up and ends the threads, waiting `timeout` at most. Idempotent."""
+        """Hangs up all connections and ends the threads, waiting `timeout` seconds at most. Idempotent."""
         with self._lock:
             self._closed.set()
             connections = [*self._new, *self._settled]
@@ -128,7 +132,7 @@ class ConnectionServer:
                     return
 
     def _wait_after(self, error: Exception) -> bool:
-        """True when the server is closed, and only then."""
+        """Waits before the next attempt to accept; True if the server is closed."""
         if self._closed.is_set():
             return True
         self._counts["accept_failed"] += 1
@@ -157,12 +161,12 @@ class ConnectionServer:
 
 
 class LocalServer(ConnectionServer):
-    """A server on a Unix-domain socket, for this user's processes only."""
+    """A server on a Unix-domain socket of mode 0600, for processes of this user only."""
 
     def __init__(
         self, path: str, name: str, serve: Callable[[socket.socket], None], counts: Counter[str], max_new: int = MAX_NEW
     ) -> None:
-        """Binds and listens. `counts` also gets `refused` (of another user). OSError if the socket cannot be made."""
+        """Binds and listens at `path`. `counts` also gets `refused` (another user's). OSError where that fails."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(path)
@@ -182,18 +186,25 @@ class LocalServer(ConnectionServer):
 
 
 def other_user(connection: socket.socket) -> bool:
-    """True if the other end belongs to another user; False also where the system does not tell."""
+    """True if the other end belongs to another user; False also where the system does not say."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
-        return False  # the directory's mode still holds
+        return False  # the mode of the socket's directory still keeps others out
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
     return bool(user != os.getuid())
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Ends the connection and wakes whoever reads from it. Only its own thread closes it: a descriptor that is closed
-    under a reader may be another file's by then."""
+    """Ends the connection and wakes the thread that reads from it, which must close it: a descriptor that another
+    thread closed could name another file by the time it is read from."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # not connected, or already hung up
+
+
+def socket_directory(name_bytes: int) -> str:
+    """Where sockets go whose paths have `name_bytes` below this directory at most: the system's temporary directory, or
+    /tmp where its own path is too long for that. Processes with one `TMPDIR` get one answer."""
+    directory = tempfile.gettempdir()
+    return directory if len(os.fsencode(directory)) + 1 + name_bytes <= _MAX_PATH else "/tmp"

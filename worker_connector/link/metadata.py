@@ -1,4 +1,5 @@
-"""ConnectorMetadata: what one iteration's leader tells every rank. Plain picklable data: TensorRT-LLM broadcasts it."""
+"""ConnectorMetadata: the leader's orders to every rank for one iteration. Plain picklable data: TensorRT-LLM broadcasts
+it."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from worker_connector.memory.transfer import Move
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """Fill recipient-owned pages from host slots. `plan` says for whom, from which donor and cache generation (RFC
-    "build_connector_meta")."""
+    """Fill pages that a request owns from host slots. `plan` says for which request, from which donor and cache
+    generation (RFC "build_connector_meta")."""
 
     key: PlanKey
     moves: tuple[Move, ...]
@@ -26,7 +27,7 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """Copy pages to host slots once the forward pass of this iteration has run."""
+    """Copy pages of a request to host slots once the forward pass of this iteration has run."""
 
     save_id: int
     moves: tuple[Move, ...]
@@ -34,24 +35,24 @@ class SaveOrder:
 
 
 class Unloadable(NamedTuple):
-    """A promise of this batch that cannot be kept. `request_id` None: it belongs to no single request, so none can be
-    taken out of the batch."""
+    """An offer that the engine relies on in this batch and that cannot be kept. `request_id` None: it belongs to no
+    single request, so none can be taken out of the batch."""
 
     request_id: int | None
     why: str
-    parked: bool = False
-    """The request waits in the engine for an asynchronous load of ours: it is not in this batch, and its load must be
-    answered."""
+    async_load: bool = False
+    """The request waits in the engine for an asynchronous load: it is not in this batch, and `get_finished` must name
+    it."""
 
 
 @dataclass
 class Orders:
-    """One iteration's instructions, as the leader's books collect them."""
+    """One iteration's orders while the leader collects them; the fields mean what they do in `ConnectorMetadata`."""
 
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
     unloadable: list[Unloadable] = field(default_factory=list)
-    parked_loads: list[LoadOrder] = field(default_factory=list)
+    async_loads: list[LoadOrder] = field(default_factory=list)
     nothing_to_load: list[int] = field(default_factory=list)
     abandoned: list[PlanKey] = field(default_factory=list)
 
@@ -65,20 +66,19 @@ class ConnectorMetadata(msgspec.Struct, frozen=True):
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
     unloadable: tuple[Unloadable, ...] = ()
-    """Ranks must fail the forward pass, or have these requests taken out of it, rather than run it on unwritten
+    """Ranks must fail the forward pass, or have these requests taken out of it, rather than let it run on unwritten
     pages."""
-    parked_loads: tuple[LoadOrder, ...] = ()
-    """Asynchronous loads, for which the engine has just begun to let requests wait: started now, awaited by
-    `get_finished`."""
+    async_loads: tuple[LoadOrder, ...] = ()
+    """Asynchronous loads whose requests have just begun to wait in the engine: a rank starts them now, and
+    `get_finished` names the request when its load is over."""
     nothing_to_load: tuple[int, ...] = ()
-    """Requests that wait in the engine although it honours nothing of their offers: they are released at once."""
+    """Requests that wait in the engine although it took nothing of their offers: `get_finished` names them at once."""
     abandoned: tuple[PlanKey, ...] = ()
     """Asynchronous loads whose pages the engine has given to another request: no byte may be written for them from this
     forward pass on."""
     disk: tuple[DiskOrder, ...] = ()
-    """For the disk stores of ranks in several processes; a rank alone gets its orders at once."""
+    """Orders to the disk stores where ranks are processes of their own; a single rank gets them by a call."""
     endpoint: Endpoint | None = None
     """Where ranks of other processes reach the leader; None where there are none."""
     idle: bool = False
-    """Nothing is ordered, and no attempt is confirmed by the forward pass of this iteration: its end need not be
-    reported."""
+    """Nothing is ordered, and the forward pass of this iteration confirms no attempt: ranks need not report its end."""

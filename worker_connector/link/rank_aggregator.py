@@ -1,22 +1,22 @@
-"""RankAggregator: reduces the messages of several ranks to those of a single rank, since the leader's books know only
-one.
+"""RankAggregator: reduces the messages of several ranks to those of one, since the rest of the leader knows one rank.
 
-* ready: when all ranks are, and hold the same kind of blocks; as many slots as the smallest slab has;
-* a load or a save is done when every rank has done it, failed when one has not, and in both cases over only when every
-  rank's copy is;
-* a forward pass ran when it ran everywhere;
-* damage on one rank is damage.
+* Ready: when all ranks are ready and hold the same kind of blocks. The smallest slab says how many slots there are.
+* A load or a save succeeds when every rank's has succeeded. It fails when one rank's has failed, but is reported only
+  when every rank's copy has ended: until then a slot may be read or written.
+* A forward pass has run when every rank has reported it.
+* A slot that is damaged on one rank is damaged.
 
-A rank that is lost answers nothing any more: what waits for it fails, and until it is back nothing new may be promised.
-Its answers may come late, twice, and in another order than those of other ranks; each of them counts once.
+A lost rank answers nothing: what waits for it fails, and nothing new may be promised until it is back. Answers of a
+rank may come late, twice, and in another order than those of other ranks; each of them counts once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -39,10 +39,12 @@ from worker_connector.link.channel import (
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
-_OPEN = 65_536
-_OVER = 8_192
-EVERYBODY = 0
-"""Rank of a reduced message."""
+MISSING_SECONDS = 60.0
+"""Between two warnings about ranks that are missing."""
+ALL_RANKS = 0
+"""The `rank` of a reduced message."""
+_MAX_OPEN = 65_536
+_MAX_CLOSED = 8_192
 
 K = TypeVar("K", bound=Hashable)
 _AGREED = ("tokens_per_block", "group_ids", "windows", "kv_dtype")
@@ -57,52 +59,52 @@ class _Answers:
 
 
 class _Tally(Generic[K]):
-    """Answers to one kind of order, by the order's key. Bounded: beyond the bound the oldest order that not all ranks
-    have answered is forgotten."""
+    """Answers to one kind of order, by the order's key. Where too many orders are open, it forgets the oldest."""
 
     def __init__(self) -> None:
         self.open: OrderedDict[K, _Answers] = OrderedDict()
-        self._over: OrderedDict[K, None] = OrderedDict()
+        self._closed: OrderedDict[K, None] = OrderedDict()
 
     def add(self, key: K, rank: int) -> _Answers | None:
-        """Counts an answer. None for an order that is over, or that this rank has answered."""
-        if key in self._over:
+        """Counts an answer. None for an order that is closed, or that this rank has answered before."""
+        if key in self._closed:
             return None
         answers = self.open.setdefault(key, _Answers())
         if rank in answers.ranks:
             return None
         answers.ranks.add(rank)
-        if len(self.open) > _OPEN:
+        if len(self.open) > _MAX_OPEN:
             self.open.popitem(last=False)
         return answers
 
     def close(self, key: K) -> None:
         self.open.pop(key, None)
-        self._over[key] = None
-        if len(self._over) > _OVER:
-            self._over.popitem(last=False)
+        self._closed[key] = None
+        if len(self._closed) > _MAX_CLOSED:
+            self._closed.popitem(last=False)
 
 
 class RankAggregator:
     """Not thread-safe: the leader's lock covers it."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`world`: the number of ranks. A single rank's messages are passed on as they are."""
         self.world = world
         self.disagreement: str | None = None
-        """Why ranks that are all connected cannot serve together; None where they can."""
+        """Why ranks that are all ready cannot serve together; None where they can."""
         self.counts: Counter[str] = Counter()
         """`ranks_lost`, `late_results`."""
-        self.all_here = False
-        """No rank is `missing`."""
         self.complete = False
-        """True when loads may be promised and blocks saved. Read with every batch."""
+        """No rank is `missing` and they agree: loads may be promised and blocks saved. Read with every batch."""
         self._all = frozenset(range(world))
         self._lost: set[int] = set()
         self._ready: dict[int, RankReady] = {}
-        self._told: tuple[str, ...] | None = None
+        self._reported_incarnations: tuple[str, ...] | None = None
         self._loads: _Tally[tuple[PlanKey, int]] = _Tally()
         self._saves: _Tally[int] = _Tally()
         self._forwards: _Tally[int] = _Tally()
+        self._clock = clock
+        self._missing_since: float | None = clock() if world > 1 else None
 
     @property
     def missing(self) -> list[int]:
@@ -110,11 +112,11 @@ class RankAggregator:
         return sorted(self._all - (self._ready.keys() - self._lost))
 
     def take(self, result: RankResult) -> list[RankResult]:
-        """Takes one message. Returns the reduced messages that follow from it, often none."""
+        """Takes one rank's message. Returns the reduced messages that follow from it, often none."""
         if self.world == 1:
             if isinstance(result, RankReady):
                 self._ready[0] = result
-                self._count()
+                self._update()
             return [result]
         if result.rank not in self._all:
             self.counts["late_results"] += 1
@@ -130,16 +132,17 @@ class RankAggregator:
         # Answers of disk stores are reduced by the disk tier (disk/tier.py).
         return [result] if isinstance(result, (LoadGivenUp, SlotsDamaged, *DISK_RESULTS)) else []
 
-    def here(self, rank: int) -> list[RankResult]:
-        """The rank's connection is back. Nothing that it sent was lost, so nothing follows."""
+    def connected(self, rank: int) -> list[RankResult]:
+        """The rank has a connection, for the first time or again. No result was lost with the old one, so no message
+        follows."""
         self._lost.discard(rank)
-        self._count()
+        self._update()
         return []
 
     def lost(self, rank: int) -> list[RankResult]:
-        """The rank's connection has ended: what waits for its answer fails now."""
+        """The rank's connection has ended. Returns the failures of what waits for its answer."""
         self._lost.add(rank)
-        self._count()
+        self._update()
         self.counts["ranks_lost"] += 1
         results: list[RankResult] = []
         for key in list(self._loads.open):
@@ -149,7 +152,7 @@ class RankAggregator:
         return results
 
     def describe(self) -> dict[str, Any]:
-        """The state of the ranks, for the snapshot."""
+        """The state of the ranks for the leader's snapshot, JSON-able."""
         return {
             "world": self.world,
             "missing": self.missing,
@@ -158,29 +161,40 @@ class RankAggregator:
             **self.counts,
         }
 
-    def _count(self) -> None:
-        self.all_here = not self.missing
-        self.complete = self.all_here and self.disagreement is None
+    def overdue(self) -> list[int]:
+        """Ranks of which one at least has been missing for `MISSING_SECONDS`, once in that time; else none."""
+        if self._missing_since is None or self._clock() - self._missing_since < MISSING_SECONDS:
+            return []
+        self._missing_since = self._clock()
+        return self.missing
+
+    def _update(self) -> None:
+        missing = self.missing
+        self.complete = not missing and self.disagreement is None
+        if not missing:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = self._clock()
 
     # ready
 
     def _take_ready(self, ready: RankReady) -> list[RankResult]:
         self._ready[ready.rank] = ready
-        self._count()
-        if self._ready.keys() != self._all:
+        pools = [self._ready[rank] for rank in sorted(self._ready)]
+        if len(pools) == self.world:
+            self.disagreement = _disagreement(pools)
+        self._update()
+        if len(pools) < self.world:
             return []
-        pools = [self._ready[rank] for rank in range(self.world)]
-        self.disagreement = _disagreement(pools)
-        self._count()
         if self.disagreement is not None:
             _throttled.error(
                 "semkv connector: nothing is loaded or saved, the ranks do not agree: %s", self.disagreement
             )
             return []
         incarnations = tuple(pool.incarnation for pool in pools)
-        if incarnations == self._told:
+        if incarnations == self._reported_incarnations:
             return []
-        self._told = incarnations
+        self._reported_incarnations = incarnations
         return [_merged(pools)]
 
     # orders
@@ -205,7 +219,7 @@ class RankAggregator:
         self._loads.close(key)
         reason = answers.reason if not absent else (answers.reason or Reason.WORKER_LOST)
         ok = answers.ok and not absent
-        return [LoadDone(EVERYBODY, key[1], key[0], ok, answers.seconds, None if ok else reason)]
+        return [LoadDone(ALL_RANKS, key[1], key[0], ok, answers.seconds, None if ok else reason)]
 
     def _take_save(self, done: SaveDone) -> list[RankResult]:
         answers = self._saves.add(done.save_id, done.rank)
@@ -221,14 +235,14 @@ class RankAggregator:
         if not absent <= self._lost:
             return []
         self._saves.close(save_id)
-        return [SaveDone(EVERYBODY, save_id, answers.ok and not absent)]
+        return [SaveDone(ALL_RANKS, save_id, answers.ok and not absent)]
 
     def _take_forward(self, done: ForwardDone) -> list[RankResult]:
         answers = self._forwards.add(done.iteration, done.rank)
         if answers is None or answers.ranks != self._all:
             return []
         self._forwards.close(done.iteration)
-        return [ForwardDone(EVERYBODY, done.iteration)]
+        return [ForwardDone(ALL_RANKS, done.iteration)]
 
 
 def _disagreement(pools: list[RankReady]) -> str | None:
@@ -241,16 +255,28 @@ def _disagreement(pools: list[RankReady]) -> str | None:
 
 
 def _merged(pools: list[RankReady]) -> RankReady:
-    """Layouts may differ where heads do not divide evenly; then a digest of all of them, by rank, is the layout."""
+    """One pool for all. Where heads do not divide evenly the ranks' layouts differ: then the layout is a digest of all
+    of them in the order of the ranks."""
     layouts = [pool.kv_layout for pool in pools]
     layout = layouts[0]
     if any(other != layout for other in layouts):
         layout = hashlib.blake2b("\n".join(layouts).encode(), digest_size=8, person=b"semkv-ranks").hexdigest()
     return msgspec.structs.replace(
         pools[0],
-        rank=EVERYBODY,
+        rank=ALL_RANKS,
         kv_layout=layout,
         bytes_per_block=max(pool.bytes_per_block for pool in pools),
         slots=min(pool.slots for pool in pools),
         incarnation="+".join(pool.incarnation for pool in pools),
+    )
+
+
+def warn_of_missing_ranks(missing: list[int], world: int) -> None:
+    """Logs the ranks that `RankAggregator.overdue` returned, and the remedy."""
+    _throttled.warning(
+        "semkv connector: ranks %s of %d have not reported; nothing is loaded or saved, requests are served as "
+        "without the connector. A rank connects with the first batch, to a socket of this machine: ranks on other "
+        "machines cannot. Remedy: keep tensor_parallel_size within one machine, or set connector.materialization: off",
+        missing,
+        world,
     )

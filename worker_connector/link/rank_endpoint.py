@@ -1,11 +1,10 @@
 """RankEndpoint: the leader's end of the connections of ranks in other processes (tensor parallelism within one
 machine).
 
-A socket in a directory that only this user can enter; a rank shows the random token that the metadata carried, and
-belongs to this user. One thread a rank; what it reads goes to the listener on that thread, never on the engine's. A
-rank that sends invalid messages is disconnected and may come back; one that is gone is reported as lost, and as here
-again when its connection is back. A rank that is only slow is not lost: once it is connected, only the end of its
-connection counts as a loss, and the kernel reports that at once."""
+The socket is in a directory that only this user can enter. A rank must belong to this user and show the random token
+that the metadata carried. Each rank has a thread, which reads its results and calls the listener with them; the
+engine's thread never waits for that. A rank that sends invalid messages is disconnected and may connect again. A rank
+is lost only when its connection ends, which the kernel reports at once: a slow rank is not lost."""
 
 from __future__ import annotations
 
@@ -19,18 +18,19 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.link.channel import RankResult
-from worker_connector.link.local_server import MAX_NEW, LocalServer, hang_up
+from worker_connector.link.frames import WireError
+from worker_connector.link.local_server import MAX_NEW, LocalServer, hang_up, socket_directory
 from worker_connector.link.wire import (
     PROTOCOL,
+    Acknowledged,
     Endpoint,
     Hello,
     Numbered,
-    Seen,
-    WireError,
     frame,
     machine_id,
     read_from_rank,
@@ -41,39 +41,41 @@ _throttled = Throttled(_log)
 
 HELLO_SECONDS = 5.0
 """Limit for the whole greeting, in however many pieces it arrives."""
-_MAX_PATH = 100
-"""The kernel's limit is 108 bytes."""
+_NAME_BYTES = 24
+"""Of "semkv-", mkdtemp's own characters, and the socket's name."""
 
 
 class RankListener(Protocol):
-    """The leader. Called on the endpoint's threads; must not raise."""
+    """What the leader does with results and losses. Called on the endpoint's threads; must not raise."""
 
     def on_result(self, result: RankResult) -> None:
-        """Takes one result of a rank. Each comes once, in the order in which the rank sent them."""
+        """Takes one result of a rank. Each comes once, in the order in which the rank posted them."""
         ...
 
-    def rank_here(self, rank: int) -> None:
-        """The rank is connected, for the first time or again."""
+    def rank_connected(self, rank: int) -> None:
+        """The rank has a connection, for the first time or again."""
 
     def rank_lost(self, rank: int) -> None:
-        """The rank is not connected any more."""
+        """The rank's connection has ended."""
 
 
+@dataclass
 class _Session:
-    """How many results were taken of one session of a rank."""
+    """One session of a rank, and the number of the last result that was taken of it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.seen = 0
+    name: str
+    taken: int = 0
 
 
 class RankEndpoint:
-    """`world`: ranks under this leader, itself included; ranks 1 to world - 1 connect."""
+    """The socket, its threads, and what was taken of each rank."""
 
     def __init__(self, world: int) -> None:
+        """`world`: ranks under this leader, itself included; ranks 1 to world - 1 connect. OSError where the socket
+        cannot be made."""
         self._world = world
         self._token = secrets.token_hex(32)
-        self._directory = _private_directory()
+        self._directory = tempfile.mkdtemp(prefix="semkv-", dir=socket_directory(_NAME_BYTES))  # mode 0700
         path = os.path.join(self._directory, "ranks")
         self.counts: Counter[str] = Counter()
         """`connected`, `lost`, `refused`, `duplicates`; `crowded`, `accept_failed` (LocalServer)."""
@@ -82,19 +84,21 @@ class RankEndpoint:
         self._listener: RankListener | None = None
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
-        self._here: set[int] = set()
-        """Ranks that were reported to the listener. A connection that ends before that, because its rank gave up on it,
-        is no loss."""
+        self._announced: set[int] = set()
+        """Ranks that the listener believes to be connected. A connection that ends before that, because its rank gave
+        up on it, is no loss."""
         self._sessions: dict[int, _Session] = {}
-        self._turn: dict[int, threading.Lock] = {rank: threading.Lock() for rank in range(1, world)}
+        self._rank_locks = {rank: threading.Lock() for rank in range(1, world)}
+        """Held for as long as results of the rank are read: a newer connection waits until the older has handed over
+        all that it read."""
 
     def start(self, listener: RankListener) -> None:
-        """Once."""
+        """Accepts ranks from now on. To be called once."""
         self._listener = listener
         self._server.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends all threads and removes the socket. Idempotent."""
+        """Ends all threads, waiting `timeout` seconds at most, and removes the socket. Idempotent."""
         self._server.close(timeout)
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -104,8 +108,8 @@ class RankEndpoint:
             rank, session = self._greet(connection)
             if session is None:
                 return
-            with self._turn[rank]:  # an older connection of this rank has handed over all that it read
-                connection.sendall(frame(Seen(session.seen)))
+            with self._rank_locks[rank]:
+                connection.sendall(frame(Acknowledged(session.taken)))
                 self._announce(rank, connection)
                 self._listen(connection, rank, session)
         except (OSError, EOFError, WireError) as error:
@@ -115,11 +119,11 @@ class RankEndpoint:
         finally:
             hang_up(connection)
             if rank is not None:
-                self._drop(rank, connection)
+                self._forget(rank, connection)
 
     def _greet(self, connection: socket.socket) -> tuple[int, _Session | None]:
-        """Reads the greeting. Returns the rank and its session, None where this is closing. WireError for anybody
-        else."""
+        """Reads the greeting. Returns the rank and its session; None for a session where the endpoint is closing.
+        WireError for a stranger."""
         hello = read_from_rank(connection, time.monotonic() + HELLO_SECONDS)
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
             raise WireError(f"expected a greeting of protocol {PROTOCOL}")
@@ -145,10 +149,10 @@ class RankEndpoint:
         with self._lock:
             current = self._connections.get(rank) is connection
             if current:
-                self._here.add(rank)
+                self._announced.add(rank)
         if current and self._listener is not None:
             self.counts["connected"] += 1
-            self._listener.rank_here(rank)
+            self._listener.rank_connected(rank)
 
     def _listen(self, connection: socket.socket, rank: int, session: _Session) -> None:
         assert self._listener is not None
@@ -157,32 +161,23 @@ class RankEndpoint:
             if not isinstance(message, Numbered):
                 raise WireError("a second greeting")
             if message.result.rank != rank:
-                raise WireError(f"rank {rank} speaks for rank {message.result.rank}")
-            if message.number <= session.seen:
+                raise WireError(f"rank {rank} sends a result of rank {message.result.rank}")
+            if message.number <= session.taken:
                 self.counts["duplicates"] += 1
-            elif message.number != session.seen + 1:
-                raise WireError(f"result {message.number} after {session.seen}")
+            elif message.number != session.taken + 1:
+                raise WireError(f"result {message.number} after {session.taken}")
             else:
                 self._listener.on_result(message.result)
-                session.seen = message.number
-            connection.sendall(frame(Seen(session.seen)))
+                session.taken = message.number
+            connection.sendall(frame(Acknowledged(session.taken)))
 
-    def _drop(self, rank: int, connection: socket.socket) -> None:
+    def _forget(self, rank: int, connection: socket.socket) -> None:
         with self._lock:
             if self._connections.get(rank) is not connection:
                 return
             del self._connections[rank]
-            was_here = rank in self._here
-            self._here.discard(rank)
-        if was_here and not self._server.closed and self._listener is not None:
+            was_announced = rank in self._announced
+            self._announced.discard(rank)
+        if was_announced and not self._server.closed and self._listener is not None:
             self.counts["lost"] += 1
             self._listener.rank_lost(rank)
-
-
-def _private_directory() -> str:
-    """Mode 0700, with a path short enough for a socket."""
-    directory = tempfile.mkdtemp(prefix="semkv-")
-    if len(os.path.join(directory, "ranks").encode()) > _MAX_PATH:
-        os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="semkv-", dir="/tmp")
-    return directory

@@ -164,7 +164,7 @@ class Rank:
 
     def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
         """Speaks to the leader that made this metadata from now on."""
-        self._link.meet(metadata, find)
+        self._link.follow(metadata, find)
 
     def shut(self) -> None:
         """The engine ends: what `close` does, and the connection to a leader elsewhere. Idempotent."""
@@ -246,7 +246,7 @@ class Rank:
         self._forwarded = metadata.iteration
         self._awaiting_forward = None
         if metadata.idle and not self._untaken and not self.hooks.watching:
-            self._link.forwarded(metadata.iteration)
+            self._link.idle_forward_done(metadata.iteration)
             return
         if self._untaken:
             self._drop_saves(metadata)
@@ -355,7 +355,7 @@ class Rank:
         for request_id, why, parked in metadata.unloadable:
             if parked and request_id is not None:
                 loads.cannot_load(request_id, why)
-        loads.begin(metadata.parked_loads, metadata.iteration, engine_stream)
+        loads.begin(metadata.async_loads, metadata.iteration, engine_stream)
 
     def _load_all(self, metadata: ConnectorMetadata, engine_stream: Any) -> None:
         self._stream.after(engine_stream)

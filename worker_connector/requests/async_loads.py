@@ -70,12 +70,12 @@ class AsyncLoads:
                 self._counts["unloadable"] += 1
                 _throttled.error("semkv connector: the parked load of request %d: %s", attempt.key.request_id, error)
                 self._attempts.end(attempt, Reason.COPY_FAILED)
-                orders.unloadable.append(Unloadable(attempt.key.request_id, str(error), parked=True))
+                orders.unloadable.append(Unloadable(attempt.key.request_id, str(error), async_load=True))
                 continue
             if order is None:
                 orders.nothing_to_load.append(attempt.key.request_id)
             else:
-                orders.parked_loads.append(order)
+                orders.async_loads.append(order)
                 self._attempts.sent(attempt)
                 self._filling[attempt.key] = (attempt, _pages_of(order))
             self._attempts.settle(attempt)

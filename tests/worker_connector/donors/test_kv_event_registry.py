@@ -13,7 +13,7 @@ import pytest
 from tests.worker_connector.harness import wait_for
 from worker_connector.donors import kv_event_registry as event_intake
 from worker_connector.donors.kv_event_registry import MAX_PIPES, MAX_RANK, observe_kv_events
-from worker_connector.donors.kv_event_socket import KvEventListener, pipe_path
+from worker_connector.donors.kv_event_socket import KvEventListener, event_socket_path
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_ranks_cost_a_bounded_number_of_threads() -> None:
 @pytest.mark.parametrize("rank", [-1, MAX_RANK + 1, 10**30, float("inf"), "1", True, [], 0.0])
 def test_rank_that_is_none_is_dropped_and_counted(rank: Any) -> None:
     heard: list[Any] = []
-    ear = KvEventListener(pipe_path("engine-z", 0), heard.extend)
+    ear = KvEventListener(event_socket_path("engine-z", 0), heard.extend)
     ear.start()
     try:
         assert observe_kv_events([event(rank)]) == 0
@@ -53,7 +53,7 @@ def test_rank_that_is_none_is_dropped_and_counted(rank: Any) -> None:
 
 
 def test_directory_of_somebody_else_costs_few_lines_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    pipe_path("engine-z", 0).parent.chmod(0o755)
+    event_socket_path("engine-z", 0).parent.chmod(0o755)
     with caplog.at_level(logging.DEBUG):
         for _ in range(100):
             assert observe_kv_events(event(0)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import struct
 import subprocess
@@ -20,8 +21,8 @@ from tests.worker_connector.harness import wait_for
 from tests.worker_connector.scripted import llm_args
 from worker_connector.assembly import assemble_leader, assemble_rank
 from worker_connector.donors import kv_event_registry as event_intake
-from worker_connector.donors import kv_event_socket as event_pipe
-from worker_connector.donors.kv_event_socket import KvEventListener, KvEventSender, pipe_path
+from worker_connector.donors import kv_event_socket
+from worker_connector.donors.kv_event_socket import KvEventListener, KvEventSender, event_socket_path
 from worker_connector.engine_api.geometry import PoolGeometry
 from worker_connector.link import local_server
 
@@ -35,98 +36,98 @@ EVENT = {
 class Heard:
     def __init__(self, path: Path) -> None:
         self.events: list[Any] = []
-        self.ear = KvEventListener(path, self.events.extend)
-        self.ear.start()
+        self.listener = KvEventListener(path, self.events.extend)
+        self.listener.start()
 
 
 @pytest.fixture
 def path(socket_folder: Path) -> Path:
-    return pipe_path("engine-a", 0, socket_folder)
+    return event_socket_path("engine-a", 0, socket_folder)
 
 
 @pytest.fixture
 def heard(path: Path) -> Iterator[Heard]:
     found = Heard(path)
     yield found
-    found.ear.close()
+    found.listener.close()
 
 
 @pytest.fixture
-def pipe(path: Path) -> Iterator[KvEventSender]:
+def sender(path: Path) -> Iterator[KvEventSender]:
     found = KvEventSender(path)
     yield found
     found.close()
 
 
-def test_events_arrive_whole_and_in_order(heard: Heard, pipe: KvEventSender) -> None:
+def test_events_arrive_whole_and_in_order(heard: Heard, sender: KvEventSender) -> None:
     events = [EVENT | {"event_id": n} for n in range(1000)]
     for at in range(0, 1000, 7):
-        pipe.send(events[at : at + 7])
+        sender.send(events[at : at + 7])
     wait_for(lambda: len(heard.events) == 1000)
     assert heard.events == events
 
 
-def test_events_of_before_anybody_listened_are_kept(path: Path, pipe: KvEventSender) -> None:
-    pipe.send([EVENT])
+def test_events_of_before_anybody_listened_are_kept(path: Path, sender: KvEventSender) -> None:
+    sender.send([EVENT])
     found = Heard(path)
     try:
         wait_for(lambda: found.events == [EVENT])
     finally:
-        found.ear.close()
+        found.listener.close()
 
 
 def test_too_many_of_them_lose_the_oldest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_pipe, "MAX_WAITING", 5)
-    pipe = KvEventSender(path)
-    pipe.send([EVENT | {"event_id": n} for n in range(9)])
+    monkeypatch.setattr(kv_event_socket, "MAX_WAITING", 5)
+    sender = KvEventSender(path)
+    sender.send([EVENT | {"event_id": n} for n in range(9)])
     found = Heard(path)
     try:
         wait_for(lambda: len(found.events) == 5)
         assert [event["event_id"] for event in found.events] == [4, 5, 6, 7, 8]  # a gap, as every loss is
     finally:
-        pipe.close()
-        found.ear.close()
+        sender.close()
+        found.listener.close()
 
 
-def test_listener_that_comes_back_is_found_again(path: Path, pipe: KvEventSender) -> None:
+def test_listener_that_comes_back_is_found_again(path: Path, sender: KvEventSender) -> None:
     first = Heard(path)
-    pipe.send([EVENT])
+    sender.send([EVENT])
     wait_for(lambda: len(first.events) == 1)
-    first.ear.close()
+    first.listener.close()
     second = Heard(path)
     try:
         number = 1
 
         def arrived() -> bool:
             nonlocal number
-            pipe.send([EVENT | {"event_id": number}])  # the first ones may go with the old connection
+            sender.send([EVENT | {"event_id": number}])  # the first ones may go with the old connection
             number += 1
             return bool(second.events)
 
         wait_for(arrived)
     finally:
-        second.ear.close()
+        second.listener.close()
 
 
-def test_what_cannot_be_said_costs_itself_only(heard: Heard, pipe: KvEventSender) -> None:
-    pipe.send([EVENT, {"event_id": 1, "data": object()}, EVENT | {"event_id": 2}])
+def test_what_cannot_be_said_costs_itself_only(heard: Heard, sender: KvEventSender) -> None:
+    sender.send([EVENT, {"event_id": 1, "data": object()}, EVENT | {"event_id": 2}])
     wait_for(lambda: len(heard.events) == 2)
-    assert pipe.counts["not_events"] == 1
+    assert sender.counts["not_events"] == 1
 
 
 @pytest.mark.parametrize(
     "frame", [b"\xff\xff\xff\xff", struct.pack(">I", 3) + b"\xc1xx", struct.pack(">I", 1) + b"\x05"]
 )
 def test_nonsense_is_disconnected_and_others_are_heard(
-    path: Path, heard: Heard, pipe: KvEventSender, frame: bytes
+    path: Path, heard: Heard, sender: KvEventSender, frame: bytes
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(10)
         stranger.connect(str(path))
         stranger.sendall(frame)
         assert stranger.recv(1) == b""
-    assert heard.ear.counts["refused"] == 1
-    pipe.send([EVENT])
+    assert heard.listener.counts["refused"] == 1
+    sender.send([EVENT])
     wait_for(lambda: heard.events == [EVENT])
 
 
@@ -140,11 +141,28 @@ def test_only_this_user_gets_in(path: Path, heard: Heard, monkeypatch: pytest.Mo
         assert stranger.recv(1) == b""
 
 
+def test_both_ends_pass_over_a_temporary_directory_with_a_path_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    name = secrets.token_hex(8)
+    found = Heard(event_socket_path(name, 65_535))
+    sender = KvEventSender(event_socket_path(name, 65_535))
+    try:
+        sender.send([EVENT])
+        wait_for(lambda: found.events == [EVENT])
+    finally:
+        sender.close()
+        found.listener.close()
+
+
 def test_directory_that_others_can_enter_is_not_used(socket_folder: Path) -> None:
-    directory = pipe_path("engine-a", 0, socket_folder).parent
+    directory = event_socket_path("engine-a", 0, socket_folder).parent
     os.chmod(directory, 0o755)
     with pytest.raises(PermissionError, match="nobody else can enter"):
-        pipe_path("engine-a", 0, socket_folder)
+        event_socket_path("engine-a", 0, socket_folder)
 
 
 def test_one_listener_a_name_and_a_dead_one_s_socket_is_taken_over(path: Path) -> None:
@@ -156,23 +174,23 @@ def test_one_listener_a_name_and_a_dead_one_s_socket_is_taken_over(path: Path) -
         with pytest.raises(OSError, match="another engine of this name"):
             Heard(path)
     finally:
-        found.ear.close()
+        found.listener.close()
     assert not path.exists()
 
 
 def test_engine_in_another_process_hears_by_its_name(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The public function in one process, the ear in another, as TensorRT-LLM runs by default."""
+    """The public function in one process, the listener in another, as TensorRT-LLM runs by default."""
     script = (
         "import sys, threading\n"
-        "from worker_connector.donors.kv_event_socket import KvEventListener, pipe_path\n"
+        "from worker_connector.donors.kv_event_socket import KvEventListener, event_socket_path\n"
         "heard = threading.Event()\n"
         "def hear(events):\n"
         "    print([event['event_id'] for event in events], flush=True)\n"
         "    heard.set()\n"
-        "ear = KvEventListener(pipe_path('engine-x', 1), hear)\n"
-        "ear.start()\n"
+        "listener = KvEventListener(event_socket_path('engine-x', 1), hear)\n"
+        "listener.start()\n"
         "assert heard.wait(60)\n"
-        "ear.close()\n"
+        "listener.close()\n"
     )
     monkeypatch.setenv("TMPDIR", str(socket_folder))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -191,7 +209,7 @@ def test_engine_in_another_process_hears_by_its_name(socket_folder: Path, monkey
             child.wait(30)
         if child.stdout is not None:
             child.stdout.close()
-    assert pipe_path(*StableReplica("engine-x", 1)) == pipe_path("engine-x", 1)
+    assert event_socket_path(*StableReplica("engine-x", 1)) == event_socket_path("engine-x", 1)
 
 
 def test_without_a_name_there_is_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,17 +220,17 @@ def test_without_a_name_there_is_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) 
 
 def test_sending_never_waits_for_a_listener_that_hangs(path: Path) -> None:
     stuck = threading.Event()
-    ear = KvEventListener(path, lambda events: (stuck.wait(30), None)[1])
-    ear.start()
-    pipe = KvEventSender(path)
+    listener = KvEventListener(path, lambda events: (stuck.wait(30), None)[1])
+    listener.start()
+    sender = KvEventSender(path)
     try:
         for _ in range(200):
-            pipe.send([EVENT] * 500)
-        assert len(pipe._waiting) <= event_pipe.MAX_WAITING
+            sender.send([EVENT] * 500)
+        assert len(sender._waiting) <= kv_event_socket.MAX_WAITING
     finally:
         stuck.set()
-        pipe.close()
-        ear.close()
+        sender.close()
+        listener.close()
 
 
 @pytest.mark.parametrize("materialization", ["off", "exact"])
@@ -231,12 +249,12 @@ def test_assembled_connector_listens_whatever_it_materializes(
     try:
         rank = assemble_rank(args, env)
         rank.register(PoolGeometry.from_tensor(torch.zeros(4, 1, 2, 8), 4))
-        path = pipe_path("engine-y", 0)
+        path = event_socket_path("engine-y", 0)
         wait_for(path.exists)
-        pipe = KvEventSender(path)
-        pipe.send([EVENT])
+        sender = KvEventSender(path)
+        sender.send([EVENT])
         wait_for(lambda: parts.leader.snapshot()["kv_events"].get("offered") == 1)
-        pipe.close()
+        sender.close()
     finally:
         parts.close()
     assert not path.exists()

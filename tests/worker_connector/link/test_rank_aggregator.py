@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from dynamo_semkv.contracts.report import Reason
 from worker_connector.ledger.plan import PlanKey
 from worker_connector.link.channel import ForwardDone, LoadDone, RankReady, RankResult, SaveDone, SlotsDamaged
-from worker_connector.link.rank_aggregator import EVERYBODY, RankAggregator
-from worker_connector.link.wire import WireResult
+from worker_connector.link.rank_aggregator import ALL_RANKS, MISSING_SECONDS, RankAggregator
 
 KEY = PlanKey(7, 0)
 
@@ -48,7 +47,7 @@ def test_ready_when_all_are_and_with_the_smallest_slab() -> None:
     assert (made.complete, made.missing) == (False, [1])
     (merged,) = made.take(ready(1))
     assert isinstance(merged, RankReady)
-    assert (merged.rank, merged.slots, merged.kv_layout) == (EVERYBODY, 50, "a" * 16)
+    assert (merged.rank, merged.slots, merged.kv_layout) == (ALL_RANKS, 50, "a" * 16)
     assert made.complete
     assert made.take(ready(1)) == []  # the same pool, said again
 
@@ -136,10 +135,10 @@ def test_what_waits_for_a_lost_rank_fails_and_its_late_answers_change_nothing() 
         for result in results_of(rank):
             assert made.take(result) == []
     load, save = made.lost(2)
-    assert load == LoadDone(EVERYBODY, 3, KEY, False, pytest.approx(0.2), Reason.WORKER_LOST)
-    assert save == SaveDone(EVERYBODY, 11, False)
+    assert load == LoadDone(ALL_RANKS, 3, KEY, False, pytest.approx(0.2), Reason.WORKER_LOST)
+    assert save == SaveDone(ALL_RANKS, 11, False)
     assert (made.complete, made.missing) == (False, [2])
-    made.here(2)
+    made.connected(2)
     assert made.complete
     assert [made.take(result) for result in results_of(2)[::2]] == [[], []]
     assert made.counts["late_results"] == 2
@@ -149,10 +148,10 @@ def test_orders_that_are_answered_while_a_rank_is_lost_fail() -> None:
     made = board()
     made.lost(2)
     assert made.take(SaveDone(0, 5, True)) == []
-    assert made.take(SaveDone(1, 5, True)) == [SaveDone(EVERYBODY, 5, False)]
-    made.here(2)
+    assert made.take(SaveDone(1, 5, True)) == [SaveDone(ALL_RANKS, 5, False)]
+    made.connected(2)
     assert made.take(SaveDone(2, 5, True)) == []
-    assert [made.take(SaveDone(rank, 6, True)) for rank in (2, 0, 1)] == [[], [], [SaveDone(EVERYBODY, 6, True)]]
+    assert [made.take(SaveDone(rank, 6, True)) for rank in (2, 0, 1)] == [[], [], [SaveDone(ALL_RANKS, 6, True)]]
 
 
 def test_replayed_request_is_another_order() -> None:
@@ -181,11 +180,28 @@ def test_one_rank_is_passed_through_untouched() -> None:
 
 
 def test_open_orders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_connector.link.rank_aggregator._OPEN", 10)
+    monkeypatch.setattr("worker_connector.link.rank_aggregator._MAX_OPEN", 10)
     made = board(2)
     for save_id in range(50):
         made.take(SaveDone(0, save_id, True))
     assert len(made._saves.open) == 10
+
+
+def test_missing_ranks_are_named_once_in_a_while() -> None:
+    now = [0.0]
+    made = RankAggregator(2, lambda: now[0])
+    made.take(ready(0))
+    assert made.overdue() == []
+    now[0] = MISSING_SECONDS
+    assert [made.overdue(), made.overdue()] == [[1], []]
+    made.take(ready(1))
+    now[0] += 2 * MISSING_SECONDS
+    assert made.overdue() == []
+    made.lost(0)
+    assert made.overdue() == []  # its time begins with the loss
+    now[0] += MISSING_SECONDS
+    assert made.overdue() == [0]
+    assert RankAggregator(1, lambda: now[0]).overdue() == []
 
 
 def test_results_survive_the_wire() -> None:
@@ -195,4 +211,4 @@ def test_results_survive_the_wire() -> None:
         SlotsDamaged(1, (1, 2), True),
         LoadDone(1, 1, KEY, False, None, Reason.LOAD_TIMEOUT),
     ):
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=WireResult) == result
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=RankResult) == result

@@ -222,7 +222,7 @@ def test_late_results_of_a_rank_confirm_late(make: Callable[..., TensorEngine]) 
     then."""
     engine = saved(make())
     (other,) = engine.others
-    board = engine.leader._board
+    board = engine.leader._aggregator
     held: list[object] = []
     take = board.take
     board.take = lambda result: held.append(result) or [] if result.rank == 1 else take(result)  # type: ignore[func-returns-value, method-assign]

@@ -24,10 +24,10 @@ from worker_connector.link.remote_channel import RemoteChannel
 from worker_connector.link.wire import (
     MAX_FRAME,
     MAX_SLOTS,
+    Acknowledged,
     Endpoint,
     Hello,
     Numbered,
-    Seen,
     frame,
     read_from_leader,
     read_from_rank,
@@ -44,7 +44,7 @@ class Listener:
     def on_result(self, result: RankResult) -> None:
         self.heard.append(result)
 
-    def rank_here(self, rank: int) -> None:
+    def rank_connected(self, rank: int) -> None:
         self.came.append(rank)
 
     def rank_lost(self, rank: int) -> None:
@@ -155,7 +155,7 @@ def test_results_are_taken_once_and_in_order_over_lost_connections(
                 channel._hang_up()
     wait_for(lambda: len(listener.heard) == 300)
     assert listener.heard == [SaveDone(1, number, True) for number in range(300)]
-    wait_for(lambda: not channel._unseen)
+    wait_for(lambda: not channel._unacknowledged)
     assert channel.counts["lost"] >= 1
     assert channel.counts["new_sessions"] == 0
 
@@ -189,7 +189,7 @@ def test_connection_that_its_rank_gave_up_before_the_answer_is_no_loss(
     endpoint: RankEndpoint, listener: Listener
 ) -> None:
     """As when the leader's process was busy for so long that its rank called again."""
-    with endpoint._turn[1]:
+    with endpoint._rank_locks[1]:
         dial(endpoint, hello(endpoint)).close()
         wait_for(lambda: 1 in endpoint._connections)
     wait_for(lambda: 1 not in endpoint._connections)
@@ -216,7 +216,7 @@ def test_leader_that_answers_late_is_waited_for(
             connection.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 connection.recv(1)
-            connection.sendall(frame(Seen(0)))
+            connection.sendall(frame(Acknowledged(0)))
             wait_for(lambda: channels[0].counts["connected"] == 1)
 
 
@@ -242,7 +242,7 @@ def test_more_results_than_may_wait_begin_a_session_with_an_empty_slab(
     channel.post(ready(1))
     for number in range(12):
         channel.post(SaveDone(1, number, True))
-        assert len(channel._unseen) <= 5
+        assert len(channel._unacknowledged) <= 5
     channel._endpoint = endpoint.address
     wait_for(lambda: len(listener.heard) >= 2)
     again = listener.heard[0]
@@ -269,6 +269,20 @@ def test_leader_on_another_machine_is_named_and_costs_nothing(
     assert "tensor_parallel_size" in caplog.text
     channel.close()
     assert not channel._thread.is_alive()
+
+
+def test_temporary_directory_with_a_path_too_long_for_a_socket_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    endpoint = RankEndpoint(2)
+    try:
+        assert endpoint.address.path.startswith("/tmp/semkv-")
+    finally:
+        endpoint.close()
+    assert list(long.iterdir()) == []
 
 
 def test_closed_endpoint_ends_its_threads(listener: Listener, channels: list[RemoteChannel]) -> None:

@@ -30,7 +30,7 @@ def test_parked_request_is_named_once_when_its_copies_have_landed(options: dict[
     request = engine.request(TOKENS)
     assert engine.park(request) == 40
     metadata = engine.iterate()
-    assert [order.key.request_id for order in metadata.parked_loads] == [request.request_id]
+    assert [order.key.request_id for order in metadata.async_loads] == [request.request_id]
     assert metadata.loads == ()
     engine.idle(3)
     assert engine.named == []
@@ -72,7 +72,7 @@ def test_nothing_honoured_with_the_async_flag_alive() -> None:
     request = engine.request(TOKENS)
     engine.park(request, honoured=0)
     metadata = engine.iterate()
-    assert (metadata.parked_loads, metadata.nothing_to_load) == ((), (request.request_id,))
+    assert (metadata.async_loads, metadata.nothing_to_load) == ((), (request.request_id,))
     assert engine.named == [request.request_id]
     report = engine.report_of(request)
     assert (report.outcome, report.reason, report.honoured) == (Outcome.DECLINED, Reason.NOT_HONOURED, 0)
@@ -86,7 +86,7 @@ def test_short_honour_loads_what_is_honoured_and_no_more(honoured: int) -> None:
     engine = warm()
     request = engine.request(TOKENS)
     engine.park(request, honoured=honoured)
-    (order,) = engine.iterate().parked_loads
+    (order,) = engine.iterate().async_loads
     assert len(order.moves) == -(-honoured // 4)
     engine.go()
     engine.idle()
