@@ -165,11 +165,6 @@ class RankChannel:
         if self.rank is not None:
             self.rank.make_resets_durable()
 
-    @property
-    def has_leader(self) -> bool:
-        """True once the leader listens."""
-        return self._handler is not None
-
 
 _lock = threading.Lock()
 _channels: weakref.WeakValueDictionary[int, RankChannel] = weakref.WeakValueDictionary()

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 
+from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.link.channel import LocalRank, RankChannel, RankReady, RankResult
 from worker_connector.link.metadata import ConnectorMetadata
 from worker_connector.link.remote_channel import RemoteChannel
+
+_log = logging.getLogger(__name__)
+_throttled = Throttled(_log)
 
 
 class LeaderLink:
@@ -23,13 +28,12 @@ class LeaderLink:
         self._apart = apart
         self._counts = counts
         self._ready: RankReady | None = None
-        self.remote: RemoteChannel | None = None
         channel.rank = rank
 
     @property
-    def has_leader(self) -> bool:
-        """True once a leader listens, and always for one in another process."""
-        return self._channel.has_leader
+    def remote(self) -> RemoteChannel | None:
+        """The channel to a leader in another process; None where the leader is in this one."""
+        return self._channel if isinstance(self._channel, RemoteChannel) else None
 
     def post(self, result: RankResult) -> None:
         """Sends a result. Every leader that the rank moves to later gets the last `RankReady` too."""
@@ -39,13 +43,12 @@ class LeaderLink:
 
     def idle_forward_done(self, iteration: int) -> None:
         """The forward pass of an iteration without orders was enqueued. A leader in another process need not know."""
-        channel = self._channel
-        if type(channel) is RankChannel:
-            channel.last_idle_forward = iteration
+        if isinstance(self._channel, RankChannel):
+            self._channel.last_idle_forward = iteration
 
     def follow(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
-        """Moves to the leader that made this metadata, unless the rank is linked to it already. `find`: a channel of
-        this process by its id, or None."""
+        """Moves to the leader that made this metadata, unless the rank is linked to it already. Never raises: where no
+        thread can be started, the next metadata tries again. `find`: a channel of this process by its id, or None."""
         if metadata.channel_id == self._channel.channel_id:
             return
         channel = find(metadata.channel_id)
@@ -53,18 +56,21 @@ class LeaderLink:
             self._counts["moved_channel"] += 1
             self._move_to(channel)
         elif metadata.endpoint is not None and self._apart:
-            self._counts["called_leader"] += 1
-            self.close()
-            self.remote = RemoteChannel(metadata.channel_id, metadata.endpoint, self._number)
-            self._move_to(self.remote)
+            try:
+                self._move_to(RemoteChannel(metadata.channel_id, metadata.endpoint, self._number))
+                self._counts["called_leader"] += 1
+            except RuntimeError as error:
+                _throttled.error("semkv connector: rank %d has no thread for its leader: %s", self._number, error)
         else:
             self._counts["foreign_channel"] += 1
 
     def _move_to(self, channel: RankChannel | RemoteChannel) -> None:
-        if self._channel.rank is self._rank:
+        self.close()
+        if isinstance(self._channel, RankChannel) and self._channel.rank is self._rank:
             self._channel.rank = None
         self._channel = channel
-        channel.rank = self._rank
+        if isinstance(channel, RankChannel):
+            channel.rank = self._rank
         if self._ready is not None:
             channel.post(self._ready)
 
@@ -72,4 +78,3 @@ class LeaderLink:
         """Ends the connection to a leader in another process. Idempotent."""
         if self.remote is not None:
             self.remote.close()
-            self.remote = None

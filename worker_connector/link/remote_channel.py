@@ -16,7 +16,7 @@ from collections import Counter, deque
 import msgspec
 
 from dynamo_semkv.telemetry.throttled import Throttled
-from worker_connector.link.channel import LocalRank, RankReady, RankResult
+from worker_connector.link.channel import RankReady, RankResult
 from worker_connector.link.frames import WireError
 from worker_connector.link.wire import PROTOCOL, Endpoint, Hello, Numbered, frame, machine_id, read_from_leader, split
 
@@ -39,13 +39,12 @@ _OTHER_MACHINE = (
 
 
 class RemoteChannel:
-    """The rank's side of a channel, used like `RankChannel`. Thread-safe."""
+    """The rank's end. Thread-safe."""
 
     def __init__(self, channel_id: int, endpoint: Endpoint, number: int, *, capacity: int = CAPACITY) -> None:
-        """Starts the thread. `number`: of this rank. `capacity`: results that may wait to be acknowledged."""
+        """Starts the thread; RuntimeError where that fails. `number`: of this rank. `capacity`: results that may wait
+        to be acknowledged."""
         self.channel_id = channel_id
-        self.rank: LocalRank | None = None
-        """Not used: the leader is in another process and can ask the rank nothing."""
         self._endpoint = endpoint
         self._number = number
         self._capacity = capacity
@@ -75,11 +74,6 @@ class RemoteChannel:
             for part in split(result):
                 self._append(part)
             self._wake.notify_all()
-
-    @property
-    def has_leader(self) -> bool:
-        """Always True: the leader has made the metadata with this endpoint, and results wait until it is reached."""
-        return True
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends connection and thread, waiting `timeout` seconds at most. What was not sent is dropped. Idempotent."""
@@ -127,54 +121,60 @@ class RemoteChannel:
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
-        while True:
-            with self._wake:
-                if self._closing:
-                    return
+        closing = False
+        while not closing:
             if self._run_connection():
                 pause = _FIRST_PAUSE
             with self._wake:
-                if self._wake.wait_for(lambda: self._closing, pause):
-                    return
+                closing = self._wake.wait_for(lambda: self._closing, pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _run_connection(self) -> bool:
         """Runs one connection from its start to its end; True if the leader answered."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         answered = False
         try:
-            connection.settimeout(_LONGEST_PAUSE)
-            connection.connect(self._endpoint.path)
-            connection.settimeout(_ANSWER_SECONDS)
-            with self._wake:
-                if self._closing:
-                    return False
-                session = self._session
-                self._connection = connection
-            connection.sendall(frame(Hello(PROTOCOL, self._endpoint.token, self._number, session)))
-            taken = read_from_leader(connection).number
-            connection.settimeout(None)
-            answered = True
-            self._failures = 0
-            self.counts["connected"] += 1
-            reader = threading.Thread(target=self._read, args=(connection, session), daemon=True)
-            with self._wake:
-                if session == self._session and taken < self._acknowledged:
-                    self._start_new_session()  # the leader has forgotten what it acknowledged
-                self._on_acknowledged(session, taken)
-                self._sent = taken if session == self._session else 0
-            reader.start()
-            self._write(connection, session)
-            reader.join()
-        except (OSError, EOFError, WireError) as error:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                session = self._connect(connection)
+                taken = read_from_leader(connection).number
+                connection.settimeout(None)
+                answered = True
+                self.counts["connected"] += 1
+                self._begin_at(session, taken)
+                reader = threading.Thread(target=self._read, args=(connection, session), daemon=True)
+                reader.start()
+                self._failures = 0
+                try:
+                    self._write(connection, session)
+                finally:
+                    reader.join()
+        except (OSError, EOFError, RuntimeError, WireError) as error:  # also a shortage of descriptors or threads
             self._failed(error)
         finally:
             with self._wake:
                 self._connection = None
-            connection.close()
-            if answered:
-                self.counts["lost"] += 1
+            self.counts["lost"] += answered
         return answered
+
+    def _connect(self, connection: socket.socket) -> str:
+        """Connects and greets; returns the session that was named."""
+        connection.settimeout(_LONGEST_PAUSE)
+        connection.connect(self._endpoint.path)
+        connection.settimeout(_ANSWER_SECONDS)
+        with self._wake:
+            self._connection = connection
+            if self._closing:
+                self._hang_up()
+            session = self._session
+        connection.sendall(frame(Hello(PROTOCOL, self._endpoint.token, self._number, session)))
+        return session
+
+    def _begin_at(self, session: str, taken: int) -> None:
+        """The leader has taken the first `taken` results of this session."""
+        with self._wake:
+            if session == self._session and taken < self._acknowledged:
+                self._start_new_session()  # the leader has forgotten what it acknowledged
+            self._on_acknowledged(session, taken)
+            self._sent = taken if session == self._session else 0
 
     def _write(self, connection: socket.socket, session: str) -> None:
         try:

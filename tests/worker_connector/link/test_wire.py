@@ -3,9 +3,12 @@ connection is lost."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import struct
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,9 @@ from tests.worker_connector.link.test_rank_aggregator import ready
 from worker_connector.disk.block_file import BlockRecord
 from worker_connector.disk.messages import DiskFound
 from worker_connector.link import remote_channel
-from worker_connector.link.channel import ForwardDone, RankResult, SaveDone, SlotsDamaged
+from worker_connector.link.channel import ForwardDone, RankChannel, RankResult, SaveDone, SlotsDamaged
+from worker_connector.link.leader_link import LeaderLink
+from worker_connector.link.metadata import ConnectorMetadata
 from worker_connector.link.rank_endpoint import RankEndpoint
 from worker_connector.link.remote_channel import RemoteChannel
 from worker_connector.link.wire import (
@@ -249,6 +254,59 @@ def test_more_results_than_may_wait_begin_a_session_with_an_empty_slab(
     assert again != ready(1)
     assert getattr(again, "slots", None) == ready(1).slots
     assert channel.counts["new_sessions"] >= 1
+
+
+def test_rank_outlives_a_shortage_of_descriptors_and_threads(
+    endpoint: RankEndpoint, listener: Listener, channels: list[RemoteChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread goes on, and connects when the shortage is over."""
+    failed: list[str] = []
+    make_socket, start = socket.socket, threading.Thread.start
+
+    def few_sockets(*arguments: Any, **options: Any) -> socket.socket:
+        if threading.current_thread().name == "semkv-rank-1" and len(failed) < 2:
+            failed.append("socket")
+            raise OSError(errno.EMFILE, "Too many open files")
+        return make_socket(*arguments, **options)
+
+    def few_threads(thread: threading.Thread) -> None:
+        if "_read" in thread.name and len(failed) < 4:
+            failed.append("thread")
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(remote_channel.socket, "socket", few_sockets)
+    monkeypatch.setattr(threading.Thread, "start", few_threads)
+    channels.append(RemoteChannel(1, endpoint.address, 1))
+    channels[0].post(SaveDone(1, 7, True))
+    wait_for(lambda: listener.heard == [SaveDone(1, 7, True)])
+    assert failed == ["socket"] * 2 + ["thread"] * 2
+
+
+def test_rank_without_a_thread_for_its_leader_tries_again_with_the_next_metadata(
+    endpoint: RankEndpoint, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+    rank: Any = object()
+    link = LeaderLink(RankChannel(1), rank, 1, True, counts)
+    link.post(ready(1))
+    metadata = ConnectorMetadata(2, "g", 1, endpoint=endpoint.address)
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        link.follow(metadata, lambda channel_id: None)
+        assert (link.remote, counts) == (None, Counter())
+    link.follow(metadata, lambda channel_id: None)
+    wait_for(lambda: listener.heard == [ready(1)])
+    remote = link.remote
+    here = RankChannel(3)
+    link.follow(ConnectorMetadata(3, "g", 2), lambda channel_id: here)
+    assert (link.remote, here.rank) == (None, rank)
+    assert remote is not None
+    assert not remote._thread.is_alive()
 
 
 def test_large_damage_is_split() -> None:
