@@ -53,9 +53,8 @@ class ConnectionServer:
         self._stranger = threading.Event()
         """Set when a connection has ended that was never settled, until the pause that follows."""
         self._lock = threading.Lock()
-        self._new: dict[socket.socket, None] = {}
-        """Connections that are not settled, in the order in which they came."""
-        self._settled: set[socket.socket] = set()
+        self._settled: dict[socket.socket, bool] = {}
+        """Each connection, in the order in which they came, and whether it is settled."""
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._listening = listening
@@ -78,14 +77,14 @@ class ConnectionServer:
     def settle(self, connection: socket.socket) -> None:
         """The other end is known: the connection does not make room for others any more."""
         with self._lock:
-            if self._new.pop(connection, connection) is None:
-                self._settled.add(connection)
+            if connection in self._settled:
+                self._settled[connection] = True
 
     def close(self, timeout: float = 5.0) -> None:
         """Hangs up all connections and ends the threads, waiting `timeout` seconds at most. Idempotent."""
         with self._lock:
             self._closed.set()
-            connections = [*self._new, *self._settled]
+            connections = list(self._settled)
         hang_up(self._listening)
         self._listening.close()
         for connection in connections:
@@ -117,13 +116,13 @@ class ConnectionServer:
                 if self._closed.is_set():
                     connection.close()
                     return
-                crowded = next(iter(self._new)) if len(self._new) >= self._max_new else None
-                if crowded is not None:
+                new = [known for known, settled in self._settled.items() if not settled]
+                if len(new) >= self._max_new:
                     self._stranger.set()
-                    del self._new[crowded]  # its thread closes it
+                    del self._settled[new[0]]  # its thread closes it
                     self._counts["crowded"] += 1
-                    hang_up(crowded)
-                self._new[connection] = None
+                    hang_up(new[0])
+                self._settled[connection] = False
             try:
                 self._spawn(self._run, "serve", connection)
             except RuntimeError as error:  # no thread can be started now
@@ -154,9 +153,8 @@ class ConnectionServer:
     def _end(self, connection: socket.socket) -> None:
         hang_up(connection)
         with self._lock:
-            if self._new.pop(connection, connection) is None:
+            if not self._settled.pop(connection, True):
                 self._stranger.set()
-            self._settled.discard(connection)
         connection.close()
 
 

@@ -16,7 +16,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -52,6 +52,8 @@ _AGREED = ("tokens_per_block", "group_ids", "windows", "kv_dtype")
 
 @dataclass
 class _Answers:
+    """The answers of some ranks to one order."""
+
     ranks: set[int] = field(default_factory=set)
     ok: bool = True
     seconds: float | None = None
@@ -65,7 +67,7 @@ class _Tally(Generic[K]):
         self.open: OrderedDict[K, _Answers] = OrderedDict()
         self._closed: OrderedDict[K, None] = OrderedDict()
 
-    def add(self, key: K, rank: int) -> _Answers | None:
+    def add(self, key: K, rank: int, ok: bool = True) -> _Answers | None:
         """Counts an answer. None for an order that is closed, or that this rank has answered before."""
         if key in self._closed:
             return None
@@ -73,15 +75,26 @@ class _Tally(Generic[K]):
         if rank in answers.ranks:
             return None
         answers.ranks.add(rank)
+        answers.ok = answers.ok and ok
         if len(self.open) > _MAX_OPEN:
             self.open.popitem(last=False)
         return answers
 
-    def close(self, key: K) -> None:
-        self.open.pop(key, None)
+    def close(self, key: K, ranks: Set[int], lost: Set[int]) -> _Answers | None:
+        """Closes the order if all of `ranks` have answered but for those that are lost, which is a failure. None while
+        an answer is awaited."""
+        answers = self.open[key]
+        absent = ranks - answers.ranks
+        if not absent <= lost:
+            return None
+        if absent:
+            answers.ok = False
+            answers.reason = answers.reason or Reason.WORKER_LOST
+        del self.open[key]
         self._closed[key] = None
         if len(self._closed) > _MAX_CLOSED:
             self._closed.popitem(last=False)
+        return answers
 
 
 class RankAggregator:
@@ -201,47 +214,36 @@ class RankAggregator:
 
     def _take_load(self, done: LoadDone) -> list[RankResult]:
         key = (done.key, done.iteration)
-        answers = self._loads.add(key, done.rank)
+        answers = self._loads.add(key, done.rank, done.ok)
         if answers is None:
             self.counts["late_results"] += 1
             return []
-        answers.ok = answers.ok and done.ok
         answers.reason = answers.reason or done.reason
         if done.seconds is not None:
             answers.seconds = max(done.seconds, answers.seconds or 0.0)
         return self._finish_load(key)
 
     def _finish_load(self, key: tuple[PlanKey, int]) -> list[RankResult]:
-        answers = self._loads.open[key]
-        absent = self._all - answers.ranks
-        if not absent <= self._lost:
+        answers = self._loads.close(key, self._all, self._lost)
+        if answers is None:
             return []
-        self._loads.close(key)
-        reason = answers.reason if not absent else (answers.reason or Reason.WORKER_LOST)
-        ok = answers.ok and not absent
-        return [LoadDone(ALL_RANKS, key[1], key[0], ok, answers.seconds, None if ok else reason)]
+        reason = None if answers.ok else answers.reason
+        return [LoadDone(ALL_RANKS, key[1], key[0], answers.ok, answers.seconds, reason)]
 
     def _take_save(self, done: SaveDone) -> list[RankResult]:
-        answers = self._saves.add(done.save_id, done.rank)
-        if answers is None:
+        if self._saves.add(done.save_id, done.rank, done.ok) is None:
             self.counts["late_results"] += 1
             return []
-        answers.ok = answers.ok and done.ok
         return self._finish_save(done.save_id)
 
     def _finish_save(self, save_id: int) -> list[RankResult]:
-        answers = self._saves.open[save_id]
-        absent = self._all - answers.ranks
-        if not absent <= self._lost:
-            return []
-        self._saves.close(save_id)
-        return [SaveDone(ALL_RANKS, save_id, answers.ok and not absent)]
+        answers = self._saves.close(save_id, self._all, self._lost)
+        return [] if answers is None else [SaveDone(ALL_RANKS, save_id, answers.ok)]
 
     def _take_forward(self, done: ForwardDone) -> list[RankResult]:
-        answers = self._forwards.add(done.iteration, done.rank)
-        if answers is None or answers.ranks != self._all:
+        added = self._forwards.add(done.iteration, done.rank)
+        if added is None or self._forwards.close(done.iteration, self._all, frozenset()) is None:
             return []
-        self._forwards.close(done.iteration)
         return [ForwardDone(ALL_RANKS, done.iteration)]
 
 

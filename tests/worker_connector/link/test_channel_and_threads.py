@@ -95,7 +95,7 @@ def test_rank_without_its_leader_in_the_process_goes_on() -> None:
     assert engine.rank.counts["foreign_channel"] == 1
 
 
-def test_pool_that_is_registered_anew_starts_a_new_life() -> None:
+def test_pool_that_is_registered_anew_starts_a_new_cache_generation() -> None:
     engine = ScriptedEngine(settings(MIB, min_offer_tokens=1, min_donor_tokens=4))
     tokens = list(range(41))
     engine.serve(tokens)

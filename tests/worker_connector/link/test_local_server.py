@@ -1,4 +1,4 @@
-"""The local socket server of the connector: shortages, crowds, and peers that never say who they are."""
+"""The local socket server of the connector: shortages, crowds, and peers that never greet."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ def test_greeting_that_dribbles_is_ended_and_a_good_rank_is_served(monkeypatch: 
                 raise AssertionError("the greeting was waited for as long as it dribbled")
         with dial(endpoint, hello(endpoint)) as good:
             assert read_from_leader(good).number == 0
-            wait_for(lambda: listener.came == [1])
+            wait_for(lambda: listener.connected == [1])
     finally:
         endpoint.close()

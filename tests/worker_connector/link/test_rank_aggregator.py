@@ -33,7 +33,7 @@ def ready(rank: int, **changes: Any) -> RankReady:
     return RankReady(**options | changes)
 
 
-def board(world: int = 3) -> RankAggregator:
+def aggregator(world: int = 3) -> RankAggregator:
     made = RankAggregator(world)
     for rank in range(world):
         made.take(ready(rank))
@@ -49,11 +49,11 @@ def test_ready_when_all_are_and_with_the_smallest_slab() -> None:
     assert isinstance(merged, RankReady)
     assert (merged.rank, merged.slots, merged.kv_layout) == (ALL_RANKS, 50, "a" * 16)
     assert made.complete
-    assert made.take(ready(1)) == []  # the same pool, said again
+    assert made.take(ready(1)) == []  # the same pool, reported again
 
 
-def test_pool_registered_anew_by_one_rank_is_a_new_life() -> None:
-    made = board()
+def test_pool_registered_anew_by_one_rank_is_a_new_cache_generation() -> None:
+    made = aggregator()
     (merged,) = made.take(ready(1, incarnation="second"))
     assert isinstance(merged, RankReady)
 
@@ -68,7 +68,7 @@ def test_pool_registered_anew_by_one_rank_is_a_new_life() -> None:
         {"slots": 0},
     ],
 )
-def test_ranks_that_do_not_agree_serve_nothing_and_say_why(changes: dict[str, Any]) -> None:
+def test_ranks_that_do_not_agree_serve_nothing_and_the_reason_is_named(changes: dict[str, Any]) -> None:
     made = RankAggregator(2)
     made.take(ready(0))
     assert made.take(ready(1, **changes)) == []
@@ -102,26 +102,26 @@ def results_of(rank: int, ok: bool = True) -> list[RankResult]:
 def test_any_order_and_any_repetition_give_one_answer(
     order: list[tuple[int, int]], failing: set[int], data: st.DataObject
 ) -> None:
-    made = board()
-    said: list[RankResult] = []
+    made = aggregator()
+    reduced: list[RankResult] = []
     sent: list[RankResult] = []
     for rank, which in order:
         result = results_of(rank, rank not in failing)[which]
         sent.append(result)
-        said.extend(made.take(result))
+        reduced.extend(made.take(result))
         if data.draw(st.booleans()):
-            said.extend(made.take(data.draw(st.sampled_from(sent))))
-    (load,) = [result for result in said if isinstance(result, LoadDone)]
-    (save,) = [result for result in said if isinstance(result, SaveDone)]
-    (forward,) = [result for result in said if isinstance(result, ForwardDone)]
+            reduced.extend(made.take(data.draw(st.sampled_from(sent))))
+    (load,) = [result for result in reduced if isinstance(result, LoadDone)]
+    (save,) = [result for result in reduced if isinstance(result, SaveDone)]
+    (forward,) = [result for result in reduced if isinstance(result, ForwardDone)]
     assert (load.ok, save.ok) == (not failing, not failing)
     assert load.seconds == pytest.approx(0.3)
     assert (load.iteration, load.key, save.save_id, forward.iteration) == (3, KEY, 11, 3)
 
 
-def test_failure_is_told_when_the_last_copy_is_over() -> None:
+def test_failure_is_reported_when_the_last_copy_has_ended() -> None:
     """Before that a host row may still be read: its lease must hold."""
-    made = board()
+    made = aggregator()
     assert made.take(LoadDone(1, 3, KEY, False, reason=Reason.CHECKSUM_MISMATCH)) == []
     assert made.take(LoadDone(0, 3, KEY, True)) == []
     (load,) = made.take(LoadDone(2, 3, KEY, True))
@@ -130,7 +130,7 @@ def test_failure_is_told_when_the_last_copy_is_over() -> None:
 
 
 def test_what_waits_for_a_lost_rank_fails_and_its_late_answers_change_nothing() -> None:
-    made = board()
+    made = aggregator()
     for rank in (0, 1):
         for result in results_of(rank):
             assert made.take(result) == []
@@ -145,7 +145,7 @@ def test_what_waits_for_a_lost_rank_fails_and_its_late_answers_change_nothing() 
 
 
 def test_orders_that_are_answered_while_a_rank_is_lost_fail() -> None:
-    made = board()
+    made = aggregator()
     made.lost(2)
     assert made.take(SaveDone(0, 5, True)) == []
     assert made.take(SaveDone(1, 5, True)) == [SaveDone(ALL_RANKS, 5, False)]
@@ -155,19 +155,19 @@ def test_orders_that_are_answered_while_a_rank_is_lost_fail() -> None:
 
 
 def test_replayed_request_is_another_order() -> None:
-    made = board(2)
+    made = aggregator(2)
     assert made.take(LoadDone(0, 3, KEY, True)) == []
     assert made.take(LoadDone(1, 4, KEY, True)) == []
     assert len(made.take(LoadDone(1, 3, KEY, True))) == 1
 
 
 def test_damage_on_any_rank_is_damage() -> None:
-    made = board()
+    made = aggregator()
     assert made.take(SlotsDamaged(2, (4, 5))) == [SlotsDamaged(2, (4, 5))]
 
 
-def test_unknown_rank_says_nothing() -> None:
-    made = board(2)
+def test_result_of_an_unknown_rank_is_dropped() -> None:
+    made = aggregator(2)
     assert made.take(SlotsDamaged(9, (4,))) == []
 
 
@@ -181,7 +181,7 @@ def test_one_rank_is_passed_through_untouched() -> None:
 
 def test_open_orders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker_connector.link.rank_aggregator._MAX_OPEN", 10)
-    made = board(2)
+    made = aggregator(2)
     for save_id in range(50):
         made.take(SaveDone(0, save_id, True))
     assert len(made._saves.open) == 10

@@ -1,4 +1,4 @@
-"""Tensor parallelism with a process for each rank: one leader rules, and a block is what all ranks hold of it."""
+"""Tensor parallelism with a process for each rank: one leader decides, a block is resident when all ranks hold it."""
 
 from __future__ import annotations
 
@@ -222,17 +222,17 @@ def test_late_results_of_a_rank_confirm_late(make: Callable[..., TensorEngine]) 
     then."""
     engine = saved(make())
     (other,) = engine.others
-    board = engine.leader._aggregator
+    aggregator = engine.leader._aggregator
     held: list[object] = []
-    take = board.take
-    board.take = lambda result: held.append(result) or [] if result.rank == 1 else take(result)  # type: ignore[func-returns-value, method-assign]
+    take = aggregator.take
+    aggregator.take = lambda result: held.append(result) or [] if result.rank == 1 else take(result)  # type: ignore[func-returns-value, method-assign]
     request = engine.request(TOKENS)
     assert engine.prefill(request) == 40
     finish(engine, request)
     assert engine.leader.snapshot()["leases"] == 1
     assert not [r for r in engine.sink.reports if r.request_id == request.request_id]
     wait_for(lambda: len(held) >= 2)
-    board.take = take  # type: ignore[method-assign]
+    aggregator.take = take  # type: ignore[method-assign]
     for result in [*reversed(held), *held]:
         engine.leader.on_result(result)  # type: ignore[arg-type]
     assert report(engine, request) == (Outcome.MATERIALIZED_EXACT, Reason.OK, 40)

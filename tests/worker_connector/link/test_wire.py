@@ -1,4 +1,4 @@
-"""The socket between ranks and their leader: who may speak, what is understood, and what becomes of results when a
+"""The socket between ranks and their leader: who may connect, what is read, and what becomes of results when a
 connection is lost."""
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from worker_connector.link.wire import (
 
 class Listener:
     def __init__(self) -> None:
-        self.heard: list[RankResult] = []
-        self.came: list[int] = []
-        self.gone: list[int] = []
+        self.results: list[RankResult] = []
+        self.connected: list[int] = []
+        self.lost: list[int] = []
 
     def on_result(self, result: RankResult) -> None:
-        self.heard.append(result)
+        self.results.append(result)
 
     def rank_connected(self, rank: int) -> None:
-        self.came.append(rank)
+        self.connected.append(rank)
 
     def rank_lost(self, rank: int) -> None:
-        self.gone.append(rank)
+        self.lost.append(rank)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_stranger_is_refused(endpoint: RankEndpoint, listener: Listener, changes
     with dial(endpoint, hello(endpoint, **changes)) as connection:
         assert is_hung_up(connection)
     wait_for(lambda: endpoint.counts["refused"] == 1)
-    assert (listener.came, listener.gone, listener.heard) == ([], [], [])
+    assert (listener.connected, listener.lost, listener.results) == ([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_garbage_ends_that_connection_only(
         assert is_hung_up(connection)
     wait_for(lambda: endpoint.counts["refused"] == 1)
     channels[0].post(ForwardDone(2, 2))
-    wait_for(lambda: listener.heard == [ForwardDone(2, 1), ForwardDone(2, 2)])
+    wait_for(lambda: listener.results == [ForwardDone(2, 1), ForwardDone(2, 2)])
 
 
 @pytest.mark.parametrize(
     "message", [Numbered(1, ForwardDone(2, 1)), Numbered(2, ForwardDone(1, 1)), Hello(1, "again", 1, "s")]
 )
-def test_rank_that_speaks_for_another_or_out_of_turn_is_disconnected(
+def test_rank_that_sends_results_of_another_or_out_of_order_is_disconnected(
     endpoint: RankEndpoint, listener: Listener, message: Any
 ) -> None:
     with dial(endpoint, hello(endpoint), frame(message)) as connection:
         read_from_leader(connection)
         assert is_hung_up(connection)
-    wait_for(lambda: listener.gone == [1])
-    assert listener.heard == []
+    wait_for(lambda: listener.lost == [1])
+    assert listener.results == []
 
 
 def test_results_are_taken_once_and_in_order_over_lost_connections(
@@ -154,12 +154,12 @@ def test_results_are_taken_once_and_in_order_over_lost_connections(
     for number in range(300):
         channel.post(SaveDone(1, number, True))
         if number % 60 == 30:
-            # Some of what this connection brought was heard: it had met the leader, and more is on its way.
-            wait_for(lambda least=number - 30: len(listener.heard) > least and channel._connection is not None)
+            # The leader has taken some of what this connection brought, and more is on its way.
+            wait_for(lambda least=number - 30: len(listener.results) > least and channel._connection is not None)
             with channel._wake:
                 channel._hang_up()
-    wait_for(lambda: len(listener.heard) == 300)
-    assert listener.heard == [SaveDone(1, number, True) for number in range(300)]
+    wait_for(lambda: len(listener.results) == 300)
+    assert listener.results == [SaveDone(1, number, True) for number in range(300)]
     wait_for(lambda: not channel._unacknowledged)
     assert channel.counts["lost"] >= 1
     assert channel.counts["new_sessions"] == 0
@@ -171,12 +171,12 @@ def test_result_that_was_taken_and_not_acknowledged_is_not_taken_twice(
     first = frame(Numbered(1, SaveDone(1, 5, True)))
     with dial(endpoint, hello(endpoint), first) as connection:
         assert read_from_leader(connection).number == 0
-        wait_for(lambda: len(listener.heard) == 1)
-    wait_for(lambda: listener.gone == [1])
+        wait_for(lambda: len(listener.results) == 1)
+    wait_for(lambda: listener.lost == [1])
     with dial(endpoint, hello(endpoint), first, frame(Numbered(2, SaveDone(1, 6, True)))) as connection:
-        wait_for(lambda: len(listener.heard) == 2)
+        wait_for(lambda: len(listener.results) == 2)
         assert read_from_leader(connection).number == 1
-    assert listener.heard == [SaveDone(1, 5, True), SaveDone(1, 6, True)]
+    assert listener.results == [SaveDone(1, 5, True), SaveDone(1, 6, True)]
     assert endpoint.counts["duplicates"] == 1
 
 
@@ -186,29 +186,29 @@ def test_new_connection_of_a_rank_takes_the_place_of_the_old_one(endpoint: RankE
         with dial(endpoint, hello(endpoint)) as new:
             read_from_leader(new)
             assert is_hung_up(old)
-            assert listener.gone == []
-    wait_for(lambda: listener.gone == [1])
+            assert listener.lost == []
+    wait_for(lambda: listener.lost == [1])
 
 
 def test_connection_that_its_rank_gave_up_before_the_answer_is_no_loss(
     endpoint: RankEndpoint, listener: Listener
 ) -> None:
-    """As when the leader's process was busy for so long that its rank called again."""
+    """As when the leader's process was busy for so long that its rank connected again."""
     with endpoint._rank_locks[1]:
         dial(endpoint, hello(endpoint)).close()
         wait_for(lambda: 1 in endpoint._connections)
     wait_for(lambda: 1 not in endpoint._connections)
-    assert (listener.came, listener.gone, endpoint.counts["lost"]) == ([], [], 0)
+    assert (listener.connected, listener.lost, endpoint.counts["lost"]) == ([], [], 0)
     with dial(endpoint, hello(endpoint)) as later:
         read_from_leader(later)
-        wait_for(lambda: listener.came == [1])
-    wait_for(lambda: listener.gone == [1])
+        wait_for(lambda: listener.connected == [1])
+    wait_for(lambda: listener.lost == [1])
 
 
 def test_leader_that_answers_late_is_waited_for(
     socket_folder: Path, channels: list[RemoteChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process may be busy for longer than a rank pauses between two attempts; it is not called again meanwhile."""
+    """Its process may be busy for longer than a rank pauses between two attempts; it connects once nevertheless."""
     monkeypatch.setattr(remote_channel, "_LONGEST_PAUSE", 0.05)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(socket_folder / "ranks"))
@@ -249,8 +249,8 @@ def test_more_results_than_may_wait_begin_a_session_with_an_empty_slab(
         channel.post(SaveDone(1, number, True))
         assert len(channel._unacknowledged) <= 5
     channel._endpoint = endpoint.address
-    wait_for(lambda: len(listener.heard) >= 2)
-    again = listener.heard[0]
+    wait_for(lambda: len(listener.results) >= 2)
+    again = listener.results[0]
     assert again != ready(1)
     assert getattr(again, "slots", None) == ready(1).slots
     assert channel.counts["new_sessions"] >= 1
@@ -279,7 +279,7 @@ def test_rank_outlives_a_shortage_of_descriptors_and_threads(
     monkeypatch.setattr(threading.Thread, "start", few_threads)
     channels.append(RemoteChannel(1, endpoint.address, 1))
     channels[0].post(SaveDone(1, 7, True))
-    wait_for(lambda: listener.heard == [SaveDone(1, 7, True)])
+    wait_for(lambda: listener.results == [SaveDone(1, 7, True)])
     assert failed == ["socket"] * 2 + ["thread"] * 2
 
 
@@ -300,7 +300,7 @@ def test_rank_without_a_thread_for_its_leader_tries_again_with_the_next_metadata
         link.follow(metadata, lambda channel_id: None)
         assert (link.remote, counts) == (None, Counter())
     link.follow(metadata, lambda channel_id: None)
-    wait_for(lambda: listener.heard == [ready(1)])
+    wait_for(lambda: listener.results == [ready(1)])
     remote = link.remote
     here = RankChannel(3)
     link.follow(ConnectorMetadata(3, "g", 2), lambda channel_id: here)
@@ -347,15 +347,15 @@ def test_closed_endpoint_ends_its_threads(listener: Listener, channels: list[Rem
     endpoint = RankEndpoint(2)
     endpoint.start(listener)
     channels.append(RemoteChannel(1, endpoint.address, 1))
-    wait_for(lambda: listener.came == [1])
+    wait_for(lambda: listener.connected == [1])
     threads = list(endpoint._server.threads)
     endpoint.close()
     endpoint.close()
     assert not any(thread.is_alive() for thread in threads)
-    assert listener.gone == []
+    assert listener.lost == []
 
 
-def test_what_a_disk_holds_is_told_in_frames_and_its_end_once() -> None:
+def test_what_a_disk_holds_is_sent_in_parts_and_its_end_once() -> None:
     blocks = tuple(
         BlockRecord(b"n" * 32, BlockKey(bytes([n]) * 16), BlockKey(b"p" * 16), n, bytes(4 * 4096), b"w" * 900)
         for n in range(100)
@@ -377,5 +377,5 @@ def test_result_that_fits_no_frame_begins_a_session_and_raises_nothing(
     block = BlockRecord(b"n" * 32, BlockKey(b"k" * 16), BlockKey(b"p" * 16), 0, bytes(2 * MAX_FRAME))
     channel.post(DiskFound(1, 3, (block,), True))
     channel.post(SaveDone(1, 7, True))
-    wait_for(lambda: SaveDone(1, 7, True) in listener.heard)
+    wait_for(lambda: SaveDone(1, 7, True) in listener.results)
     assert channel.counts["new_sessions"] == 1
