@@ -68,8 +68,8 @@ class KvEventListener:
         """`connected`, `refused`; `crowded`, `accept_failed` (LocalServer)."""
 
     def start(self) -> None:
-        """Listens from now on. To be called once. OSError if the socket cannot be made, or another engine of the same
-        name is listening."""
+        """Listens from now on. To be called once. OSError if the socket or its thread cannot be had, or another engine
+        of the same name is listening."""
         if self._path.exists():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 try:
@@ -79,7 +79,11 @@ class KvEventListener:
                 else:
                     raise OSError(f"{self._path}: another engine of this name is listening")
         self._server = LocalServer(str(self._path), "semkv-kv-events", self._read, self.counts)
-        self._server.start()
+        try:
+            self._server.start()
+        except RuntimeError as error:
+            self.close()
+            raise OSError(f"{self._path}: {error}") from error
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends the threads, waiting `timeout` seconds at most, and removes the socket. Idempotent."""

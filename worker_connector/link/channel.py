@@ -159,6 +159,15 @@ class RankChannel:
                 return
         handler(result)
 
+    def attach(self, rank: LocalRank) -> None:
+        """The rank's end: the leader may ask this rank from now on."""
+        self.rank = rank
+
+    def detach(self, rank: LocalRank) -> None:
+        """The rank has moved to another leader. Another rank that has come meanwhile stays."""
+        if self.rank is rank:
+            self.rank = None
+
     def make_resets_durable(self) -> None:
         """Waits for the rank's disk (`LocalRank.make_resets_durable`): not for an engine's callback. Raises
         OSError."""

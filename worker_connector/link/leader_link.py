@@ -28,7 +28,7 @@ class LeaderLink:
         self._apart = apart
         self._counts = counts
         self._ready: RankReady | None = None
-        channel.rank = rank
+        channel.attach(rank)
 
     @property
     def remote(self) -> RemoteChannel | None:
@@ -66,11 +66,11 @@ class LeaderLink:
 
     def _move_to(self, channel: RankChannel | RemoteChannel) -> None:
         self.close()
-        if isinstance(self._channel, RankChannel) and self._channel.rank is self._rank:
-            self._channel.rank = None
+        if isinstance(self._channel, RankChannel):
+            self._channel.detach(self._rank)
         self._channel = channel
         if isinstance(channel, RankChannel):
-            channel.rank = self._rank
+            channel.attach(self._rank)
         if self._ready is not None:
             channel.post(self._ready)
 

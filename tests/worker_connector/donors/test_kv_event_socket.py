@@ -158,6 +158,17 @@ def test_both_ends_pass_over_a_temporary_directory_with_a_path_too_long_for_a_so
         found.listener.close()
 
 
+def test_listener_without_a_thread_leaves_no_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(OSError, match="can't start new thread"):
+            Heard(path)
+    assert not path.exists()
+
+
 def test_directory_that_others_can_enter_is_not_used(socket_folder: Path) -> None:
     directory = event_socket_path("engine-a", 0, socket_folder).parent
     os.chmod(directory, 0o755)
