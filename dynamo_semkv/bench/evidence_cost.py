@@ -32,6 +32,7 @@ from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.evidence.worker import SWITCH_SECONDS
 from dynamo_semkv.testing import EventTape
@@ -91,9 +92,8 @@ def document(seed: int, tokens: int) -> TokenArray:
 def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
     """Fills an index with `donors` documents and measures each operation. Repeatable but for the clock."""
     provider = FingerprintProvider(FingerprintConfig(max_donors=donors, max_donors_per_namespace=donors))
-    catalog = DonorCatalog(
-        [provider], clock=time.monotonic, max_donors=donors, max_donors_per_namespace=donors, max_bytes=2**62
-    )
+    limits = CatalogLimits(max_donors=donors, max_donors_per_namespace=donors, max_bytes=2**62)
+    catalog = DonorCatalog([provider], clock=time.monotonic, limits=limits)
     extra = max(1, donors // 10)
     contended = min(extra, 2_000)
     registers: list[float] = []

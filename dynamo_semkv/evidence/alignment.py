@@ -47,6 +47,8 @@ _BEYOND = np.array([[-1], [1]])
 
 
 class Run(NamedTuple):
+    """A stretch of `token_count` equal tokens, by its start in the prompt and its start in the donor."""
+
     target_start: int
     donor_start: int
     token_count: int
@@ -71,10 +73,12 @@ class Alignment(NamedTuple):
 
     @property
     def runs(self) -> tuple[Run, ...]:
+        """`places` as objects, for tests and for reading."""
         return tuple(Run(*place) for place in self.places.tolist())
 
     @property
     def longest_run(self) -> int:
+        """Tokens of the longest run; 0 if there is none."""
         return int(self.places[:, 2].max(initial=0))
 
 

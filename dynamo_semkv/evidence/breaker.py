@@ -7,6 +7,8 @@ from enum import Enum
 
 
 class BreakerState(str, Enum):
+    """CLOSED: calls go through. OPEN: none do. HALF_OPEN: one trial call does, and its result decides."""
+
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
@@ -41,11 +43,14 @@ class Breaker:
             self.state = BreakerState.OPEN
 
     def success(self) -> None:
+        """The call came back in time with a sound answer: the breaker closes."""
         self._failures = 0
         self._pause = self._first_pause
         self.state = BreakerState.CLOSED
 
     def failure(self) -> None:
+        """The call failed or was late: the breaker opens, at once after a trial, otherwise after several failures in a
+        row."""
         self._failures += 1
         if self.state is BreakerState.HALF_OPEN:
             self._pause = min(2 * self._pause, self._longest)

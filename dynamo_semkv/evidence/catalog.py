@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from dynamo_semkv.evidence.chains import NOBODY, Chains, Row, Sharded, Slots
 from dynamo_semkv.evidence.donor import CatalogDonor, StreamKey, parts_of
 from dynamo_semkv.evidence.emitters import donor_from, in_scope, may_place, may_purge, partition_of, restricted
 from dynamo_semkv.evidence.expiry import Expiry
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.evidence.retention import Retention
 from dynamo_semkv.evidence.stream import Stream, Verdict
@@ -40,7 +40,6 @@ from dynamo_semkv.telemetry.throttled import Throttled
 logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
 
-BYTES_PER_DONOR = 4_096
 MAX_ROWS = 256
 """Streams in a snapshot."""
 
@@ -48,10 +47,7 @@ MAX_ROWS = 256
 class DonorCatalog:
     """`clock`: monotonic seconds, used only for how long a worker has been gone, never for what is newer.
 
-    Bounds: `max_donors`, `max_donors_per_namespace` and `max_bytes` of sketches (of the worker with most, and of its
-    largest namespace, the oldest unused goes), `max_streams` and `max_held` events that came before an earlier one
-    (here too the worker with most gives up its own), `absent_seconds` after which a gone worker's donors are dropped,
-    and `max_age_seconds`, or its own `ttl`, after which one is that was not registered again.
+    When `limits` are reached, the oldest unused donor goes, of the largest namespace of the worker with most donors.
     """
 
     def __init__(
@@ -59,29 +55,17 @@ class DonorCatalog:
         listeners: Sequence[DonorListener] = (),
         *,
         clock: Callable[[], float],
-        max_donors: int = 100_000,
-        max_donors_per_namespace: int = 100_000,
-        max_bytes: int | None = None,
-        max_streams: int = 4_096,
-        max_held: int = 4_096,
-        max_held_per_stream: int = 512,
-        absent_seconds: float = 300.0,
-        max_age_seconds: float = math.inf,
+        limits: CatalogLimits | None = None,
     ) -> None:
+        limits = limits if limits is not None else CatalogLimits()
         self._listeners = tuple(listeners)
         self._clock = clock
-        self._max_donors = max_donors
-        self._max_per_namespace = max_donors_per_namespace
-        self._max_bytes = max_bytes if max_bytes is not None else max_donors * BYTES_PER_DONOR
-        self._absent_seconds = absent_seconds
-        self._max_age = max_age_seconds
-        self._streams = Streams(
-            is_empty=lambda key: not self._sizes[key],
-            on_end=self._end_donors,
-            max_streams=max_streams,
-            max_held=max_held,
-            max_held_per_stream=max_held_per_stream,
-        )
+        self._max_donors = limits.max_donors
+        self._max_per_namespace = limits.max_donors_per_namespace
+        self._max_bytes = limits.sketch_bytes
+        self._absent_seconds = limits.absent_seconds
+        self._max_age = limits.max_age_seconds
+        self._streams = Streams(limits, is_empty=lambda key: not self._sizes[key], on_end=self._end_donors)
         self._slots = Slots()
         self._donors: Sharded[str, CatalogDonor] = Sharded()
         self._by_slot: Row[CatalogDonor] = Row()
@@ -92,7 +76,7 @@ class DonorCatalog:
         self._ended: deque[int] = deque()
         """Chains of donors whose life is over."""
         self._retention = Retention(self._slots)
-        self._expiry = Expiry(self._slots, max_age_seconds)
+        self._expiry = Expiry(self._slots, limits.max_age_seconds)
         self._count = 0
         self._on_use = self.touch  # one bound method for all donors
         self._bytes = 0
@@ -150,6 +134,7 @@ class DonorCatalog:
         return donor if donor is not None and not donor.life.over else None
 
     def donors_of(self, worker_wire_id: int, dp_rank: int) -> list[CatalogDonor]:
+        """The donors of one rank that are still registered, in order of registration."""
         return [donor for donor in self._donors_in(StreamKey(worker_wire_id, dp_rank)) if not donor.life.over]
 
     def touch(self, donor_id: str) -> None:

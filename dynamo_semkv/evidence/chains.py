@@ -51,6 +51,7 @@ class Sharded(Generic[K, V]):
         del self._part(key)[key]
 
     def get(self, key: K) -> V | None:
+        """The value of `key`; None if it has none."""
         return self._part(key).get(key)
 
 
@@ -83,12 +84,14 @@ class Slots:
         self._made = 0
 
     def take(self) -> int:
+        """A number that nobody else has, a returned one first."""
         if self._free:
             return self._free.pop()
         self._made += 1
         return self._made - 1
 
     def give_back(self, slot: int) -> None:
+        """The number may be taken again; it must not be in use."""
         self._free.append(slot)
 
 
@@ -114,9 +117,11 @@ class Chains:
         self._slots.give_back(head)
 
     def linked(self, slot: int) -> bool:
+        """Whether the slot is in a list, or is the head of one."""
         return slot < len(self._next) and self._next[slot] != NOBODY
 
     def append(self, head: int, slot: int) -> None:
+        """Puts `slot`, which is in no list, at the end of the list."""
         self._room_for(slot)
         last = self._prev[head]
         self._next[last] = self._prev[head] = slot

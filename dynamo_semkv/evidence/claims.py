@@ -42,6 +42,9 @@ _PLAIN = (int, float, str)
 
 
 class Claims(NamedTuple):
+    """The sound matches of one provider's answer, how many were unsound, and whether there were more than
+    MAX_CLAIMS."""
+
     matches: tuple[SemanticTrtMatch, ...] = ()
     unsound: int = 0
     """Not possible for this prompt, or not a match at all."""

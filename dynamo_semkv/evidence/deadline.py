@@ -52,6 +52,8 @@ class LookupStatus(str, Enum):
 
 
 class LookupResult(msgspec.Struct, frozen=True):
+    """One lookup over all providers: the best matches, how it ended, and the status and seconds of each provider."""
+
     status: LookupStatus
     matches: tuple[SemanticTrtMatch, ...] = ()
     """Best first, one a donor: exact-equivalent, then verbatim runs, then likeness; each by reusable tokens."""

@@ -38,6 +38,7 @@ class Life:
         """For good: a reset or a purge ended it."""
 
     def end(self) -> None:
+        """Ends the credit of every donor of this life, for good."""
         self.creditable = False
         self.over = True
 
@@ -91,6 +92,7 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def generation(self) -> str:
+        """The emitter's generation in which the donor was registered."""
         return self.life.generation
 
     @property

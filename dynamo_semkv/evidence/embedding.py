@@ -104,6 +104,7 @@ class EmbeddingProvider(DonorLearner):
         return len(self._indexed)
 
     def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        """At most MAX_MATCHES matches, best first. Reads as many new windows as `budget_ms` pays for."""
         began = self._clock()
         self.counts["lookups"] += 1
         if query.namespace.tenant is None:
@@ -147,6 +148,7 @@ class EmbeddingProvider(DonorLearner):
         return sorted(matches, key=lambda match: (-match.confidence, match.donor_id))[:MAX_MATCHES]
 
     def snapshot(self) -> dict[str, Any]:
+        """Counters and sizes, JSON-able."""
         with self._lock:
             return {
                 "donors": len(self._indexed),

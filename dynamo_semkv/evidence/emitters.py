@@ -35,6 +35,7 @@ def may_place(emitter: StreamKey, location: Location) -> bool:
 
 
 def may_purge(emitter: StreamKey, scope: PurgeScope) -> bool:
+    """Whether an emitter may send this purge: of its own worker, of a place that it may name, or of all its donors."""
     if isinstance(scope, PurgeWorker):
         return scope.worker_id == emitter.worker_id
     return may_place(emitter, scope.location) if isinstance(scope, PurgeLocation) else True

@@ -27,7 +27,9 @@ class Encoder(Protocol):
     """Used by several threads at once."""
 
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """Length of every vector."""
+        ...
 
     def encode(self, texts: Sequence[str], length: int) -> Vectors:
         """Of each text the first `length` tokens of the encoder. No text, or nothing but blanks: a row of zeros."""
@@ -35,7 +37,11 @@ class Encoder(Protocol):
 
 
 class Detokenizer(Protocol):
-    def text(self, tokens: TokenArray) -> str: ...
+    """From the served model's token ids to text. Used by several threads at once."""
+
+    def text(self, tokens: TokenArray) -> str:
+        """The text of the tokens, shape [n], without special tokens."""
+        ...
 
 
 def existing(path: str | os.PathLike[str], field: str, *names: str) -> Path:
@@ -87,9 +93,11 @@ class OnnxEncoder:
 
     @property
     def dimension(self) -> int:
+        """Length of every vector, from the model's output shape."""
         return self._dimension
 
     def encode(self, texts: Sequence[str], length: int) -> Vectors:
+        """Runs the model once for each group of texts with the same number of tokens."""
         before, after = self._around
         parts = [found.ids[:length] for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
         vectors = np.zeros((len(parts), self._dimension), np.float32)
@@ -116,5 +124,6 @@ class TokenizerFile:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(existing(path, field, "tokenizer.json")))
 
     def text(self, tokens: TokenArray) -> str:
+        """Decodes in the caller's thread, without special tokens."""
         said: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return said

@@ -34,6 +34,7 @@ class Expiry:
         self._chains.append(head, member)
 
     def discard(self, member: int) -> None:
+        """The member does not end any more; nothing happens if it was never added."""
         self._chains.remove(member)
 
     def due(self, now: float) -> int | None:

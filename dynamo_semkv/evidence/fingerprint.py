@@ -88,6 +88,8 @@ class FingerprintProvider:
         return len(self._where)
 
     def donor_added(self, donor: CatalogDonor) -> None:
+        """Indexes the donor's sketch; only its row changes if the same sketch is indexed already. A donor without
+        samples, or beyond the room of its partition, is counted and left out."""
         sketch = donor.sketch
         with self._lock:
             known = self._known(donor.donor_id)
@@ -118,6 +120,7 @@ class FingerprintProvider:
             self.counts["indexed"] += 1
 
     def donor_removed(self, donor_id: str) -> None:
+        """Takes the donor out of every later search; nothing happens if it was not indexed."""
         with self._lock:
             known = self._known(donor_id)
             if known is not None:
@@ -173,6 +176,7 @@ class FingerprintProvider:
         return matches
 
     def snapshot(self) -> dict[str, Any]:
+        """Counters and sizes, JSON-able."""
         with self._lock:
             partitions = [partition for _, partition in self._partitions.values()]
             largest = max(map(len, partitions), default=0)

@@ -52,6 +52,8 @@ class DonorLearner:
         self._thread.join(timeout)
 
     def prompt_routed(self, query: LookupQuery) -> None:
+        """Keeps the prompt's tokens, and queues the donor that waited for them. A prompt of an unknown tenant is not
+        kept."""
         if query.namespace.tenant is None:
             return
         donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
@@ -59,6 +61,8 @@ class DonorLearner:
             self._want(donor, query.tokens)
 
     def donor_added(self, donor: CatalogDonor) -> None:
+        """Queues the donor if the prompt that it was made of is known. The same sketch registered again is not queued
+        twice."""
         with self._lock:
             known = self._wanted.get(donor.donor_id)
             if known is not None and known.sketch is donor.sketch and known.life is donor.life:
@@ -71,6 +75,7 @@ class DonorLearner:
             self._want(donor, tokens)
 
     def donor_removed(self, donor_id: str) -> None:
+        """Drops the donor, queued or taken in."""
         self._prompts.removed(donor_id)
         with self._lock:
             self._wanted.pop(donor_id, None)

@@ -112,13 +112,16 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tables that searches and moves use."""
         return sum(table.nbytes for table in (self._table, self._next, self._coming) if table is not None)
 
     @property
     def full(self) -> bool:
+        """No row is left."""
         return not self._free and self._rows >= MAX_ROWS
 
     def donor(self, row: int) -> CatalogDonor | None:
+        """The donor in the row; None if it was removed."""
         return self._donors[row]
 
     def add(self, donor: CatalogDonor, sketch: DonorSketch) -> int:
@@ -179,6 +182,7 @@ class Partition:
         return hits.joined(self._next.find(fingerprints), ~self._moved[hits.rows])
 
     def thinned(self, rows: U32Array) -> npt.NDArray[np.uint8]:
+        """For each of `rows`, shape [n], the k of its `thinning`."""
         return self._thinned[rows]
 
     def rarity(self, fingerprints: U32Array, hits: Hits) -> FloatArray:

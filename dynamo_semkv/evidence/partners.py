@@ -47,6 +47,7 @@ class Flat(NamedTuple):
 
     @classmethod
     def of(cls, donors: Sequence[DonorSketch]) -> Flat:
+        """Lays the samples of all donors out, in their order. All donors have one spacing."""
         samples = [donor.samples for donor in donors]
         lengths = [donor.token_count for donor in donors]
         counts = [len(one.fingerprints) for one in samples]

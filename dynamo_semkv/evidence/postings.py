@@ -117,6 +117,7 @@ class Postings:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the table, whether or not the kernel backs them yet."""
         return len(self._bytes)
 
     def warm(self, size: int) -> bool:

@@ -18,6 +18,8 @@ from dynamo_semkv.evidence.donor import CatalogDonor
 
 
 class LookupQuery(msgspec.Struct, frozen=True):
+    """One prompt to find donors for."""
+
     tokens: TokenArray
     """Shape [n], u32: the prompt as Dynamo's preprocessor made it."""
     namespace: CacheNamespace
@@ -33,9 +35,13 @@ class EvidenceProvider(Protocol):
     than 1,000 matches the rest is not looked at, and one with more than 256 segments is not believed."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Short and unique among the configured providers; metrics and matches carry it."""
+        ...
 
-    def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]: ...
+    def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        """Matches for the prompt, from the provider's own thread. What is found after the deadline is dropped."""
+        ...
 
 
 @runtime_checkable
@@ -46,9 +52,13 @@ class DonorListener(Protocol):
     hands out a match.
     """
 
-    def donor_added(self, donor: CatalogDonor) -> None: ...
+    def donor_added(self, donor: CatalogDonor) -> None:
+        """Index the donor, or replace what is indexed under its id."""
+        ...
 
-    def donor_removed(self, donor_id: str) -> None: ...
+    def donor_removed(self, donor_id: str) -> None:
+        """Drop the donor; the id may be unknown."""
+        ...
 
 
 @runtime_checkable
@@ -56,18 +66,24 @@ class PromptListener(Protocol):
     """Told of every prompt that was looked up, after its lookup and in the event loop: for providers that learn what a
     donor says from the prompt that became it. Keeps it short."""
 
-    def prompt_routed(self, query: LookupQuery) -> None: ...
+    def prompt_routed(self, query: LookupQuery) -> None:
+        """Take note of the prompt. An exception is counted, and costs the provider this prompt only."""
+        ...
 
 
 @runtime_checkable
 class Closes(Protocol):
     """Ends what the provider started; called once, after the last lookup."""
 
-    def close(self, timeout: float) -> None: ...
+    def close(self, timeout: float) -> None:
+        """End threads and release files within `timeout` seconds."""
+        ...
 
 
 @runtime_checkable
 class Snapshots(Protocol):
     """Bounded, JSON-able state for the page and for operators; no prompts, no digests of salts."""
 
-    def snapshot(self) -> dict[str, Any]: ...
+    def snapshot(self) -> dict[str, Any]:
+        """The state, as a dict that JSON can hold and of at most 64 KiB."""
+        ...

@@ -37,10 +37,12 @@ class Retention:
         return self._workers.total
 
     def size(self, namespace: str) -> int:
+        """Members of the namespace."""
         return self._sizes.get(namespace, 0)
 
     @property
     def namespaces(self) -> int:
+        """Number of namespaces with members."""
         return len(self._sizes)
 
     def add(self, namespace: str, worker: int, member: int) -> None:

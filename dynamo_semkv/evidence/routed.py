@@ -51,6 +51,7 @@ class RoutedPrompts:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tokens that are kept."""
         return self._bytes
 
     def routed(self, digest_hex: str, chain: Sequence[BlockKey], tokens: TokenArray) -> CatalogDonor | None:
@@ -100,6 +101,7 @@ class RoutedPrompts:
         return None
 
     def removed(self, donor_id: str) -> None:
+        """Stops waiting for the donor's prompt; nothing happens if it did not wait."""
         donor = self._waiting.pop(donor_id, None)
         if donor is not None:
             for key in _keys(donor):

@@ -47,9 +47,13 @@ class Embedder(Protocol):
     """SemBlend's own protocol, as far as its pipeline uses it."""
 
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """Length of every vector."""
+        ...
 
-    def embed(self, text: str) -> Any: ...
+    def embed(self, text: str) -> Any:
+        """One vector of shape [dimension], or None for a text that cannot be embedded."""
+        ...
 
 
 def minilm(model_path: str) -> Embedder:
@@ -100,6 +104,8 @@ class SemBlendProvider(DonorLearner):
         return len(self._wanted)
 
     def lookup(self, query: LookupQuery) -> Sequence[SemanticTrtMatch]:
+        """SemBlend's one answer, as far as the donor's tokens confirm it; otherwise nothing, with the reason
+        counted."""
         self.counts["lookups"] += 1
         if query.namespace.tenant is None:
             self.counts["tenant_unknown"] += 1
@@ -127,6 +133,7 @@ class SemBlendProvider(DonorLearner):
         return () if match is None else (match,)
 
     def snapshot(self) -> dict[str, Any]:
+        """Counters and sizes, JSON-able."""
         with self._lock:
             return {
                 "donors": len(self._wanted),

@@ -26,10 +26,12 @@ class Sizes(Generic[K]):
         return len(self._of)
 
     def of(self, key: K) -> int:
+        """How much `key` has; 0 if it is unknown."""
         return self._of.get(key, 0)
 
     @property
     def most(self) -> int:
+        """How much the largest has; 0 where nobody has anything."""
         return self._largest
 
     def largest(self) -> K | None:
@@ -85,6 +87,7 @@ class Shares(Generic[K, V]):
             del self._items[owner]
 
     def of(self, owner: K) -> list[V]:
+        """The owner's items, the least recently used first."""
         return list(self._items.get(owner, ()))
 
     def victim(self) -> tuple[K, V] | None:

@@ -77,10 +77,12 @@ class Stream:
 
     @property
     def held(self) -> int:
+        """Number of events that came before an earlier one."""
         return len(self._held)
 
     @property
     def generation(self) -> str | None:
+        """The current generation; None before the first one, and after the last one was given up."""
         return self.life.generation if self.life is not None else None
 
     def admit(self, event: DonorEvent, *, may_hold: bool = True) -> tuple[Verdict, list[DonorEvent]]:

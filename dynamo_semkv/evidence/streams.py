@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.evidence.donor import StreamKey
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.shares import Shares
 from dynamo_semkv.evidence.stream import Stream, Verdict
 
@@ -22,18 +23,14 @@ class Streams:
 
     def __init__(
         self,
+        limits: CatalogLimits,
         *,
         is_empty: Callable[[StreamKey], bool],
         on_end: Callable[[StreamKey], object],
-        max_streams: int,
-        max_held: int,
-        max_held_per_stream: int,
     ) -> None:
+        self._limits = limits
         self._is_empty = is_empty
         self._on_end = on_end
-        self._max_streams = max_streams
-        self._max_held = max_held
-        self._max_held_per_stream = max_held_per_stream
         self._of: OrderedDict[StreamKey, Stream] = OrderedDict()
         self._room: Shares[int, int] = Shares()
         self.held = 0
@@ -46,6 +43,7 @@ class Streams:
         return iter(self._of.values())
 
     def get(self, key: StreamKey) -> Stream | None:
+        """The emitter's stream; None if it has none."""
         return self._of.get(key)
 
     def admit(self, event: DonorEvent) -> tuple[Verdict, list[DonorEvent], Stream | None]:
@@ -60,7 +58,7 @@ class Streams:
         self._of.move_to_end(key)
         self._room.use(*key)
         life, held = stream.life, stream.held
-        verdict, ready = stream.admit(event, may_hold=self.held < self._max_held or self._may_hold(key))
+        verdict, ready = stream.admit(event, may_hold=self.held < self._limits.max_held or self._may_hold(key))
         if stream.held != held:
             self._count_held(key.worker_id, stream.held - held)
         if stream.life is not life and life is not None:
@@ -79,6 +77,7 @@ class Streams:
                 self.drop(StreamKey(worker_id, rank))
 
     def distrust(self, stream: Stream) -> None:
+        """The stream lost events: it drops what it holds and gives no credit until a reset."""
         held = stream.held
         stream.distrust()
         self._count_held(stream.key.worker_id, -held)
@@ -95,6 +94,7 @@ class Streams:
             self._on_end(stream.key)
 
     def drop(self, key: StreamKey) -> None:
+        """Forgets the stream and ends its donors. Raises KeyError for an unknown one."""
         stream = self._of.pop(key)
         self._room.drop(*key)
         self._count_held(key.worker_id, -stream.held)
@@ -103,9 +103,9 @@ class Streams:
             self._on_end(key)
 
     def _new(self, key: StreamKey) -> Stream | None:
-        if len(self._of) >= self._max_streams and not self._make_room(key.worker_id):
+        if len(self._of) >= self._limits.max_streams and not self._make_room(key.worker_id):
             return None
-        self._of[key] = Stream(key, self._max_held_per_stream)
+        self._of[key] = Stream(key, self._limits.max_held_per_stream)
         return self._of[key]
 
     def _make_room(self, worker_id: int) -> bool:

@@ -40,6 +40,7 @@ class VectorIndex:
 
     @property
     def nbytes(self) -> int:
+        """Estimated bytes of all vectors and their links."""
         return len(self) * (self.dimension + BYTES_OVERHEAD)
 
     def add(self, row: int, first_window: int, vectors: Vectors) -> None:
@@ -53,9 +54,11 @@ class VectorIndex:
         self._index.add(keys.astype(np.uint64), vectors)
 
     def remove(self, row: int, windows: Sequence[int]) -> None:
+        """Takes windows of one row out of every later search."""
         self._index.remove(np.array([(row << 16) + window for window in windows], np.uint64))
 
     def near(self, vectors: Vectors, count: int) -> Near:
+        """For each vector, shape [n, dimension], its `count` nearest windows; fewer where the index holds fewer."""
         shape = (len(vectors), count)
         found = Near(np.full(shape, -1, np.int64), np.full(shape, -1, np.int64), np.full(shape, -1.0, np.float32))
         if len(self) == 0:

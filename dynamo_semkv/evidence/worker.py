@@ -72,6 +72,7 @@ class ProviderWorker:
         self._jobs.put(None)
 
     def join(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds for the thread to end. Returns whether it has."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -18,6 +18,7 @@ from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.deadline import DeadlineRunner
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.observe import dynamo_counters
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
@@ -60,9 +61,11 @@ class Knowledge:
         self.catalog = DonorCatalog(
             [provider for provider in found if isinstance(provider, DonorListener)],
             clock=time.monotonic,
-            max_donors=fingerprint.max_donors,
-            max_donors_per_namespace=fingerprint.max_donors_per_namespace,
-            max_age_seconds=config.evidence.max_donor_age,
+            limits=CatalogLimits(
+                max_donors=fingerprint.max_donors,
+                max_donors_per_namespace=fingerprint.max_donors_per_namespace,
+                max_age_seconds=config.evidence.max_donor_age,
+            ),
         )
         self.lookup = DeadlineRunner(
             found,

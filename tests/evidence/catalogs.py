@@ -6,6 +6,7 @@ from typing import Any
 
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.donor import CatalogDonor
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.stream import Verdict
 from dynamo_semkv.testing import EventTape, ManualClock
 from tests.evidence.documents import document, namespace
@@ -35,7 +36,7 @@ class Index:
 
 def catalog(*listeners: Any, **limits: Any) -> tuple[DonorCatalog, Index, ManualClock]:
     index, clock = Index(), ManualClock()
-    return DonorCatalog([index, *listeners], clock=clock, **limits), index, clock
+    return DonorCatalog([index, *listeners], clock=clock, limits=CatalogLimits(**limits)), index, clock
 
 
 def feed(target: DonorCatalog, events: Any) -> list[Verdict]:

@@ -18,6 +18,7 @@ from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.donor import Life
 from dynamo_semkv.evidence.fingerprint import MAX_CANDIDATES, MAX_SEGMENTS, FingerprintProvider
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.testing import EventTape, ManualClock
 from tests.evidence.documents import BLOCK, document, edited, joined, namespace, query_of
 from tests.evidence.donors import donor
@@ -268,7 +269,7 @@ def test_donors_of_a_life_without_credit_are_not_evidence() -> None:
 def test_a_donor_that_is_found_is_evicted_later() -> None:
     """Eviction by value: the catalog learns from the provider which donors are good for something."""
     provider = FingerprintProvider()
-    catalog = DonorCatalog([provider], clock=ManualClock(), max_donors=3)
+    catalog = DonorCatalog([provider], clock=ManualClock(), limits=CatalogLimits(max_donors=3))
     tape = EventTape()
     tape.reset()
     for n in range(3):

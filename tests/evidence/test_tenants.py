@@ -18,6 +18,7 @@ from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus
 from dynamo_semkv.evidence.embedding import EmbeddingProvider
 from dynamo_semkv.evidence.encoder import OnnxEncoder, TokenizerFile
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.semblend import SemBlendProvider
 from dynamo_semkv.testing import EventTape, ManualClock
 from tests.bus.waiting import until, wait_for
@@ -113,7 +114,9 @@ def test_nor_do_all_providers_together_with_a_store_that_is_always_full(
     """Every registration evicts somebody, of this tenant or of another; rows and slots go from one tenant to the
     next."""
     together = [made(kind, parts) for kind in ("fingerprint", "semblend", "embedding")]
-    catalog = DonorCatalog(together, clock=ManualClock(), max_donors=3, max_donors_per_namespace=2)
+    catalog = DonorCatalog(
+        together, clock=ManualClock(), limits=CatalogLimits(max_donors=3, max_donors_per_namespace=2)
+    )
     runner = DeadlineRunner(together, AMPLE, 64)
     tapes = {salt: EventTape(worker_id=n + 1) for n, salt in enumerate(SALTS)}
     spaces = {salt: namespace(tenant_scope(salt)) for salt in SALTS}

@@ -22,6 +22,7 @@ from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.pack import PACK, Pack
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.testing import ManualClock
@@ -178,7 +179,9 @@ def test_any_sound_donor_events_in_any_order_into_catalog_and_index(
     """Sound by the codec, and otherwise whatever an emitter may think of: sketches that are none, ids in any order,
     other workers."""
     provider = FingerprintProvider()
-    catalog = DonorCatalog([provider], clock=ManualClock(), max_donors=4, max_held=4, max_streams=4)
+    catalog = DonorCatalog(
+        [provider], clock=ManualClock(), limits=CatalogLimits(max_donors=4, max_held=4, max_streams=4)
+    )
     for event in events:
         if isinstance(event.data, DonorRegistered):
             segments = [

@@ -25,6 +25,7 @@ from dynamo_semkv.contracts.route_events import RouteEvent
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.deadline import DeadlineRunner
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
@@ -159,7 +160,7 @@ class Scene:
         self.directory = ReplicaDirectory()
         self.edge = SimulatedEdge(self._join(replicas))
         provider = FingerprintProvider(self.config.evidence.fingerprint)
-        self.catalog = DonorCatalog([provider], clock=time.monotonic, max_donors=max(1, donors))
+        self.catalog = DonorCatalog([provider], clock=time.monotonic, limits=CatalogLimits(max_donors=max(1, donors)))
         self.lookup = DeadlineRunner([provider], 1.0, self.config.evidence.max_matches)
         self.calibration = Calibration(self.config.scoring)
         self.record = Record()

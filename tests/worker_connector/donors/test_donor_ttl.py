@@ -15,6 +15,7 @@ from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.donor_events import DonorRegistered
 from dynamo_semkv.contracts.identity import StableReplica, new_generation
 from dynamo_semkv.evidence.catalog import DonorCatalog
+from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.testing import ManualClock
 from tests.bus.waiting import until
@@ -57,7 +58,7 @@ def test_the_age_is_read_from_the_file_that_routers_read(tmp_path: Path) -> None
 def test_donors_outlive_their_time_to_live_while_the_connector_beats_and_end_when_it_falls_silent() -> None:
     clock = ManualClock()
     bench = Bench(with_age(600.0), clock=clock)
-    catalog = DonorCatalog([], clock=clock, max_age_seconds=600.0)
+    catalog = DonorCatalog([], clock=clock, limits=CatalogLimits(max_age_seconds=600.0))
     with engine(bench) as running:
         for seed in range(3):
             run(running, prompt(100, seed))
