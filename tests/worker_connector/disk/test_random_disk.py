@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from tests.worker_connector.donors.test_device_events import Cache
 from tests.worker_connector.harness import MIB, settings
-from tests.worker_connector.link.test_channel_and_threads import Recorder, believed_and_true
+from tests.worker_connector.leader.test_residency import Recorder, believed_and_true
 from tests.worker_connector.scripted import SIZE, ScriptedEngine
 from tests.worker_connector.scripted_disk import disk_of, donors, flip, tier_of
 from tests.worker_connector.test_random_engine import EngineMachine

@@ -13,7 +13,7 @@ import pytest
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome
 from tests.worker_connector.harness import MIB, settings
-from tests.worker_connector.link.test_channel_and_threads import Recorder, believed_and_true
+from tests.worker_connector.leader.test_residency import Recorder, believed_and_true
 from tests.worker_connector.scripted import OPTIONS, ScriptedEngine, llm_args
 from tests.worker_connector.scripted_disk import (
     PROMPT,
