@@ -144,11 +144,13 @@ class RankChannel:
     def listen(self, handler: Callable[[RankResult], None]) -> None:
         """Gives `handler` the results that wait, and each later one in its sender's thread. `handler` must not
         raise."""
-        with self._lock:
-            self._handler = handler
-            waiting, self._waiting = list(self._waiting), deque(maxlen=_MAX_WAITING)
-        for result in waiting:
-            handler(result)
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._handler = handler
+                    return
+                result = self._waiting.popleft()
+            handler(result)  # what is posted meanwhile waits its turn
 
     def post(self, result: RankResult) -> None:
         """Runs the leader's handler in the caller's thread, or keeps the result until the leader listens."""

@@ -58,6 +58,21 @@ def test_results_before_the_leader_listens_are_kept_in_order() -> None:
     assert heard == [ForwardDone(0, iteration) for iteration in range(4)]
 
 
+def test_result_that_comes_while_the_kept_ones_are_handed_over_is_the_last() -> None:
+    channel = leader_channel(SimpleNamespace())
+    heard: list[object] = []
+    for iteration in range(3):
+        channel.post(ForwardDone(0, iteration))
+
+    def hear(result: object) -> None:
+        if not heard:
+            channel.post(ForwardDone(0, 3))
+        heard.append(result)
+
+    channel.listen(hear)
+    assert heard == [ForwardDone(0, iteration) for iteration in range(4)]
+
+
 def test_channel_goes_with_its_owners() -> None:
     channel = leader_channel(SimpleNamespace())
     number = channel.channel_id
