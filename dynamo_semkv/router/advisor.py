@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from dynamo_semkv.advice.decision import DecisionReason
 from dynamo_semkv.advice.gate import effective_mode, no_advice
 from dynamo_semkv.config.schema import Config, PlacementMode
@@ -22,7 +24,17 @@ from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.facts import RequestFacts, request_facts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, Late, within
-from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, covers, narrow, no_advice_reason, weigh
+from dynamo_semkv.router.pipeline import (
+    Advice,
+    DecisionContext,
+    Exact,
+    Lookup,
+    Prompt,
+    covers,
+    narrow,
+    no_advice_reason,
+    weigh,
+)
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Edge, ReplicaCard, Request
 from dynamo_semkv.scoring.credit import Credit
@@ -78,17 +90,15 @@ class Advisor:
         self._edge = edge
         self._directory = directory
         self._lookup = lookup
-        self._config = config
+        self._context = DecisionContext(directory, config, credit, scorers)
         self._fallbacks = fallbacks
         self._salt_key = salt_key
-        self._credit = credit
-        self._scorers = scorers
         self._live: Mapping[ReplicaKey, ReplicaCard] | None = None
         self._weighing = 0
 
     def reload(self, config: Config) -> None:
         """For requests from now on; those that are being weighed keep the configuration that they began with."""
-        self._config = config
+        self._context = msgspec.structs.replace(self._context, config=config)
 
     def refresh(self) -> None:
         """Takes over what discovery lists now; cheap when nothing changed. Called for each request and on every
@@ -101,7 +111,8 @@ class Advisor:
     async def advise(self, request: Request, request_id: str) -> Advice | None:
         """What to do with the request; None when even its tokens could not be read. Raises nothing but its own
         cancellation."""
-        config = self._config
+        context = self._context
+        config = context.config
         mode = effective_mode(config.placement, request_id)
         prompt: Prompt | None = None
         try:
@@ -118,7 +129,7 @@ class Advisor:
                 return Advice(no_advice(mode, DecisionReason.OVERLOADED), prompt)
             self._weighing += 1
             try:
-                return await self._weigh(facts, view, prompt, config, mode, request_id)
+                return await self._weigh(facts, view, prompt, context, mode, request_id)
             finally:
                 self._weighing -= 1
         except ContractError as error:
@@ -132,10 +143,11 @@ class Advisor:
         facts: RequestFacts,
         view: ModelView,
         prompt: Prompt,
-        config: Config,
+        context: DecisionContext,
         mode: PlacementMode,
         request_id: str,
     ) -> Advice:
+        config = context.config
         exact = await self._exact(facts, config.evidence.exact_deadline_ms / 1000)
         if exact is None:
             return Advice(no_advice(mode, DecisionReason.EXACT_UNKNOWN), prompt)
@@ -146,13 +158,10 @@ class Advisor:
             prompt,
             exact,
             lookup,
-            directory=self._directory,
+            context=context,
             view=view,
-            config=config,
             mode=mode,
             seed_material=config.scoring.seed.to_bytes(8, "little") + request_id.encode(),
-            credit=self._credit,
-            scorers=self._scorers,
             constraints=facts.constraints,
         )
 

@@ -11,7 +11,7 @@ from dynamo_semkv.contracts.evidence import Bucket
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
 from dynamo_semkv.contracts.route_events import MAX_CLIENT_TEXT, RouteOpened
 from dynamo_semkv.router.pipeline import Advice
-from dynamo_semkv.router.replicas import Place, ReplicaDirectory
+from dynamo_semkv.router.replicas import ReplicaDirectory, ReplicaProfile
 from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
 
 DEFAULT_KV_ROUTER = KvRouterOptions()
@@ -34,7 +34,7 @@ def opened_event(
     """The RouteOpened of an advice. `opened_at`: Unix seconds. Texts that a client chose are cut to MAX_CLIENT_TEXT."""
     decision, match = advice.decision, advice.decision.match
     placed, sheet = decision.placed, advice.sheet
-    places = directory.places()
+    profiles = directory.profiles()
     dynamo = dynamo_choice(sheet, kv_router) if sheet is not None else None
     said = directory.announcement_of(placed) if placed is not None else None
     stable = directory.stable_of(placed) if placed is not None else None
@@ -70,9 +70,9 @@ def opened_event(
         quality_signals=dict(match.quality_signals) if match is not None else {},
         materialization=said.materialization if said is not None else None,
         expected_tokens=_expected(advice),
-        shadow_choice=_name(decision.shadow_choice, places) if decision.shadow_choice is not None else None,
-        dynamo_choice=_name(dynamo.replica, places) if dynamo is not None else None,
-        sheet=sheet_lines(sheet, dynamo, partial(_name, places=places)) if sheet is not None else (),
+        shadow_choice=_name(decision.shadow_choice, profiles) if decision.shadow_choice is not None else None,
+        dynamo_choice=_name(dynamo.replica, profiles) if dynamo is not None else None,
+        sheet=sheet_lines(sheet, dynamo, partial(_name, profiles=profiles)) if sheet is not None else (),
         sheet_rows=len(sheet.rows) if sheet is not None else 0,
         config_hash=config_hash,
         traceparent=traceparent,
@@ -89,7 +89,7 @@ def _expected(advice: Advice) -> int | None:
     return None
 
 
-def _name(replica: ReplicaKey, places: Mapping[ReplicaKey, Place]) -> str:
+def _name(replica: ReplicaKey, profiles: Mapping[ReplicaKey, ReplicaProfile]) -> str:
     """`stable_routing_id/dp_rank`."""
-    place = places.get(replica)
-    return place.name if place is not None else f"{replica.worker_id}/{replica.dp_rank}"
+    profile = profiles.get(replica)
+    return profile.name if profile is not None else f"{replica.worker_id}/{replica.dp_rank}"

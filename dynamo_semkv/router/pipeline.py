@@ -95,6 +95,16 @@ class Advice(msgspec.Struct, frozen=True):
     """Prefill tokens that waited on each replica before this request."""
 
 
+class DecisionContext(msgspec.Struct, frozen=True):
+    """What all requests that are decided under one configuration share."""
+
+    directory: ReplicaDirectory
+    config: Config
+    credit: Credit | None = None
+    """What this router learned of the worth of claims; None: nothing yet, the prior counts."""
+    scorers: Sequence[GuardedScorer] = ()
+
+
 def no_advice_reason(facts: RequestFacts, view: ModelView, prompt: Prompt) -> DecisionReason | None:
     """Why nothing is looked up for a request at all; None: a lookup makes sense. A namespace with an unknown field
     equals no other."""
@@ -191,47 +201,55 @@ def views(
     """One view per live replica, or per replica in `wanted`. A replica that is too far behind the idlest one that the
     request may go to counts as overloaded: no donor is worth that wait. `queued`: of all live replicas; None:
     `queues`."""
-    size = exact.overlap.block_size
-    live, places = directory.live(), directory.places()
-    queued = queues(live, exact) if queued is None else queued
-    anywhere = constraints is UNCONSTRAINED
-    known = [
-        tokens
-        for replica, tokens in queued.items()
-        if tokens is not None
-        and (places[replica].fits if anywhere else may_go(replica, live[replica], directory, constraints))
-    ]
-    idlest = min(known) if known else 0
-    length, ranks, loads = len(prompt.tokens), exact.overlap.ranks, exact.loads
+    queued = queues(directory.live(), exact) if queued is None else queued
+    idlest = _shortest_queue(queued, directory, constraints)
+    profiles, anywhere = directory.profiles(), constraints is UNCONSTRAINED
+    size, ranks, loads = exact.overlap.block_size, exact.overlap.ranks, exact.loads
+    length = len(prompt.tokens)
     found = []
-    for replica in live if wanted is None else wanted:
-        place, waiting = places[replica], queued[replica]
-        card, load, overlap = place.card, loads.get(replica), ranks.get(replica)
+    for replica in profiles if wanted is None else wanted:
+        profile, waiting = profiles[replica], queued[replica]
+        card, load, overlap = profile.card, loads.get(replica), ranks.get(replica)
         device = host = disk = 0
         if overlap is not None:
             device = overlap.device * size
             host = max(0, min(overlap.host_pinned_extension * size, length - device))
             device, disk = min(device, length), overlap.disk_extension * size
-        needed = -(-(length - device) // size) if size else 0
         found.append(
             ReplicaView(
                 replica=replica,
-                stable=place.stable,
+                stable=profile.stable,
                 device_tokens=device,
                 host_tokens=host,
                 disk_tokens=disk,
                 queued_prefill_tokens=waiting,
                 active_decode_blocks=load.decode_blocks if load else 0,
                 total_blocks=card.total_kv_blocks or 0,
-                needed_blocks=needed,
+                needed_blocks=-(-(length - device) // size) if size else 0,
                 overloaded=(waiting or 0) - idlest > max_load_gap,
-                mode=place.mode,
-                wrong_role=not place.fits,
+                mode=profile.mode,
+                wrong_role=not profile.fits,
                 not_allowed=not (anywhere or constraints.allow(replica.worker_id)),
                 lacks_taint=not (anywhere or constraints.required_taints <= card.taints),
             )
         )
     return found
+
+
+def _shortest_queue(
+    queued: Mapping[ReplicaKey, int | None], directory: ReplicaDirectory, constraints: Constraints
+) -> int:
+    """The fewest prefill tokens that wait on a replica that the request may go to; 0 where Dynamo says nothing of any
+    of them."""
+    live, profiles = directory.live(), directory.profiles()
+    anywhere = constraints is UNCONSTRAINED
+    known = [
+        tokens
+        for replica, tokens in queued.items()
+        if tokens is not None
+        and (profiles[replica].fits if anywhere else may_go(replica, live[replica], directory, constraints))
+    ]
+    return min(known) if known else 0
 
 
 def may_go(
@@ -295,17 +313,15 @@ def weigh(
     exact: Exact,
     lookup: Lookup,
     *,
-    directory: ReplicaDirectory,
+    context: DecisionContext,
     view: ModelView,
-    config: Config,
     mode: PlacementMode,
     seed_material: bytes,
-    credit: Credit | None = None,
-    scorers: Sequence[GuardedScorer] = (),
     constraints: Constraints = UNCONSTRAINED,
 ) -> Advice:
-    """Evidence -> score sheet -> decision. `credit` None: nothing was learned yet, the prior counts. Without evidence
-    there is no sheet."""
+    """Evidence -> score sheet -> decision. Without evidence there is no sheet. `seed_material`: orders replicas that
+    score alike; at least 8 bytes, other ones for each request."""
+    directory, scorers, scoring = context.directory, context.scorers, context.config.scoring
     matches = [*lookup.matches, *(host_evidence(directory, view, exact, prompt) if exact.overlap.ranks else ())]
     live = directory.live()
     queued = queues(live, exact)
@@ -323,28 +339,33 @@ def weigh(
     if not scorers:  # a plugged-in scorer may raise the score of any replica
         turn = int.from_bytes(seed_material[-8:], "little")
         wanted = worth_a_row(live, exact, queued, {replica for _, replica in pairs}, turn, barred)
-    rows = views(directory, exact, prompt, config.placement.max_load_gap_tokens, constraints, queued, wanted)
+    rows = views(directory, exact, prompt, context.config.placement.max_load_gap_tokens, constraints, queued, wanted)
     size = exact.overlap.block_size
-    sheet = choose(rows, pairs, prompt.length, config.scoring, seed_material, credit, scorers, block_size=size)
-    candidates = [
-        Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens, row.proven_tokens)
-        for row in sheet.rows
-        if row.filtered_by is None
-    ]
-    best = sheet.best.replica if sheet.best is not None else None
-    told = [row for row in sheet.rows if row.match is not None and row.claimed_tokens > 0]
-    if (matches and not pairs) or (told and all(row.filtered_by is not None for row in told)):
+    sheet = choose(rows, pairs, prompt.length, scoring, seed_material, context.credit, scorers, block_size=size)
+    if matches and not pairs:
         decision = no_advice(mode, DecisionReason.DONOR_UNREACHABLE)
     else:
-        decision = decide(
-            candidates,
-            best,
-            mode=mode,
-            config=config.placement,
-            hints_enabled=config.hints.enabled,
-            otherwise=_without_evidence(lookup),
-        )
+        decision = _decision(sheet, lookup, context.config, mode)
     return _advice(decision, prompt, exact, lookup, queued, unresolved=len(matches) - len(pairs), sheet=sheet)
+
+
+def _decision(sheet: ScoreSheet, lookup: Lookup, config: Config, mode: PlacementMode) -> Decision:
+    """The gate's decision; DONOR_UNREACHABLE where the filters took every replica with donor tokens."""
+    claiming = [row for row in sheet.rows if row.match is not None and row.claimed_tokens > 0]
+    if claiming and all(row.filtered_by is not None for row in claiming):
+        return no_advice(mode, DecisionReason.DONOR_UNREACHABLE)
+    return decide(
+        [
+            Candidate(row.replica, row.total, row.evidence, row.match, row.claimed_tokens, row.proven_tokens)
+            for row in sheet.rows
+            if row.filtered_by is None
+        ],
+        sheet.best.replica if sheet.best is not None else None,
+        mode=mode,
+        config=config.placement,
+        hints_enabled=config.hints.enabled,
+        otherwise=_without_evidence(lookup),
+    )
 
 
 def _advice(

@@ -68,7 +68,7 @@ class ModelView:
     is no common one."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ReplicaProfile(msgspec.Struct, frozen=True):
     """What every decision needs to know of a live replica."""
 
     card: ReplicaCard
@@ -126,7 +126,7 @@ class ReplicaDirectory:
         self._views: dict[str, ModelView] = {}
         self._agreed: dict[str, CacheNamespace] = {}
         """The namespace that each model's workers agreed on last: it stays where they are split evenly."""
-        self._places: dict[ReplicaKey, Place] | None = None
+        self._profiles: dict[ReplicaKey, ReplicaProfile] | None = None
         self._cards: dict[ReplicaKey, ReplicaCard] = {}
         self._sights = 0
         self._shared = SharedIds()
@@ -223,11 +223,11 @@ class ReplicaDirectory:
         """All live replicas and their cards. The mapping is replaced, never changed."""
         return self._cards
 
-    def places(self) -> Mapping[ReplicaKey, Place]:
-        """The places of all live replicas. Made anew when discovery or an announcement changes something."""
-        if self._places is None:
-            self._places = {replica: self._place(replica, known) for replica, known in self._live.items()}
-        return self._places
+    def profiles(self) -> Mapping[ReplicaKey, ReplicaProfile]:
+        """The profiles of all live replicas. Made anew when discovery or an announcement changes something."""
+        if self._profiles is None:
+            self._profiles = {replica: self._profile(replica, known) for replica, known in self._live.items()}
+        return self._profiles
 
     def is_live(self, replica: ReplicaKey) -> bool:
         """Whether discovery lists the replica."""
@@ -266,14 +266,14 @@ class ReplicaDirectory:
 
     def _changed(self) -> None:
         self._views.clear()
-        self._places = None
+        self._profiles = None
 
-    def _place(self, replica: ReplicaKey, known: _Known) -> Place:
+    def _profile(self, replica: ReplicaKey, known: _Known) -> ReplicaProfile:
         stable, said = known.stable, self._announcement(replica)
         shown = stable or StableReplica(str(replica.worker_id), replica.dp_rank)
         name = f"{shown.stable_routing_id}/{shown.dp_rank}"
         mode = mode_of(said.materialization if said is not None else None)
-        return Place(known.card, stable, name, mode, self.fits(known.card))
+        return ReplicaProfile(known.card, stable, name, mode, self.fits(known.card))
 
     def _announcement(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
         return self.announced.get(self.stable_of(replica))
@@ -332,7 +332,7 @@ class ReplicaDirectory:
 
     def _tell(self, model: str, common: CacheNamespace | None, differing: Mapping[ReplicaKey, str]) -> None:
         self.counts[Standing.NAMESPACE_DIFFERS.value] += 1
-        told = listed(f"{self.places()[replica].name} in {name}" for replica, name in differing.items())
+        told = listed(f"{self.profiles()[replica].name} in {name}" for replica, name in differing.items())
         _throttled.warning(
             "model %r: replicas announce different namespaces: %s; no advice for %s",
             model,
@@ -384,7 +384,7 @@ class ReplicaDirectory:
 
 
 def _weighed(said: ReplicaAnnouncement) -> tuple[object, ...]:
-    """The parts of an announcement that views and places depend on."""
+    """The parts of an announcement that views and profiles depend on."""
     return said.namespace, said.model, said.materialization
 
 

@@ -18,6 +18,7 @@ from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.router.facts import request_facts
 from dynamo_semkv.router.pipeline import (
     Advice,
+    DecisionContext,
     Exact,
     Lookup,
     Prompt,
@@ -61,12 +62,10 @@ def test_of_many_replicas_those_without_a_row_change_no_decision(data: st.DataOb
             asked,
             found,
             Lookup("hit" if matches else "miss", True, matches),
-            directory=made,
+            context=DecisionContext(made, CONFIG, scorers=scorers),
             view=view,
-            config=CONFIG,
             mode=PlacementMode.ENFORCE,
             seed_material=bytes(8),
-            scorers=scorers,
         )
 
     class Silent:
@@ -117,9 +116,8 @@ def advice(found: Exact, *matches: SemanticTrtMatch, of: ReplicaDirectory | None
         prompt(tokens),
         found,
         Lookup("hit" if matches else "miss", asked=True, matches=matches),
-        directory=known,
+        context=DecisionContext(known, CONFIG),
         view=known.view_of("m"),
-        config=CONFIG,
         mode=PlacementMode.ENFORCE,
         seed_material=b"seed",
     )

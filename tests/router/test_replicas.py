@@ -192,12 +192,12 @@ def test_what_decisions_ask_about_a_replica_follows_every_change() -> None:
     directory = two_workers()
 
     def seen(replica: ReplicaKey) -> tuple[Any, ...]:
-        place = directory.places()[replica]
-        assert place.stable == directory.stable_of(replica)
-        assert place.card is directory.live()[replica]
-        return place.name, place.mode, place.fits
+        profile = directory.profiles()[replica]
+        assert profile.stable == directory.stable_of(replica)
+        assert profile.card is directory.live()[replica]
+        return profile.name, profile.mode, profile.fits
 
-    assert directory.places() is directory.places()
+    assert directory.profiles() is directory.profiles()
     assert seen(A1) == ("w-a/1", Materialization.EXACT, True)
     directory.announce(msgspec.structs.replace(announcement("w-a", 1), materialization="off"))
     assert seen(A1) == ("w-a/1", Materialization.OFF, True)
@@ -206,4 +206,4 @@ def test_what_decisions_ask_about_a_replica_follows_every_change() -> None:
     directory.update_live({A1: replace(card("w-a"), role=WorkerRole.DECODE), B0: card(None)})
     assert seen(A1) == ("w-a/1", Materialization.OFF, False)
     assert seen(B0) == ("22/0", Materialization.EXACT, True)
-    assert set(directory.places()) == set(directory.live()) == {A1, B0}
+    assert set(directory.profiles()) == set(directory.live()) == {A1, B0}

@@ -27,7 +27,7 @@ from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.router.opened_event import opened_event
-from dynamo_semkv.router.pipeline import Advice, Exact, Lookup, Prompt, weigh
+from dynamo_semkv.router.pipeline import Advice, DecisionContext, Exact, Lookup, Prompt, weigh
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
 
@@ -144,7 +144,6 @@ class Semkv:
     name = "semkv"
 
     def __init__(self, replicas: int, config: Config, otherwise: DynamoKv, *, index_sees_host: bool) -> None:
-        self._config = config
         self._otherwise = otherwise
         self._index_sees_host = index_sees_host
         self._directory = ReplicaDirectory()
@@ -154,6 +153,7 @@ class Semkv:
             tenant="", lora="", lora_revision="", multimodal=()
         )
         self.calibration = Calibration(config.scoring)
+        self._context = DecisionContext(self._directory, config, self.calibration)
         self._book = OutcomeBook(30.0, self._closed, settle_seconds=0.0)
         self._open: dict[int, tuple[str, Advice]] = {}
         self.placed: list[int] = []
@@ -168,12 +168,10 @@ class Semkv:
             prompt,
             exact,
             Lookup("hit" if matches else "miss", True, matches),
-            directory=self._directory,
+            context=self._context,
             view=self._directory.view_of(MODEL),
-            config=self._config,
             mode=PlacementMode.ENFORCE,
             seed_material=request.number.to_bytes(8, "little"),
-            credit=self.calibration,
         )
         self._opened(request, advice, now)
         if advice.decision.reason is not DecisionReason.PLACED or advice.decision.placed is None:

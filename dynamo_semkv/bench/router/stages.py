@@ -18,7 +18,7 @@ from dynamo_semkv.contracts.keys import BlockChain
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.facts import request_facts
 from dynamo_semkv.router.ingress import strip_client_hints
-from dynamo_semkv.router.pipeline import Exact, Lookup, Prompt, narrow, weigh
+from dynamo_semkv.router.pipeline import DecisionContext, Exact, Lookup, Prompt, narrow, weigh
 from dynamo_semkv.router.service import RouterService
 
 GOAL_P50_MS, GOAL_P99_MS = 1.0, 3.0
@@ -111,6 +111,7 @@ async def _each(scene: Scene, made: Sequence[dict[str, Any]]) -> list[Cost]:
         for name in ("read", "exact", "lookup", "weigh", "hint and record")
     }
     view = scene.directory.view_of(MODEL)
+    context = DecisionContext(scene.directory, scene.config, scene.calibration)
     for number, raw in enumerate(made):
         with clocks["read"]:
             request, _ = strip_client_hints(raw)
@@ -125,12 +126,10 @@ async def _each(scene: Scene, made: Sequence[dict[str, Any]]) -> list[Cost]:
                 prompt,
                 exact,
                 Lookup(result.status.value, True, result.matches, result.seconds),
-                directory=scene.directory,
+                context=context,
                 view=view,
-                config=scene.config,
                 mode=PlacementMode.ENFORCE,
                 seed_material=number.to_bytes(8, "little"),
-                credit=scene.calibration,
             )
         service: RouterService = scene.service
         with clocks["hint and record"]:
