@@ -35,6 +35,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def without_evidence(self) -> float:
+        """What the replica is worth by exact device overlap and load alone, in expected tokens."""
         return self.total - self.evidence
 
 

@@ -62,6 +62,7 @@ def tls_context(settings: BusConfig) -> ssl.SSLContext | None:
 
 
 def unusable(settings: BusConfig) -> Iterator[ContractError]:
+    """One error for each file that cannot be used; nothing for settings without files."""
     for read in (credentials, tls_context):
         try:
             read(settings)

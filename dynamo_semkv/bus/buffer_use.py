@@ -29,6 +29,7 @@ class BufferUse:
 
     @property
     def half_empty(self) -> bool:
+        """Whether records and bytes are both at most half of their limit."""
         return 2 * self.records <= self._limit and 2 * self.bytes <= self._byte_limit
 
     def has_room(self, subject: str) -> bool:
@@ -36,6 +37,7 @@ class BufferUse:
         return self._by_subject[subject] < max(1, min(WINDOW, self._limit // 4)) and self.half_empty
 
     def kept(self, subject: str, size: int) -> None:
+        """A record for a stream was added to the buffer."""
         self.records += 1
         self.bytes += size
         self._by_subject[subject] += 1
@@ -49,10 +51,12 @@ class BufferUse:
             del self._by_subject[subject]
 
     def passes(self, size: int) -> None:
+        """A record that no stream keeps was added to the buffer."""
         self._passing += 1
         self._passing_bytes += size
 
     def passed(self, size: int) -> None:
+        """Such a record left the buffer."""
         self._passing -= 1
         self._passing_bytes -= size
 

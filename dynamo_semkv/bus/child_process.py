@@ -93,6 +93,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
+        """Process id of the program, and of its process group."""
         return self._popen.pid
 
     @property
@@ -102,6 +103,7 @@ class ChildProcess:
 
     @property
     def running(self) -> bool:
+        """Whether the program itself has not ended yet."""
         return self.exit_status is None
 
     def signal(self, number: int) -> None:
@@ -143,6 +145,7 @@ class ChildProcess:
                 pass  # nobody is left, which is what was asked for
 
     def log_text(self) -> str:
+        """The whole log file; bytes that are no UTF-8 are replaced."""
         return self.log_path.read_text(errors="replace")
 
 

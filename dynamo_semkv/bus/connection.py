@@ -42,9 +42,11 @@ class Backoff:
         self._next = BACKOFF_MIN_SECONDS
 
     def reset(self) -> None:
+        """The next pause is the shortest one again."""
         self._next = BACKOFF_MIN_SECONDS
 
     async def pause(self) -> None:
+        """Sleeps, and doubles the next pause."""
         await asyncio.sleep(self._next * random.uniform(0.5, 1.0))
         self._next = min(2 * self._next, BACKOFF_MAX_SECONDS)
 
@@ -91,6 +93,7 @@ class Connection:
 
     @property
     def reconnects(self) -> int:
+        """Connections made after the first one."""
         return max(0, self.sessions - 1)
 
     def start(self, session: Session) -> None:

@@ -29,6 +29,8 @@ _NO_STREAM = 10059
 
 @dataclass(frozen=True)
 class StreamSeen:
+    """One of our streams as the broker has it."""
+
     messages: int
     max_age_seconds: float
     max_bytes: int
@@ -39,6 +41,8 @@ class StreamSeen:
 
 @dataclass
 class BusInspection:
+    """Everything that `inspect` found out about one broker."""
+
     address: str
     """Without user and password."""
     error: str | None = None

@@ -24,13 +24,16 @@ class Pace:
         self._at = 0.0
 
     def sent(self, count: int, now: float) -> None:
+        """`count` records were sent at `now`."""
         self._lately = self._left(now) + count
         self._at = now
 
     def busy(self, now: float) -> bool:
+        """Whether so many records went lately that gathering for longer pays."""
         return self._left(now) >= BUSY
 
     def gather_seconds(self, now: float) -> float:
+        """How long to wait for more records before the next send."""
         return GATHER_BUSY_SECONDS if self.busy(now) else GATHER_SECONDS
 
     def _left(self, now: float) -> float:
@@ -44,6 +47,7 @@ class Paces:
         self._paces: dict[str, Pace] = {}
 
     def of(self, subject: str) -> Pace:
+        """The subject's pace; a new subject starts with none sent."""
         if len(self._paces) >= SUBJECTS_REMEMBERED:
             self._paces.clear()  # each is found out again within a second
         return self._paces.setdefault(subject, Pace())

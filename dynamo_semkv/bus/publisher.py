@@ -197,6 +197,7 @@ class BusPublisher:
             return self._use.has_room(subject)
 
     def stats(self) -> PublisherStats:
+        """Counters and buffer of this moment. Any thread."""
         with self._lock:
             return PublisherStats(
                 connected=self._connection.connected,

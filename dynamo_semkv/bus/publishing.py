@@ -16,7 +16,9 @@ class Publisher(Protocol):
         content_type: str | None = None,
         message_id: str | None = None,
         persistent: bool = True,
-    ) -> bool: ...
+    ) -> bool:
+        """Accepts a message or drops it; False: dropped, and counted."""
+        ...
 
 
 class Unsent(Publisher):
@@ -31,4 +33,5 @@ class Unsent(Publisher):
         message_id: str | None = None,
         persistent: bool = True,
     ) -> bool:
+        """Drops the message and says that it was accepted."""
         return True

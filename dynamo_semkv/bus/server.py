@@ -73,18 +73,21 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
+        """Address for clients. Raises ServerError before the first `start`, when the port is unknown."""
         if not self.port:
             raise ServerError("the port is not known before the first start()")
         return f"nats://{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int:
+        """Process id of the server. Raises ServerError before the first `start`."""
         if self._process is None:
             raise ServerError("not started")
         return self._process.pid
 
     @property
     def running(self) -> bool:
+        """Whether the server process exists."""
         return self._process is not None and self._process.running
 
     def start(self) -> None:

@@ -25,6 +25,8 @@ class BusError(RuntimeError):
 
 @dataclass(frozen=True)
 class StreamFound:
+    """One stream after the set-up, as the broker describes it."""
+
     name: str
     messages: int
     bytes: int

@@ -70,6 +70,8 @@ Known = Callable[[str, int], bool]
 
 @dataclass(frozen=True)
 class SubscriberStats:
+    """What a subscriber has done since it was made, and whether it is connected now."""
+
     connected: bool
     delivered: int
     """Records that were handed over, or known."""
@@ -194,6 +196,7 @@ class BusSubscriber:
         return bool(of_stream) and all(subscription.caught_up for subscription in of_stream)
 
     def stats(self) -> SubscriberStats:
+        """Counters of this moment. Event loop only."""
         return SubscriberStats(
             connected=self._connection.connected,
             reconnects=self._connection.reconnects,

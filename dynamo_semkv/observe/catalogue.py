@@ -231,7 +231,7 @@ BOOK_EVENTS = MetricSpec(
     "counter",
     "events",
     ("event",),
-    "What the outcome book did: opened, observed, reports, closed, orphans, duplicates, superseded, evicted_routes, "
+    "What the route tracker did: opened, observed, reports, closed, orphans, duplicates, superseded, evicted_routes, "
     "unmatched_ends, callback_errors, implausible_loads (a load that took longer than the first token, whose time is "
     "dropped).",
     "`evicted_routes`: raise outcome.max_open_routes. `callback_errors`: a bug. `implausible_loads`: a clock is wrong, "

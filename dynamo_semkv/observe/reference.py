@@ -22,8 +22,8 @@ from dynamo_semkv.evidence.stream import Verdict
 from dynamo_semkv.observe import catalogue as c
 from dynamo_semkv.observe import dynamo_counters, rfc
 from dynamo_semkv.observe.catalogue import CATALOGUE
-from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import CrossCheck, OrphanReason, TtftClass
+from dynamo_semkv.outcome.route_tracker import TrackerStats
 from dynamo_semkv.telemetry import catalogue as t
 from dynamo_semkv.telemetry import label_sets
 from dynamo_semkv.telemetry.metric_spec import SPANS, MetricSpec
@@ -211,7 +211,7 @@ _VALUES: dict[tuple[str, str], str] = {
     (c.TTFT.name, "class"): _names(TtftClass),
     (c.LOAD_SECONDS.name, "tier"): _names(Tier),
     (c.TTFT_SAVED.name, "tier"): _names(Tier),
-    (c.BOOK_EVENTS.name, "event"): _names(BookStats.__dataclass_fields__),
+    (c.BOOK_EVENTS.name, "event"): _names(TrackerStats.__dataclass_fields__),
     (c.CONFIG.name, "mode"): _names(PlacementMode),
     (c.CONFIG.name, "config_hash"): "16 hex digits over every value that is in force",
     (SPANS.name, "state"): _names(label_sets.SPAN_STATES),

@@ -13,9 +13,9 @@ from typing import Any
 from dynamo_semkv.bus.publisher_stats import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
-from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import ClosedRoute, ReplicaName
 from dynamo_semkv.outcome.history import Bucket
+from dynamo_semkv.outcome.route_tracker import TrackerStats
 from dynamo_semkv.outcome.totals import Totals
 
 
@@ -82,7 +82,7 @@ class RouterState:
     held_reports: int = 0
     replayed: bool = True
     """Whether the totals contain what the bus kept of routes and reports."""
-    book: BookStats = field(default_factory=BookStats)
+    book: TrackerStats = field(default_factory=TrackerStats)
     replicas: Sequence[ReplicaStatus] = ()
     publisher: PublisherStats | None = None
     subscriber: SubscriberStats | None = None

@@ -1,6 +1,6 @@
 """RouterView: the parts of a running router, read together.
 
-    RouterView(config=..., config_hash=..., router=..., history=..., book=..., intake=..., publisher=...,
+    RouterView(config=..., config_hash=..., router=..., history=..., tracker=..., intake=..., publisher=...,
                subscriber=..., catalog=catalog.snapshot, providers=lookup.snapshot, replicas=..., fallbacks=...,
                metrics=Metrics())
     .state() -> RouterState   .snapshot() -> dict   .readiness() -> Readiness   .metrics_text() -> str
@@ -25,9 +25,9 @@ from dynamo_semkv.observe.health import Readiness, readiness
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.snapshot import build_snapshot
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
-from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.intake import Intake
+from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RouterView:
         config_hash: str,
         router: str,
         history: History,
-        book: OutcomeBook,
+        tracker: RouteTracker,
         intake: Intake,
         publisher: PublisherView,
         subscriber: SubscriberView,
@@ -94,7 +94,7 @@ class RouterView:
         self._config_hash = config_hash
         self._router = router
         self._history = history
-        self._book = book
+        self._tracker = tracker
         self._intake = intake
         self._publisher = publisher
         self._subscriber = subscriber
@@ -119,7 +119,7 @@ class RouterView:
 
     def state(self) -> RouterState:
         """Everything at this moment; unknown values for a part that raises."""
-        history, book, placement = self._history, self._book, self._config.placement
+        history, tracker, placement = self._history, self._tracker, self._config.placement
         return RouterState(
             now=self._wall(),
             uptime_seconds=self._monotonic() - self._began,
@@ -132,10 +132,10 @@ class RouterView:
             since=history.since,
             recent=history.recent(RECENT_ROUTES),
             course=history.course(),
-            open_routes=book.open_routes + self._intake.waiting,
-            held_reports=book.held_reports,
+            open_routes=tracker.open_routes + self._intake.waiting,
+            held_reports=tracker.held_reports,
             replayed=self._intake.live,
-            book=book.stats,
+            book=tracker.stats,
             replicas=tuple(self._ask("replicas", self._replicas, ())),
             publisher=self._publisher.stats(),
             subscriber=self._subscriber.stats(),

@@ -20,7 +20,7 @@ class BusClock:
         self._ahead = -math.inf
         self._ahead_before = -math.inf
 
-    def heard(self, stored_at: float) -> None:
+    def message_arrived(self, stored_at: float) -> None:
         """A message arrived that the broker stored at this Unix time."""
         now = self._monotonic()
         if now - self._since > WINDOW_SECONDS:

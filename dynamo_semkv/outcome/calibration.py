@@ -102,7 +102,7 @@ class Calibration:
     """Learns from closed routes and answers with shares. One thread. Implements scoring.credit.Credit."""
 
     def __init__(self, config: ScoringConfig, *, max_replicas: int = MAX_REPLICAS) -> None:
-        self.taught = 0
+        self.routes_learned_from = 0
         """Routes from which something was learned."""
         self.forgotten = 0
         """Replicas dropped to keep memory bounded."""
@@ -143,8 +143,8 @@ class Calibration:
         )
 
     def add(self, route: ClosedRoute) -> None:
-        """Learns from a closed route; each comes once, by the book's contract, and with the `saving` that `saving_of`
-        gave before."""
+        """Learns from a closed route; each comes once, by the tracker's contract, and with the `saving` that
+        `saving_of` gave before."""
         self._time(route)
         served = route.replica
         if served is not None and served.dp_rank is not None:
@@ -161,7 +161,7 @@ class Calibration:
                 self._learn(name, lesson, "share")
         if load is not None and not self._is_found_out(load[0], route):
             self._learn(*load, "saving")
-        self.taught += bool(learned or load is not None)
+        self.routes_learned_from += bool(learned or load is not None)
 
     def share(self, replica: StableReplica | None, kind: Kind) -> float:
         """The posterior mean of the share, in [0, 1]; exactly the prior where nothing was observed."""
@@ -205,7 +205,7 @@ class Calibration:
             "enabled": self._config.calibration.enabled,
             "half_life_routes": self._config.calibration.half_life_routes,
             "strength": prior.strength,
-            "routes": self.taught,
+            "routes": self.routes_learned_from,
             "replicas": len(self._replicas),
             "forgotten": self.forgotten,
             "match_types": {

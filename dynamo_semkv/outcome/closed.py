@@ -142,7 +142,7 @@ class ClosedRoute:
     reason: Reason
     joined_by: JoinedBy
     closed_at: float
-    """Unix seconds of the book's clock; for display."""
+    """Unix seconds of the tracker's clock; for display."""
     saving: Saving | None = None
     """What loading was worth, by the replica's cold rate when the route closed. None: nothing was loaded, or no rate
     was known yet."""
@@ -198,7 +198,7 @@ class ClosedRoute:
 
 @dataclass(frozen=True)
 class OrphanReport:
-    """A report that no open route could take, and why; `at`: when it was given up, by the book's clock."""
+    """A report that no open route could take, and why; `at`: when it was given up, by the tracker's clock."""
 
     report: MaterializationReport
     reason: OrphanReason

@@ -58,7 +58,7 @@ class EarlyEnds:
             self._drop(key)
 
     def shift(self, seconds: float) -> None:
-        """Moves all waiting times by `seconds`; see OutcomeBook.rebase."""
+        """Moves all waiting times by `seconds`; see RouteTracker.rebase."""
         self._due.shift(seconds)
 
     def _drop(self, key: _Key) -> None:

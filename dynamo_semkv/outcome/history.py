@@ -47,8 +47,8 @@ class History:
         return self._since
 
     def add(self, route: ClosedRoute) -> None:
-        """Takes a closed route; each comes once, by the book's contract. ValueError for a route id that is still kept,
-        so that no route is counted twice."""
+        """Takes a closed route; each comes once, by the tracker's contract. ValueError for a route id that is still
+        kept, so that no route is counted twice."""
         if route.route_id in self._routes:
             raise ValueError(f"route {route.route_id} is in the history already")
         self._routes[route.route_id] = route

@@ -1,15 +1,15 @@
-"""Intake: reads the bus into the book, the donor catalog and the replica directory. RouteJournal: publishes a router's
-own route events.
+"""Intake: reads the bus into the tracker, the donor catalog and the replica directory. RouteJournal: publishes a
+router's own route events.
 
-    Intake(subscriber, book, apply_donor_event=..., announce=..., route_opened=None, monotonic=time.monotonic,
+    Intake(subscriber, tracker, apply_donor_event=..., announce=..., route_opened=None, monotonic=time.monotonic,
            wall=time.time)
     await intake.start(); await intake.close()
     RouteJournal(publisher, intake, router_name)   .opened(event)   .observed(event)
 
-Two phases. *Replay*: what the bus kept is folded into the book in the order in which the broker stored it, by the
+Two phases. *Replay*: what the bus kept is folded into the tracker in the order in which the broker stored it, by the
 broker's times. *Live*: what arrives counts as of now, by a clock that nobody can set. While the bus is away or catching
 up, time stands still for open routes, because their reports could not have arrived. A router's own events go into the
-book first and to the bus second; they come back as duplicates.
+tracker first and to the bus second; they come back as duplicates.
 
 Malformed messages are counted by what is wrong with them and dropped; nothing here raises into the subscription or into
 a request.
@@ -45,9 +45,9 @@ from dynamo_semkv.contracts.identity import stable_worker_id
 from dynamo_semkv.contracts.pack import PACK
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.contracts.route_events import RouteEvent, RouteObserved, RouteOpened
-from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.bus_clock import BusClock
 from dynamo_semkv.outcome.replay import Replay
+from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ TICK_SECONDS = 0.5
 MAX_HELD_EVENTS = 20_000
 """Own route events that wait for the end of the replay. Events beyond that come back from the bus."""
 
-BookEvent = RouteOpened | RouteObserved | MaterializationReport
-Heard = tuple[BookEvent, str | None]
+JoinedEvent = RouteOpened | RouteObserved | MaterializationReport
+Received = tuple[JoinedEvent, str | None]
 """An event, and the subject that it came on; None: it is this router's own."""
 _JOINED = (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
 
@@ -92,7 +92,7 @@ class Intake:
     def __init__(
         self,
         subscriber: Subscriber,
-        book: OutcomeBook,
+        tracker: RouteTracker,
         *,
         apply_donor_event: Callable[[DonorEvent, float], object],
         announce: Callable[[ReplicaAnnouncement], object],
@@ -106,14 +106,14 @@ class Intake:
         `own_dropped`, `own_echoes`. A pack that cannot be read counts as one."""
         self._unsupported: dict[str, tuple[float, str]] = {}
         self._subscriber = subscriber
-        self._book = book
+        self._tracker = tracker
         self._apply_donor_event = apply_donor_event
         self._announce = announce
         self._route_opened = route_opened
         self._monotonic = monotonic
         self._epoch = wall() - monotonic()
         self.clock = BusClock(monotonic)
-        self._replay: Replay[Heard] | None = Replay(_JOINED)
+        self._replay: Replay[Received] | None = Replay(_JOINED)
         self._replayed_to: float | None = None
         self._own: deque[RouteEvent] = deque()
         self._own_subject: str | None = None
@@ -122,7 +122,7 @@ class Intake:
 
     @property
     def live(self) -> bool:
-        """Whether everything that the bus had kept at the start is in the book."""
+        """Whether everything that the bus had kept at the start is in the tracker."""
         return self._replay is None
 
     @property
@@ -182,7 +182,7 @@ class Intake:
     def on_announcement(self, message: Message) -> None:
         """Checks that the sender announces itself and passes it on."""
         announcement = self._decoded(message, "announcements", decode_announcement)
-        if announcement is not None and self._speaks_for_itself(message, "announcements", announcement):
+        if announcement is not None and self._sent_by_its_replica(message, "announcements", announcement):
             self._announce(announcement)
 
     def own_echoes(self, subject: str, records: int) -> bool:
@@ -196,7 +196,7 @@ class Intake:
         return True
 
     def on_route_event(self, message: Message) -> None:
-        """Puts a route event into the book; only the router that opened a route may open or end it."""
+        """Puts a route event into the tracker; only the router that opened a route may open or end it."""
         event = self._decoded(message, "routes", decode_route_event)
         if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
             self._foreign(message, "routes", f"router {event.router}")
@@ -206,18 +206,18 @@ class Intake:
                 self._route_opened(event)
 
     def on_report(self, message: Message) -> None:
-        """Checks that the sender reports for itself and puts the report into the book."""
+        """Checks that the sender reports for itself and puts the report into the tracker."""
         report = self._decoded(message, "reports", decode_report)
-        if report is not None and self._speaks_for_itself(message, "reports", report):
+        if report is not None and self._sent_by_its_replica(message, "reports", report):
             self._arrived(subjects.REPORT_STREAM, message.timestamp, (report, message.subject))
 
-    def speaks_as(self, subject: str) -> None:
+    def set_own_subject(self, subject: str) -> None:
         """Tells the subject of this router's own events: their echoes are known already, and reading them again costs
         every request."""
         self._own_subject = subject
 
     def own(self, event: RouteEvent) -> None:
-        """Takes an event of this router: into the book at once, or after the replay while that goes on."""
+        """Takes an event of this router: into the tracker at once, or after the replay while that goes on."""
         if self._replay is None:
             self._apply((event, None), self._now())
             return
@@ -247,26 +247,26 @@ class Intake:
                 self._paused_at = now
             return
         if self._paused_at is not None:
-            self._book.rebase(now - self._paused_at)
+            self._tracker.rebase(now - self._paused_at)
             self._paused_at = None
-        self._book.expire(now)
+        self._tracker.expire(now)
 
     def _catching_up(self, stream: str) -> Callable[[], None]:
         return lambda: self.caught_up(stream)
 
-    def _arrived(self, stream: str, timestamp: float, heard: Heard) -> bool:
+    def _arrived(self, stream: str, timestamp: float, received: Received) -> bool:
         """Whether the event counts, as far as is known yet."""
         if self._replay is None:
-            return self._apply(heard, self._now())
-        self._replay.add(stream, timestamp, heard)
+            return self._apply(received, self._now())
+        self._replay.add(stream, timestamp, received)
         self._fold()
         return True
 
     def _fold(self) -> None:
         assert self._replay is not None
-        for timestamp, heard in self._replay.ready():
-            self._book.expire(timestamp)
-            self._apply(heard, timestamp)
+        for timestamp, received in self._replay.ready():
+            self._tracker.expire(timestamp)
+            self._apply(received, timestamp)
             self._replayed_to = timestamp
 
     def _go_live(self) -> None:
@@ -274,20 +274,20 @@ class Intake:
         now = self._now()
         if self._replayed_to is not None:
             # The two clocks need not agree: the newest event of the past counts as of now.
-            self._book.rebase(now - self._replayed_to)
+            self._tracker.rebase(now - self._replayed_to)
         while self._own:
             self._apply((self._own.popleft(), None), now)
 
-    def _apply(self, heard: Heard, at: float) -> bool:
+    def _apply(self, received: Received, at: float) -> bool:
         """False: another router has opened that route, so the sender may neither open nor end it."""
-        event, subject = heard
+        event, subject = received
         if isinstance(event, MaterializationReport):
-            self._book.report(event, at)
+            self._tracker.report(event, at)
             return True
         counted = (
-            self._book.opened(event, at)
+            self._tracker.opened(event, at)
             if isinstance(event, RouteOpened)
-            else self._book.observed(event, at, speaker=subject)
+            else self._tracker.observed(event, at, speaker=subject)
         )
         if not counted:
             allowed = f"the router that opened route {event.route_id}"
@@ -297,7 +297,7 @@ class Intake:
     def _now(self) -> float:
         return self._epoch + self._monotonic()
 
-    def _speaks_for_itself(
+    def _sent_by_its_replica(
         self, message: Message, stream: str, said: ReplicaAnnouncement | MaterializationReport
     ) -> bool:
         """Whether a worker reports or announces itself only: a broker with users lets it publish under its own name
@@ -314,7 +314,7 @@ class Intake:
 
     def _decoded(self, message: Message, stream: str, decode: Callable[[bytes], _T]) -> _T | None:
         self.counts[f"{stream}.messages"] += 1
-        self.clock.heard(message.timestamp)
+        self.clock.message_arrived(message.timestamp)
         try:
             if message.content_type == PACK:
                 decode_pack(message.payload)  # the bus could not: this raises the reason
@@ -353,14 +353,14 @@ class RouteJournal:
         self._publisher = publisher
         self._intake = intake
         self._subject = subjects.routes(router_name)
-        intake.speaks_as(self._subject)
+        intake.set_own_subject(self._subject)
 
     def opened(self, event: RouteOpened) -> None:
-        """Puts the event into the book, then publishes it."""
+        """Puts the event into the tracker, then publishes it."""
         self._write(event)
 
     def observed(self, event: RouteObserved) -> None:
-        """Puts the event into the book, then publishes it."""
+        """Puts the event into the tracker, then publishes it."""
         self._write(event)
 
     def _write(self, event: RouteEvent) -> None:

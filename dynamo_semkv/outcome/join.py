@@ -11,7 +11,7 @@ Rules, in this order:
 4. A report that names none belongs to the oldest route with its prompt that went to its replica, has no report, and
    whose stream gave the same count of tokens that were not computed. A route that has no such report gets the oldest
    one left, but that pair is `doubtful`: the right report may still be on its way (a broker that was away delivers
-   engine by engine), so the book lets it wait until the route's time is over.
+   engine by engine), so the tracker lets it wait until the route's time is over.
 5. Where a gateway dispatched a request by itself, nobody reports who served it: such a route takes what is left of
    its prompt, from whichever replica.
 
@@ -43,7 +43,7 @@ class HeldReport(NamedTuple):
 
     report: MaterializationReport
     at: float
-    """When the report was published, by the clock of the book."""
+    """When the report was published, by the clock of the tracker."""
 
 
 class EngineRequest(NamedTuple):

@@ -1,4 +1,4 @@
-"""The three containers of the outcome book: keys by due time, ids by a shared key, and a bounded memory."""
+"""The three containers of the route tracker: keys by due time, ids by a shared key, and a bounded memory."""
 
 from __future__ import annotations
 

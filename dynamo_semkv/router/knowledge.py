@@ -26,11 +26,11 @@ from dynamo_semkv.observe.measured import MeasuredHistory
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.state import ReplicaStatus
 from dynamo_semkv.observe.view import RouterView
-from dynamo_semkv.outcome.book import BookLimits, OutcomeBook
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.intake import Intake
+from dynamo_semkv.outcome.route_tracker import RouteTracker, TrackerLimits
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
 from dynamo_semkv.router.plugins import plugged_scorers
@@ -97,11 +97,11 @@ class Knowledge:
             measured.add(known)
             self.calibration.add(known)
 
-        self.book = OutcomeBook(
+        self.tracker = RouteTracker(
             config.outcome.report_ttl_seconds,
             closed,
             measured.add_orphan,
-            limits=BookLimits(open_routes=config.outcome.max_open_routes),
+            limits=TrackerLimits(open_routes=config.outcome.max_open_routes),
         )
         name = f"semkv-router-{os.getpid()}"
         self.publisher = BusPublisher(config.bus, name)
@@ -109,7 +109,7 @@ class Knowledge:
         self.attempts = Attempts()
         self.intake = Intake(
             self.subscriber,
-            self.book,
+            self.tracker,
             apply_donor_event=self.catalog.apply,
             announce=self.directory.announce,
             route_opened=lambda event: self.attempts.heard(event.request_id, event.tenant, event.attempt),
@@ -119,7 +119,7 @@ class Knowledge:
             config_hash=loaded.hash,
             router=router,
             history=self.history,
-            book=self.book,
+            tracker=self.tracker,
             intake=self.intake,
             publisher=self.publisher,
             subscriber=self.subscriber,

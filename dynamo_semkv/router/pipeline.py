@@ -27,10 +27,10 @@ from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.router.facts import UNCONSTRAINED, Constraints, RequestFacts
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory, Standing
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, choose
 from dynamo_semkv.scoring.credit import Credit
 from dynamo_semkv.scoring.extra import GuardedScorer
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 DYNAMO_PROVIDER = "dynamo"
 HOST_TIER_DONOR = "host-tier"

@@ -26,15 +26,17 @@ from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.credit import Credit, PriorCredit
 from dynamo_semkv.scoring.donor_value import DonorValue, TokenValue, donor_value, exact_value
 from dynamo_semkv.scoring.extra import GuardedScorer, share
 from dynamo_semkv.scoring.filters import FilteredBy, filtered_by
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from dynamo_semkv.scoring.scorers import SCORERS, Situation
 
 
 class SheetReason(str, Enum):
+    """Why the sheet has a best row or none. Closed."""
+
     CHOSEN = "chosen"
     NO_REPLICA = "no_replica"
     ALL_FILTERED = "all_filtered"
@@ -51,6 +53,8 @@ class Part:
 
 
 class ScoreRow(msgspec.Struct, frozen=True):
+    """One replica of one request: its value in expected tokens saved, and what that is made of."""
+
     replica: ReplicaKey
     stable: StableReplica | None
     total: TokenValue
@@ -82,10 +86,13 @@ class ScoreRow(msgspec.Struct, frozen=True):
         return (*found, *(Part(name, share(value, at), value) for name, value in own))
 
     def part(self, name: str) -> Part:
+        """The term of that name. Raises StopIteration if there is none."""
         return next(part for part in self.parts if part.name == name)
 
 
 class ScoreSheet(msgspec.Struct, frozen=True):
+    """All replicas of one request, scored."""
+
     rows: tuple[ScoreRow, ...]
     """Best first, filtered ones last."""
     best: ScoreRow | None

@@ -47,9 +47,11 @@ class PriorCredit:
     config: ScoringConfig
 
     def share(self, replica: StableReplica | None, kind: Kind) -> float:
+        """The configured prior of the match type; 0 where the connector loads nothing."""
         return prior_share(self.config.prior, kind)
 
     def saving(self, replica: StableReplica | None, kind: Kind) -> float:
+        """The configured credit of the tier."""
         return prior_saving(self.config.tier_credit, kind.tier)
 
 
@@ -61,6 +63,7 @@ def prior_share(prior: MatchPriors, kind: Kind) -> float:
 
 
 def prior_saving(credit: TierCredit, tier: Tier) -> float:
+    """The configured credit of the tier, in [-1, 1]."""
     return float(getattr(credit, tier.value))
 
 

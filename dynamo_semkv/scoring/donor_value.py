@@ -11,8 +11,8 @@ from typing import NamedTuple, NewType
 from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts.evidence import Bucket, MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.location import Tier
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.credit import Credit, Kind, prior_saving
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 TokenValue = NewType("TokenValue", float)
 """Expected tokens of prefill saved; negative for what costs."""
@@ -20,6 +20,8 @@ _NOTHING = (TokenValue(0.0), TokenValue(0.0), TokenValue(0.0))
 
 
 class DonorValue(NamedTuple):
+    """What one match is worth on one replica."""
+
     match: SemanticTrtMatch
     beyond_exact: TokenValue
     """What it adds to the exact prefix that Dynamo reports on the replica."""

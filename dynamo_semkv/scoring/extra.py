@@ -17,8 +17,8 @@ from typing import Protocol
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.evidence.breaker import Breaker
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.donor_value import TokenValue
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from dynamo_semkv.scoring.scorers import SCORERS, Situation
 
 BUDGET_SECONDS = 0.010
@@ -27,6 +27,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class ExtraScorer(Protocol):
+    """A scorer of a plugin. See docs/writing-a-scorer.md."""
+
     @property
     def name(self) -> str:
         """Of its part in the score sheet: lower case letters, digits and `_`, and none of ours."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 
 class FilteredBy(str, Enum):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
-from dynamo_semkv.scoring.candidate import ReplicaView
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -38,14 +38,17 @@ Scorer = Callable[[ReplicaView, SemanticTrtMatch | None, Situation], float]
 
 
 def device(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> float:
+    """Share of the prompt that is an exact prefix on the device."""
     return _share(view.device_tokens, at)
 
 
 def host(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> float:
+    """Share of the prompt that the host tier adds to that prefix."""
     return _share(view.host_tokens, at)
 
 
 def disk(view: ReplicaView, match: SemanticTrtMatch | None, at: Situation) -> float:
+    """Share of the prompt that the disk tier adds to both."""
     return _share(view.disk_tokens, at)
 
 

@@ -6,7 +6,7 @@
                                                 publishes an announcement, a donor and a report for each number with its own BusPublisher
     python -I peer.py PLACE router URL NUMBERS WORKER [packs]
                                                 publishes the route events of the numbers, served by WORKER; then, for each line of
-                                                standard input, says what its own Intake and OutcomeBook have made of the bus so far
+                                                standard input, says what its own Intake and RouteTracker have made of the bus so far
 
 `packs`: a release that can write several records in one message does.
 
@@ -203,7 +203,11 @@ async def router(url: str, numbers: range, served_by: str, packs: bool = False) 
     from dynamo_semkv.bus.subscriber import BusSubscriber
     from dynamo_semkv.config.schema import BusConfig
     from dynamo_semkv.contracts import codec, subjects
-    from dynamo_semkv.outcome.book import OutcomeBook
+
+    try:
+        from dynamo_semkv.outcome.route_tracker import RouteTracker
+    except ImportError:  # the release before has it under this name
+        from dynamo_semkv.outcome.book import OutcomeBook as RouteTracker
     from dynamo_semkv.outcome.intake import Intake
 
     name = f"router-{numbers.start}"
@@ -218,13 +222,13 @@ async def router(url: str, numbers: range, served_by: str, packs: bool = False) 
     await asyncio.to_thread(publish, publisher, messages)
     closed: list[Any] = []
     # Minutes may pass on a busy machine between a worker's report and the router that opens its route.
-    book = OutcomeBook(3_600.0, closed.append, settle_seconds=0.0)
+    tracker = RouteTracker(3_600.0, closed.append, settle_seconds=0.0)
     announced: dict[str, str] = {}
     donors: set[str] = set()
     subscriber = BusSubscriber(BusConfig(url=url, stream_max_bytes=16 * 2**20), name)
     intake = Intake(
         subscriber,
-        book,
+        tracker,
         apply_donor_event=lambda event, *_: donors.add(event.data.donor_id),
         announce=lambda said: announced.__setitem__(said.stable_routing_id, said.connector_version),
     )

@@ -17,8 +17,8 @@ from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
 from dynamo_semkv.outcome.intake import Intake
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import choose
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from dynamo_semkv.testing import EventTape, ManualClock
 from tests.evidence.documents import document, joined, namespace, query_of
 from tests.outcome.build import Listener
@@ -35,7 +35,7 @@ class Router:
         self.catalog = DonorCatalog([self.provider], clock=ManualClock())
         self.intake = Intake(
             FakeSubscriber(FakeBroker(ManualClock())),
-            Listener(ttl_seconds=30.0, settle_seconds=1.0).book,
+            Listener(ttl_seconds=30.0, settle_seconds=1.0).tracker,
             apply_donor_event=self.catalog.apply,
             announce=lambda announcement: None,
             monotonic=lambda: 0.0,

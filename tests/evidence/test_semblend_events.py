@@ -68,7 +68,7 @@ class Side:
         self.verdicts: list[Verdict] = []
         self.subscriber = BusSubscriber(settings(url), "router")
         self.intake = Intake(
-            self.subscriber, Listener().book, apply_donor_event=self._apply, announce=lambda announcement: None
+            self.subscriber, Listener().tracker, apply_donor_event=self._apply, announce=lambda announcement: None
         )
 
     def _apply(self, event: DonorEvent, stored_at: float) -> None:

@@ -88,7 +88,7 @@ def test_any_messages_into_the_intake(found: list[tuple[str, bytes, str, str | N
     catalog = DonorCatalog([provider], clock=ManualClock())
     listener = Listener()
     intake = Intake(
-        Nobody(), listener.book, apply_donor_event=catalog.apply, announce=directory.announce,
+        Nobody(), listener.tracker, apply_donor_event=catalog.apply, announce=directory.announce,
         wall=lambda: 5.0, monotonic=lambda: 5.0,
     )  # fmt: skip
     if live:
@@ -145,7 +145,7 @@ def test_any_pack_into_a_subscription_and_the_intake(found: list[bytes]) -> None
     subscription."""
     listener = Listener()
     bus = BusSubscriber(BusConfig(), "test")
-    intake = Intake(bus, listener.book, apply_donor_event=print, announce=print)
+    intake = Intake(bus, listener.tracker, apply_donor_event=print, announce=print)
     for stream in (subjects.ROUTE_STREAM, subjects.REPORT_STREAM):
         intake.caught_up(stream)
     bus.subscribe_stream(subjects.REPORT_STREAM, ">", intake.on_report)
@@ -165,9 +165,9 @@ def test_any_pack_into_a_subscription_and_the_intake(found: list[bytes]) -> None
 
     asyncio.run(deliver())
     refused = sum(intake.counts[f"reports.{kind}"] for kind in ("malformed", "unsupported_version", "foreign_subject"))
-    book = listener.book.stats
+    tracker = listener.tracker.stats
     assert intake.counts["reports.messages"] == bus.stats().delivered == expected
-    assert book.reports + book.duplicates + refused == expected
+    assert tracker.reports + tracker.duplicates + refused == expected
     assert bus.stats().handler_errors == 0
 
 

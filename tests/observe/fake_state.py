@@ -15,9 +15,9 @@ from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.report import Outcome, Reason
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus
-from dynamo_semkv.outcome.book import BookStats
 from dynamo_semkv.outcome.closed import ClosedRoute, JoinedBy, OrphanReason, OrphanReport, close_route
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.route_tracker import TrackerStats
 from dynamo_semkv.outcome.saving import Saving
 from tests.outcome.build import observed, opened, report
 
@@ -230,7 +230,7 @@ def fake_state(history: History | None = None, **changes: Any) -> RouterState:
         course=history.course(),
         open_routes=3,
         held_reports=0,
-        book=BookStats(opened=600, observed=598, reports=580, closed=597, orphans=2, duplicates=1_790),
+        book=TrackerStats(opened=600, observed=598, reports=580, closed=597, orphans=2, duplicates=1_790),
         replicas=fake_replicas(),
         publisher=PublisherStats(True, 0, 0, 1_812, 0, 0, 0, 0, None),
         subscriber=SubscriberStats(True, 4_211, 0, 0, 0, 0, 0, None),
@@ -257,7 +257,7 @@ def empty_state(**changes: Any) -> RouterState:
             "uptime_seconds": 2.0,
             "mode": "shadow",
             "open_routes": 0,
-            "book": BookStats(),
+            "book": TrackerStats(),
             "replicas": [],
             "streams": [StreamStatus(name, True) for name in ("donors", "announcements", "routes", "reports")],
             "catalog": {"donors": 0, "streams": [], "counts": {}},

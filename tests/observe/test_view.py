@@ -30,7 +30,10 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
     clock = ManualClock()
     state = fake_state(listener.history)
     intake = Intake(
-        FakeSubscriber(FakeBroker(clock)), listener.book, apply_donor_event=lambda e, at: None, announce=lambda a: None
+        FakeSubscriber(FakeBroker(clock)),
+        listener.tracker,
+        apply_donor_event=lambda e, at: None,
+        announce=lambda a: None,
     )
     intake.counts["reports.messages"] = 5
     intake.counts["reports.malformed"] = 2
@@ -40,7 +43,7 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
             "config_hash": "abc",
             "router": "router-1",
             "history": listener.history,
-            "book": listener.book,
+            "tracker": listener.tracker,
             "intake": intake,
             "publisher": Stats(state.publisher),
             "subscriber": Stats(state.subscriber),
@@ -60,10 +63,10 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
 
 def busy_listener() -> Listener:
     it = Listener()
-    it.book.opened(opened(1), 1.0)
-    it.book.report(report(1), 2.0)
-    it.book.observed(observed(1), 3.0)
-    it.book.opened(opened(2), 4.0)
+    it.tracker.opened(opened(1), 1.0)
+    it.tracker.report(report(1), 2.0)
+    it.tracker.observed(observed(1), 3.0)
+    it.tracker.opened(opened(2), 4.0)
     return it
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from dynamo_semkv.contracts.report import MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
-from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.outcome.totals import Totals
 
 PROMPT = b"p" * 16
@@ -96,15 +96,15 @@ def comparable(totals: Totals) -> dict[str, Any]:
 
 
 class Listener:
-    """A book with everything that it tells, and the history that it fills. Pairs close at once unless `settle_seconds`
-    says otherwise."""
+    """A tracker with everything that it tells, and the history that it fills. Pairs close at once unless
+    `settle_seconds` says otherwise."""
 
     def __init__(self, ttl_seconds: float = 30.0, **options: Any) -> None:
         options.setdefault("settle_seconds", 0.0)
         self.closed: list[ClosedRoute] = []
         self.orphans: list[OrphanReport] = []
         self.history = History(10_000)
-        self.book = OutcomeBook(ttl_seconds, self._on_close, self._on_orphan, **options)
+        self.tracker = RouteTracker(ttl_seconds, self._on_close, self._on_orphan, **options)
 
     def _on_close(self, route: ClosedRoute) -> None:
         self.closed.append(route)

@@ -88,11 +88,11 @@ def scenario(draw: st.DrawFn) -> list[Timed]:
 
 def feed(it: Listener, timed: Timed) -> None:
     if isinstance(timed.event, RouteOpened):
-        it.book.opened(timed.event, timed.at)
+        it.tracker.opened(timed.event, timed.at)
     elif isinstance(timed.event, RouteObserved):
-        it.book.observed(timed.event, timed.at)
+        it.tracker.observed(timed.event, timed.at)
     else:
-        it.book.report(timed.event, timed.at)
+        it.tracker.report(timed.event, timed.at)
 
 
 def result(it: Listener) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def test_any_interleaving_and_duplication_gives_the_same(events: list[Timed], da
         feed(shuffled, timed)
     for it in (straight, shuffled):
         for now in (200.0, 1_000.0, 2_000.0):
-            it.book.expire(now)
-        assert it.book.open_routes == it.book.held_reports == 0
+            it.tracker.expire(now)
+        assert it.tracker.open_routes == it.tracker.held_reports == 0
     assert result(straight) == result(shuffled)
 
 
@@ -133,16 +133,16 @@ def test_nothing_counts_twice_whenever_time_passes(events: list[Timed], data: st
     for timed in data.draw(st.permutations(events + again)):
         feed(it, timed)
         if data.draw(st.booleans()):
-            it.book.expire(data.draw(st.floats(0.0, 400.0)))
+            it.tracker.expire(data.draw(st.floats(0.0, 400.0)))
     for now in (1_000.0, 2_000.0, 3_000.0):
-        it.book.expire(now)
+        it.tracker.expire(now)
 
-    assert it.book.stats.callback_errors == 0  # the history refuses a route that closes twice
+    assert it.tracker.stats.callback_errors == 0  # the history refuses a route that closes twice
     starts = {t.event.route_id for t in events if isinstance(t.event, RouteOpened)}
     assert sorted(r.route_id for r in it.closed) == sorted(starts)
     reports = {t.event.report_id: t.event for t in events if isinstance(t.event, MaterializationReport)}
     used = [r.report.report_id for r in it.closed if r.report] + [o.report.report_id for o in it.orphans]
-    assert len(used) == len(set(used)) == len(reports) - it.book.stats.superseded
+    assert len(used) == len(set(used)) == len(reports) - it.tracker.stats.superseded
     totals = it.history.totals()
     assert totals.confirmed_tokens == totals.funnel.tokens["materialized"] + totals.unhinted_tokens
     orphaned = sum(orphan.report.confirmed for orphan in it.orphans)

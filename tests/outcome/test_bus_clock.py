@@ -14,7 +14,7 @@ def test_messages_of_the_past_are_as_old_as_the_newest_of_them_says() -> None:
     ours = ManualClock()
     clock = BusClock(ours)
     for stored_at in (1_000.0, 5_000.0, 9_000.0, 2_000.0):
-        clock.heard(stored_at)
+        clock.message_arrived(stored_at)
     assert clock.now() == 9_000.0
     ours.advance(60.0)
     assert clock.now() == 9_060.0, "time goes on without messages"
@@ -23,8 +23,8 @@ def test_messages_of_the_past_are_as_old_as_the_newest_of_them_says() -> None:
 def test_a_brokers_clock_that_was_set_back_is_followed() -> None:
     ours = ManualClock()
     clock = BusClock(ours)
-    clock.heard(1e6)
+    clock.message_arrived(1e6)
     for _ in range(3):
         ours.advance(WINDOW_SECONDS + 1)
-        clock.heard(ours() + 50.0)
+        clock.message_arrived(ours() + 50.0)
     assert clock.now() == ours() + 50.0

@@ -174,7 +174,7 @@ def test_what_a_route_teaches(route: ClosedRoute, expected: tuple[Lesson, ...]) 
 def test_what_teaches_nothing(route: ClosedRoute) -> None:
     assert lessons(route) == ()
     of = taught(route)
-    assert (of.taught, share(of), share(of, SEMANTIC)) == (0, 0.9, 0.1)
+    assert (of.routes_learned_from, share(of), share(of, SEMANTIC)) == (0, 0.9, 0.1)
 
 
 def test_it_goes_back_to_the_prior_by_half_each_half_life_of_the_replica() -> None:

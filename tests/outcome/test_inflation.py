@@ -145,11 +145,11 @@ def test_no_load_takes_longer_than_the_first_token(told: float, first_token: flo
 def test_loads_that_are_not_believed_are_counted() -> None:
     it = Listener()
     for number, seconds in ((1, 0.1), (2, 9.0), (3, None)):
-        it.book.opened(opened(number), 1.0)
-        it.book.observed(observed(number), 2.0)
-        it.book.report(report(number, load_seconds=seconds), 2.0)
+        it.tracker.opened(opened(number), 1.0)
+        it.tracker.observed(observed(number), 2.0)
+        it.tracker.report(report(number, load_seconds=seconds), 2.0)
     assert [route.report.load_seconds for route in it.closed if route.report is not None] == [0.1, None, None]
-    assert it.book.stats.implausible_loads == 1
+    assert it.tracker.stats.implausible_loads == 1
 
 
 OPENED_TEXTS = ("tenant", "mode", "lookup", "decision_reason", "worker_id", "donor_generation", "provider")

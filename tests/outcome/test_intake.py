@@ -1,4 +1,4 @@
-"""The bus into the book: phases, pauses, restarts, and messages that are no messages."""
+"""The bus into the tracker: phases, pauses, restarts, and messages that are no messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Router:
         self.announcements: list[ReplicaAnnouncement] = []
         self.intake = Intake(
             self.subscriber,
-            self.listener.book,
+            self.listener.tracker,
             apply_donor_event=lambda event, at: self.donor_events.append(event),
             announce=self.announcements.append,
             monotonic=lambda: self.clock() - 900.0,
@@ -90,14 +90,14 @@ async def test_own_events_count_at_once_and_their_echo_does_not(broker: FakeBrok
     router = await routers(ROUTES, REPORTS)
     assert router.intake.live
     router.journal.opened(opened(1))
-    assert router.listener.book.open_routes == 1
+    assert router.listener.tracker.open_routes == 1
     send_report(broker, report(1))
     router.journal.observed(observed(1))
     broker.clock.advance(1.0)
     router.intake.tick()
     assert router.listener.only().confirmed_tokens == 800
     assert router.intake.counts["own_echoes"] == 2
-    assert router.listener.book.stats.duplicates == 0
+    assert router.listener.tracker.stats.duplicates == 0
     assert router.journal.counts == {"published": 2}
 
 
@@ -115,7 +115,7 @@ async def test_openings_are_told_after_they_are_booked(broker: FakeBroker, route
         router.intake.on_route_event(foreign)
     router.intake.on_route_event(message(encode_route_event(observed(1))))
     assert heard == [route_id(1)]
-    assert router.listener.book.open_routes == 1
+    assert router.listener.tracker.open_routes == 1
 
 
 async def test_another_router_sees_the_same(broker: FakeBroker, routers: Any) -> None:
@@ -175,10 +175,10 @@ async def test_own_events_during_the_replay_wait_and_are_not_lost(broker: FakeBr
     router = await routers()
     broker.stop()
     router.journal.opened(opened(1))
-    assert (router.listener.book.open_routes, router.intake.waiting) == (0, 1)
+    assert (router.listener.tracker.open_routes, router.intake.waiting) == (0, 1)
     broker.restart()
     router.subscriber.replay(ROUTES, REPORTS)
-    assert (router.listener.book.open_routes, router.intake.waiting) == (1, 0)
+    assert (router.listener.tracker.open_routes, router.intake.waiting) == (1, 0)
 
 
 async def test_own_events_are_bounded_while_the_broker_was_never_there(
@@ -191,7 +191,7 @@ async def test_own_events_are_bounded_while_the_broker_was_never_there(
     assert router.intake.waiting == 3
     assert router.intake.counts["own_dropped"] == 2
     router.subscriber.replay(ROUTES, REPORTS)  # the publisher got them all out meanwhile
-    assert router.listener.book.open_routes == 5
+    assert router.listener.tracker.open_routes == 5
 
 
 async def test_time_stands_still_while_no_report_can_arrive(broker: FakeBroker, routers: Any) -> None:
@@ -237,7 +237,7 @@ async def test_wall_clock_is_never_asked_again(broker: FakeBroker, routers: Any)
     walls = iter([1e9])
     router.intake = Intake(
         router.subscriber,
-        router.listener.book,
+        router.listener.tracker,
         apply_donor_event=lambda event, at: None,
         announce=lambda announcement: None,
         monotonic=broker.clock,
@@ -302,7 +302,7 @@ async def test_who_speaks_in_another_name_is_not_heard(broker: FakeBroker, route
         it.on_report(message(encode_report(report(1)), subject=subjects.reports(replica)))
     it.on_donor_event(message(encode_donor_event(event), JSON, "semantic-kv-events.w-a.zero"))
     assert router.donor_events == router.announcements == []
-    assert router.listener.book.open_routes == 0
+    assert router.listener.tracker.open_routes == 0
     assert {name: n for name, n in it.counts.items() if name.endswith("foreign_subject")} == {
         "donors.foreign_subject": 3,
         "announcements.foreign_subject": 2,
@@ -351,7 +351,7 @@ async def test_the_journal_never_raises(broker: FakeBroker, routers: Any) -> Non
     router.journal._publisher = None
     router.journal.opened(opened(1))
     assert router.journal.counts == {"errors": 1}
-    assert router.listener.book.open_routes == 1
+    assert router.listener.tracker.open_routes == 1
 
 
 async def test_a_full_buffer_is_counted(broker: FakeBroker, routers: Any) -> None:
@@ -359,7 +359,7 @@ async def test_a_full_buffer_is_counted(broker: FakeBroker, routers: Any) -> Non
     broker.publish = lambda *args, **kwargs: False
     router.journal.opened(opened(1))
     assert router.journal.counts == {"not_published": 1}
-    assert router.listener.book.open_routes == 1  # what this router knows of itself does not depend on the bus
+    assert router.listener.tracker.open_routes == 1  # what this router knows of itself does not depend on the bus
 
 
 async def test_a_tick_that_fails_is_not_the_last(
@@ -367,7 +367,7 @@ async def test_a_tick_that_fails_is_not_the_last(
 ) -> None:
     monkeypatch.setattr(intake_module, "TICK_SECONDS", 0.001)
     router = await routers(ROUTES, REPORTS)
-    monkeypatch.setattr(router.listener.book, "expire", lambda now: 1 / 0)
+    monkeypatch.setattr(router.listener.tracker, "expire", lambda now: 1 / 0)
     for _ in range(1_000):
         if router.intake.counts["tick_errors"] >= 2:
             break
@@ -379,8 +379,8 @@ async def test_names_of_equal_routes_differ_per_attempt(broker: FakeBroker, rout
     router = await routers(ROUTES, REPORTS)
     for number in (1, 2):
         router.journal.opened(opened(number, attempt=number - 1, request_id="chatcmpl-1"))
-    assert router.listener.book.open_routes == 2
-    assert {route_id(1), route_id(2)} == set(router.listener.book._routes)
+    assert router.listener.tracker.open_routes == 2
+    assert {route_id(1), route_id(2)} == set(router.listener.tracker._routes)
 
 
 async def test_an_own_event_is_not_read_again_when_it_comes_back(broker: FakeBroker, routers: Any) -> None:
@@ -390,8 +390,8 @@ async def test_an_own_event_is_not_read_again_when_it_comes_back(broker: FakeBro
     assert one.intake.counts["own_echoes"] == 2
     assert one.intake.counts["routes.messages"] == 2
     assert two.intake.counts["own_echoes"] == 0
-    assert (one.listener.book.stats.duplicates, one.listener.book.open_routes) == (0, 1)
-    assert two.listener.book.open_routes == 1
+    assert (one.listener.tracker.stats.duplicates, one.listener.tracker.open_routes) == (0, 1)
+    assert two.listener.tracker.open_routes == 1
 
 
 async def test_own_events_that_come_back_in_a_pack_are_counted_and_not_read(broker: FakeBroker, routers: Any) -> None:
@@ -442,7 +442,7 @@ async def test_what_was_stored_twice_counts_once(broker: FakeBroker, routers: An
     router = other or await routers(ROUTES, REPORTS)
     broker.clock.advance(5.0)
     router.intake.tick()
-    assert router.listener.book.stats.closed == 5
-    assert router.listener.book.stats.duplicates == 15
+    assert router.listener.tracker.stats.closed == 5
+    assert router.listener.tracker.stats.duplicates == 15
     assert (router.totals()["requests"], router.totals()["confirmed_tokens"]) == (5, 5 * 800)
     assert not router.listener.orphans

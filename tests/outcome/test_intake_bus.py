@@ -32,7 +32,7 @@ class Router:
         self.donor_events: list[DonorEvent] = []
         self.intake = Intake(
             self.subscriber,
-            self.listener.book,
+            self.listener.tracker,
             apply_donor_event=lambda event, at: self.donor_events.append(event),
             announce=lambda announcement: None,
         )

@@ -10,8 +10,8 @@ from dynamo_semkv.bus.subscriber import Message
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import MSGPACK, encode_route_event
 from dynamo_semkv.contracts.route_events import RouteEvent
-from dynamo_semkv.outcome.book import BookLimits
 from dynamo_semkv.outcome.early_ends import EarlyEnds
+from dynamo_semkv.outcome.route_tracker import TrackerLimits
 from tests.outcome.build import Listener, ManualClock, observed, opened, report, route_id
 from tests.outcome.fakes import FakeBroker
 from tests.outcome.test_intake import REPORTS, ROUTES, Router, send_report
@@ -61,7 +61,7 @@ async def test_an_end_before_its_opening_is_kept_by_who_told_it(reader: Router) 
     assert reader.listener.only().observed == observed(1)
     reader.clock.advance(60.0)
     settled(reader)
-    assert reader.listener.book.stats.unmatched_ends == 1, "the forged one"
+    assert reader.listener.tracker.stats.unmatched_ends == 1, "the forged one"
 
 
 async def test_of_the_past_too_only_the_opener_ends_a_route() -> None:
@@ -85,7 +85,7 @@ async def test_a_route_is_opened_once_and_another_router_is_told_apart_from_an_e
     hear(said(opened(1, router="router-2", input_tokens=9), OTHER))
     hear(said(opened(1), MINE))
     assert reader.intake.counts["routes.foreign_subject"] == 1
-    assert reader.listener.book.stats.duplicates == 1
+    assert reader.listener.tracker.stats.duplicates == 1
     assert heard == ["router-1", "router-1"]
     hear(said(observed(1), MINE))
     send_report(reader.subscriber.broker, report(1))
@@ -107,27 +107,27 @@ async def test_a_router_ends_its_own_routes_while_the_past_is_read() -> None:
 
 
 def test_who_floods_early_ends_gives_up_its_own() -> None:
-    listener = Listener(limits=BookLimits(open_routes=10))
-    book = listener.book
-    book.observed(observed(1), 1.0, speaker=MINE)
+    listener = Listener(limits=TrackerLimits(open_routes=10))
+    tracker = listener.tracker
+    tracker.observed(observed(1), 1.0, speaker=MINE)
     for number in range(2, 200):
-        book.observed(observed(number), 1.0, speaker=OTHER)
-    book.opened(opened(1), 2.0)
-    book.report(report(1), 2.0)
+        tracker.observed(observed(number), 1.0, speaker=OTHER)
+    tracker.opened(opened(1), 2.0)
+    tracker.report(report(1), 2.0)
     assert listener.only().observed == observed(1)
-    assert book.stats.unmatched_ends == 198 - 10 + 1
+    assert tracker.stats.unmatched_ends == 198 - 10 + 1
 
 
 def test_who_floods_openings_gives_up_its_own() -> None:
-    listener = Listener(limits=BookLimits(open_routes=10))
-    book = listener.book
-    book.opened(opened(1), 1.0)
+    listener = Listener(limits=TrackerLimits(open_routes=10))
+    tracker = listener.tracker
+    tracker.opened(opened(1), 1.0)
     for number in range(2, 200):
-        book.opened(opened(number, router="router-2", prompt_key=b"q" * 16), 1.0)
-    assert (book.open_routes, book.stats.evicted_routes) == (10, 189)
+        tracker.opened(opened(number, router="router-2", prompt_key=b"q" * 16), 1.0)
+    assert (tracker.open_routes, tracker.stats.evicted_routes) == (10, 189)
     assert {route.opened.router for route in listener.closed} == {"router-2"}
-    book.observed(observed(1), 2.0, speaker=MINE)
-    book.report(report(1), 2.0)
+    tracker.observed(observed(1), 2.0, speaker=MINE)
+    tracker.report(report(1), 2.0)
     assert listener.closed[-1].opened == opened(1)
 
 

@@ -23,13 +23,13 @@ def told(skew_of: dict[int, float]) -> tuple[Listener, Calibration]:
     listener, calibration = Listener(), Calibration(ScoringConfig())
     for number in range(1, 7):
         off, at = skew_of.get(number, 0.0), NOW + number
-        listener.book.opened(opened(number, opened_at=at + off, prompt_key=bytes([number]) * 16, **KNOWN), at)
+        listener.tracker.opened(opened(number, opened_at=at + off, prompt_key=bytes([number]) * 16, **KNOWN), at)
         cached = 100 if number == 3 else 800
-        listener.book.observed(observed(number, observed_at=at + off + 0.5, engine_cached_tokens=cached), at + 0.5)
+        listener.tracker.observed(observed(number, observed_at=at + off + 0.5, engine_cached_tokens=cached), at + 0.5)
         if number != 5:
-            listener.book.report(report(number, prompt_key=bytes([number]) * 16, named=number % 2 == 0), at + 0.6)
-        listener.book.expire(at + 0.7)
-    listener.book.expire(NOW + 1_000.0)
+            listener.tracker.report(report(number, prompt_key=bytes([number]) * 16, named=number % 2 == 0), at + 0.6)
+        listener.tracker.expire(at + 0.7)
+    listener.tracker.expire(NOW + 1_000.0)
     for route in listener.closed:
         calibration.add(replace(route, saving=calibration.saving_of(route)))
     return listener, calibration

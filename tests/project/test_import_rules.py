@@ -27,7 +27,7 @@ def test_packages_obey_the_directions() -> None:
         ("dynamo_semkv.scoring.choose", "from dynamo_semkv import advice", "advice lies above scoring"),
         (
             "dynamo_semkv.scoring.choose",
-            "def f():\n    from dynamo_semkv.outcome.book import Book",
+            "def f():\n    from dynamo_semkv.outcome.route_tracker import Book",
             "outcome lies above",
         ),
         ("dynamo_semkv.bench.report", "from dynamo_semkv.cli import main", "cli lies above bench"),

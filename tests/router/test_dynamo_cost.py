@@ -15,8 +15,8 @@ from dynamo_semkv.config.schema import KvRouterOptions, ScoringConfig
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.router.process import edge_settings
 from dynamo_semkv.router.sheet_lines import dynamo_choice, dynamo_cost
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, choose
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from tests.router.conftest import OpenGraph
 from tests.router.graph.build import TestGraph, http_json
 from tests.router.graph.processes import Process, wait_until

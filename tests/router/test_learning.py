@@ -1,5 +1,5 @@
-"""Placement follows confirmations: a router on fakes, the real book and calibration behind it, and an engine that does
-as it is told.
+"""Placement follows confirmations: a router on fakes, the real tracker and calibration behind it, and an engine that
+does as it is told.
 
 No processes and no time: requests go one after the other, and each route closes before the next one comes.
 """
@@ -17,8 +17,8 @@ from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteOpened
-from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.calibration import Calibration
+from dynamo_semkv.outcome.route_tracker import RouteTracker
 from tests.router.fakes import A0, A1, B0, B1, STABLE, FakeEdge, FakeLookup, Found, Rig, a_request, match
 
 TOKENS = 4096
@@ -45,7 +45,7 @@ class World:
     def __init__(self, kind: MatchType) -> None:
         self.calibration = Calibration(build(SETTINGS).scoring)
         self.closed: list[RouteOpened] = []
-        self.book = OutcomeBook(30.0, self.calibration.add, settle_seconds=0.0)
+        self.tracker = RouteTracker(30.0, self.calibration.add, settle_seconds=0.0)
         self.edge = FakeEdge()
         self.rig = Rig(
             SETTINGS,
@@ -62,10 +62,10 @@ class World:
         self.edge.dynamos_choice = (A0, A1, B0, B1)[self._requests % 4]
         asyncio.run(self.rig.run(a_request(TOKENS), request_id=f"req-{self._requests}"))
         opened, observed = self.rig.journal.opens[-1], self.rig.journal.ends[-1]
-        self.book.opened(opened, at)
-        self.book.observed(observed, at)
-        self.book.report(self._report(opened, engine), at)
-        assert self.book.open_routes == 0
+        self.tracker.opened(opened, at)
+        self.tracker.observed(observed, at)
+        self.tracker.report(self._report(opened, engine), at)
+        assert self.tracker.open_routes == 0
         self.closed.append(opened)
         return opened.decision_reason
 
@@ -137,12 +137,12 @@ def test_a_router_that_replays_the_routes_decides_the_same() -> None:
     world = World(MatchType.SEMANTIC_CANDIDATE)
     world.run(60, loads_exact)
     again = Calibration(build(SETTINGS).scoring)
-    book = OutcomeBook(30.0, again.add, settle_seconds=0.0)
+    tracker = RouteTracker(30.0, again.add, settle_seconds=0.0)
     for number, (opened, observed) in enumerate(zip(world.rig.journal.opens, world.rig.journal.ends, strict=True)):
-        book.opened(opened, float(number))
-        book.observed(observed, float(number))
+        tracker.opened(opened, float(number))
+        tracker.observed(observed, float(number))
         confirmed = 0
-        book.report(
+        tracker.report(
             MaterializationReport(
                 version=REPORT_VERSION,
                 report_id=f"again-{number}",

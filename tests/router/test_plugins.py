@@ -15,9 +15,9 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
 from dynamo_semkv.router.plugins import plugged_providers, plugged_scorers
 from dynamo_semkv.router.providers import providers
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import choose
 from dynamo_semkv.scoring.extra import BUDGET_SECONDS, GuardedScorer, ScorerSlow
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from dynamo_semkv.testing import ManualClock
 
 CODE = """

@@ -313,11 +313,11 @@ async def test_what_a_client_chooses_is_cut_before_it_is_written_down() -> None:
         for event in (opened, ended):
             assert decode_route_event(encode_route_event(event)) == event
         assert (len(opened.request_id or ""), len(opened.model), opened.attempt) == (512, 512, number)
-        outcomes.book.opened(opened, 1.0)
-        outcomes.book.observed(ended, 2.0)
+        outcomes.tracker.opened(opened, 1.0)
+        outcomes.tracker.observed(ended, 2.0)
         served = {"stable_routing_id": ended.served_stable_routing_id or "w-a", "dp_rank": ended.served_dp_rank or 0}
         said = {"prompt_key": opened.prompt_key, "route_id": opened.route_id, **served}
-        outcomes.book.report(report(number, confirmed=0, **said), 2.0)
+        outcomes.tracker.report(report(number, confirmed=0, **said), 2.0)
     assert [route.report is not None for route in outcomes.closed] == [True, True]
     listed = explain_request(outcomes.history, f"chatcmpl-{chosen}")
     assert [row["opened"]["route_id"] for row in listed] == [event.route_id for event in rig.journal.opens]

@@ -9,8 +9,8 @@ from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.route_events import MAX_SHEET_LINES, RouteOpened, SheetLine
 from dynamo_semkv.router.sheet_lines import dynamo_choice, dynamo_cost, sheet_lines
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, choose
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 
 def named(replica: ReplicaKey) -> str:

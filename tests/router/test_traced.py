@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from dynamo_semkv.contracts.report import MaterializationReport
-from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.closed import ClosedRoute
+from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.desk import AdviceDesk
@@ -292,12 +292,12 @@ class Routes:
 
 
 def closed_by(rig: Rig, history: Any, told: MaterializationReport) -> None:
-    book = OutcomeBook(30.0, history.add, history.add_orphan)
+    tracker = RouteTracker(30.0, history.add, history.add_orphan)
     opened = rig.opened
-    book.opened(opened, opened.opened_at)
-    book.observed(rig.ended, rig.ended.observed_at)
-    book.report(told, rig.ended.observed_at)
-    book.expire(rig.ended.observed_at + 100.0)
+    tracker.opened(opened, opened.opened_at)
+    tracker.observed(rig.ended, rig.ended.observed_at)
+    tracker.report(told, rig.ended.observed_at)
+    tracker.expire(rig.ended.observed_at + 100.0)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ async def test_a_worker_of_another_major_is_served_without_advice(
 ) -> None:
     rig = Rig(announce=False, lookup=donor_on_a1())
     intake = Intake(
-        Nobody(), Listener().book, apply_donor_event=lambda event, at: None, announce=rig.directory.announce
+        Nobody(), Listener().tracker, apply_donor_event=lambda event, at: None, announce=rig.directory.announce
     )
     for stable in ("w-a", "w-b"):
         for rank in (0, 1):

@@ -16,9 +16,9 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, SheetReason, choose
 from dynamo_semkv.scoring.filters import FilteredBy
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 A, B, C, D = ReplicaKey(1, 0), ReplicaKey(1, 1), ReplicaKey(2, 0), ReplicaKey(2, 1)
 PROMPT = 8_192

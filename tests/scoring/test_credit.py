@@ -11,9 +11,9 @@ from dynamo_semkv.config.schema import MatchPriors, Materialization, ScoringConf
 from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import ReplicaKey, StableReplica
 from dynamo_semkv.contracts.location import Tier
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreRow, choose
 from dynamo_semkv.scoring.credit import Credit, Kind, PriorCredit, mode_of
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from tests.scoring.test_choose import A, B, match
 
 EXACT, SEMANTIC = MatchType.EXACT_EQUIVALENT, MatchType.SEMANTIC_CANDIDATE

@@ -13,8 +13,8 @@ import yaml
 from dynamo_semkv.config.load import build
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.router.plugins import plugged_scorers
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import ScoreSheet, choose
+from dynamo_semkv.scoring.replica_view import ReplicaView
 from dynamo_semkv.testing import ManualClock
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "writing-a-scorer.md"

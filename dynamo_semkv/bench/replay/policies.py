@@ -23,9 +23,9 @@ from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport, Outcome, Reason
 from dynamo_semkv.contracts.route_events import RouteObserved
-from dynamo_semkv.outcome.book import OutcomeBook
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
+from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.opened_event import opened_event
 from dynamo_semkv.router.pipeline import Advice, DecisionContext, Exact, Lookup, Prompt, weigh
 from dynamo_semkv.router.replicas import ReplicaDirectory
@@ -136,7 +136,8 @@ class Planned:
 
 
 class Semkv:
-    """Dynamo's choice, unless our score sheet and gate place the request: the real pipeline, book and calibration.
+    """Dynamo's choice, unless our score sheet and gate place the request: the real pipeline, route tracker and
+    calibration.
 
     Evidence is perfect here (a provider that knows each replica's blocks): what is measured is placement, not search.
     """
@@ -154,7 +155,7 @@ class Semkv:
         )
         self.calibration = Calibration(config.scoring)
         self._context = DecisionContext(self._directory, config, self.calibration)
-        self._book = OutcomeBook(30.0, self._closed, settle_seconds=0.0)
+        self._tracker = RouteTracker(30.0, self._closed, settle_seconds=0.0)
         self._open: dict[int, tuple[str, Advice]] = {}
         self.placed: list[int] = []
         """Numbers of the requests that were placed."""
@@ -190,7 +191,7 @@ class Semkv:
         elif hinted:
             outcome, reason = Outcome.DECLINED, Reason.NOT_HONOURED
         at = result.end
-        self._book.observed(
+        self._tracker.observed(
             RouteObserved(
                 route_id=route_id,
                 observed_at=at,
@@ -222,7 +223,7 @@ class Semkv:
             tier=Tier.HOST_PINNED if result.confirmed else None,
             load_seconds=result.load_seconds if result.confirmed else None,
         )
-        self._book.report(report, at)
+        self._tracker.report(report, at)
 
     def _closed(self, route: ClosedRoute) -> None:
         self.calibration.add(replace(route, saving=self.calibration.saving_of(route)))
@@ -294,7 +295,7 @@ class Semkv:
             traceparent=None,
             directory=self._directory,
         )
-        self._book.opened(event, now)
+        self._tracker.opened(event, now)
         self._open[request.number] = (route_id, advice)
 
 

@@ -24,8 +24,8 @@ from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
-from dynamo_semkv.scoring.candidate import ReplicaView
 from dynamo_semkv.scoring.choose import choose
+from dynamo_semkv.scoring.replica_view import ReplicaView
 
 DONORS = (1_000, 10_000, 100_000)
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -108,7 +108,7 @@ async def test_a_router_on_a_real_broker_ends_the_donors_of_a_connector_that_is_
     catalog = DonorCatalog([], clock=clock)
     intake = Intake(
         subscriber,
-        Listener(ttl_seconds=30.0).book,
+        Listener(ttl_seconds=30.0).tracker,
         apply_donor_event=catalog.apply,
         announce=lambda said: None,
         monotonic=clock,

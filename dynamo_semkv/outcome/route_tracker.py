@@ -1,14 +1,14 @@
-"""OutcomeBook: the routes that are open, each closed exactly once.
+"""RouteTracker: the routes that are open, each closed exactly once.
 
-    OutcomeBook(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None,
-                limits=BookLimits())
+    RouteTracker(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None,
+                limits=TrackerLimits())
     .opened(event, at)  .observed(event, at, speaker=None)  .report(report, at)  .expire(now)
 
 A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a
 report, or after `UNOWED_SECONDS` where none is owed, `abandoned_seconds` after it was opened without an end (its router
 died). Every event may come twice, echoed or replayed, and in any order. A route belongs to the router that opened it:
-an opening or an end of it from another router is dropped. The book has no clock: `at` and `now` are seconds of whatever
-clock the caller keeps, and a jump of it costs at most that a route closes as `unconfirmed`. One thread.
+an opening or an end of it from another router is dropped. The tracker has no clock: `at` and `now` are seconds of
+whatever clock the caller keeps, and a jump of it costs at most that a route closes as `unconfirmed`. One thread.
 
 `settle_seconds` holds a pair back until so long (at most twice as long) after its last event, so that routers that
 receive the same events in another order arrive at the same pairs even for equal prompts, and many equal prompts in
@@ -67,7 +67,7 @@ _SAME_PROMPT_REMEMBERED = 16
 
 
 @dataclass(frozen=True)
-class BookLimits:
+class TrackerLimits:
     """Bounds on memory. What is evicted is counted: a route closes with what is known, a report becomes an orphan."""
 
     open_routes: int = 100_000
@@ -80,8 +80,8 @@ class BookLimits:
 
 
 @dataclass
-class BookStats:
-    """Counters of one book since it was made; each counts events unless it says otherwise."""
+class TrackerStats:
+    """Counters of one tracker since it was made; each counts events unless it says otherwise."""
 
     opened: int = 0
     observed: int = 0
@@ -128,7 +128,7 @@ class _Reported:
         return tombstone is not None and tombstone.reported
 
 
-class OutcomeBook:
+class RouteTracker:
     """Holds open routes and reports without a route. `on_close` gets each closed route once, `on_orphan` each report
     that belongs to none; an exception of either is counted and logged."""
 
@@ -140,13 +140,13 @@ class OutcomeBook:
         *,
         settle_seconds: float = SETTLE_SECONDS,
         abandoned_seconds: float | None = None,
-        limits: BookLimits | None = None,
+        limits: TrackerLimits | None = None,
     ) -> None:
-        self.stats = BookStats()
+        self.stats = TrackerStats()
         self._ttl = ttl_seconds
         self._settle = settle_seconds
         self._abandoned = abandoned_seconds if abandoned_seconds is not None else max(10 * ttl_seconds, 300.0)
-        self._limits = limits = limits or BookLimits()
+        self._limits = limits = limits or TrackerLimits()
         self._on_close = on_close
         self._on_orphan = on_orphan
 
@@ -414,10 +414,10 @@ class OutcomeBook:
             self._emit(self._on_orphan, OrphanReport(report, reason, now))
 
     def _emit(self, callback: Callable[[_T], None], value: _T) -> None:
-        """Calls a listener once the book is consistent; a listener's fault may not reach the request that closed the
+        """Calls a listener once the tracker is consistent; a listener's fault may not reach the request that closed the
         route."""
         try:
             callback(value)
         except Exception:  # noqa: BLE001 - counted and logged
             self.stats.callback_errors += 1
-            _throttled.exception("a listener of the outcome book failed")
+            _throttled.exception("a listener of the route tracker failed")
