@@ -25,12 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = GraphSettings(
             model=arguments.model,
+            profile=arguments.profile,
+            slower=arguments.slower,
             workers=arguments.workers,
             routers=arguments.routers,
             mode=arguments.mode,
             connector=arguments.connector == "on",
-            blocks_per_rank=arguments.blocks_per_rank,
-            engine_niceness=arguments.engine_niceness,
+            blocks_per_rank=arguments.blocks_per_rank or (None if arguments.profile else GraphSettings.blocks_per_rank),
+            max_num_tokens=None if arguments.profile else GraphSettings.max_num_tokens,
+            engine_niceness=0 if arguments.profile else arguments.engine_niceness,
             overrides=LOW_GATE if arguments.command == "demo" else {},  # shows the engine decline, too
             otlp_endpoint=arguments.otlp_endpoint,
             observability=arguments.observability,
@@ -87,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynamo-semkv" / "models"
     for command in (up, show):
         command.add_argument("--model", choices=sorted(MODELS), default="smollm2")
+        command.add_argument("--profile", help="of --model timed: the GPU whose time the engine takes")
+        command.add_argument("--slower", type=float, default=1.0, help="with --profile: multiplies every time")
         command.add_argument("--workers", type=int, default=2)
         command.add_argument("--routers", type=int, default=1)
         command.add_argument("--mode", choices=("off", "shadow", "canary", "enforce"), default="enforce")
@@ -102,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--connector", choices=("on", "off"), default="on")
         command.add_argument(
-            "--blocks-per-rank", type=int, default=GraphSettings.blocks_per_rank, help="device pages a rank"
+            "--blocks-per-rank", type=int, help="device pages a rank (72, or as many as the profile holds)"
         )
         command.add_argument(
             "--engine-niceness",

@@ -28,7 +28,6 @@ from dynamo_semkv.bus.server import LOOPBACK, EmbeddedNats
 from graphs.local import observability
 from graphs.local.settings import GraphSettings
 from worker_connector.reference_engine.models.model_directory import write_model_directory
-from worker_connector.reference_engine.models.presets import ModelSource
 
 READY_SECONDS = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -120,8 +119,7 @@ class LocalGraph:
         try:
             progress("nats-server")
             self.nats.start()
-            source = ModelSource(self.settings.served_model)
-            self.model_dir = write_model_directory(source, self._model_parent)
+            self.model_dir = write_model_directory(self.settings.model_source(), self._model_parent)
             self._write_config()
             for name in (*self.worker_names, *self.decode_names, *self.router_names, "frontend"):
                 progress(name)
@@ -215,9 +213,14 @@ class LocalGraph:
         if name in self.worker_names or name in self.decode_names:
             decodes = name in self.decode_names
             arguments = ["-m", "worker_connector.reference_engine", "--model", settings.model]
-            arguments += ["--model-dir", str(self.model_dir), "--blocks-per-rank", str(settings.blocks_per_rank)]
+            arguments += ["--model-dir", str(self.model_dir)]
+            if settings.profile is not None:
+                arguments += ["--profile", settings.profile, "--slower", str(settings.slower)]
+            if settings.blocks_per_rank is not None:
+                arguments += ["--blocks-per-rank", str(settings.blocks_per_rank)]
+            if settings.max_num_tokens is not None:
+                arguments += ["--max-num-tokens", str(settings.max_num_tokens)]
             arguments += ["--data-parallel-size", str(settings.data_parallel_size), "--threads", str(settings.threads)]
-            arguments += ["--max-num-tokens", str(settings.max_num_tokens)]
             arguments += ["--connector", "on" if settings.connector and not decodes else "off"]
             if decodes:
                 arguments += ["--disaggregation-mode", "decode"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker_connector.reference_engine.models.presets import ModelSource
+from worker_connector.reference_engine.timing.profile import load_profile
+
 ROUTER_MODES = ("kv", "round-robin")
-MODELS = {"tiny": "tiny", "smollm2": "SmolLM2-135M-Instruct"}
+MODELS = {"tiny": "tiny", "smollm2": "SmolLM2-135M-Instruct", "timed": "timed"}
 """Name on the command line -> the engine's name of the model."""
 GIVES_WAY = 15
 """Niceness of engines in the command line's graphs and in benchmarks. A GPU does not compute on the processors of
@@ -21,6 +24,10 @@ class GraphSettings:
     """What a local graph is made of. ValueError at construction names the field, the value and what is allowed."""
 
     model: str = "smollm2"
+    profile: str | None = None
+    """Of the model `timed`, and only of it: the GPU whose time passes and copies take, a name or a YAML file."""
+    slower: float = 1.0
+    """With a profile: multiplies every time, so that a small machine keeps up with many ranks."""
     workers: int = 2
     data_parallel_size: int = 2
     decode_workers: int = 0
@@ -29,9 +36,11 @@ class GraphSettings:
     routers: int = 1
     mode: str = "enforce"
     connector: bool = True
-    blocks_per_rank: int = 72
-    """Device pages of 32 tokens a rank; small, so that the demo's working set does not fit."""
-    max_num_tokens: int = 512
+    blocks_per_rank: int | None = 72
+    """Device pages of 32 tokens a rank; small, so that the demo's working set does not fit. None: as many as the
+    profile holds."""
+    max_num_tokens: int | None = 512
+    """Token budget of an iteration; None: the profile's."""
     threads: int = 2
     """torch threads of each worker. The demo sends one request at a time, so one worker at a time is busy."""
     engine_niceness: int = 0
@@ -53,9 +62,10 @@ class GraphSettings:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(MODELS)}")
-        for name in ("workers", "data_parallel_size", "routers", "blocks_per_rank", "threads"):
-            if getattr(self, name) < 1:
+        for name in ("workers", "data_parallel_size", "routers", "blocks_per_rank", "max_num_tokens", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        self.model_source()
         if self.decode_workers < 0:
             raise ValueError(f"decode_workers is {self.decode_workers}; it must be at least 0")
         if not 0 <= self.engine_niceness <= 19:
@@ -81,6 +91,14 @@ class GraphSettings:
         if self.direct:
             return "direct"
         return self.router_mode or ("kv" if self.decode_workers else "round-robin")
+
+    def model_source(self) -> ModelSource:
+        """The engine's name of the model, with the shape of its pages. ValueError for a profile that is not known, or
+        that the model does not take."""
+        if (self.model == "timed") != (self.profile is not None):
+            raise ValueError(f"profile is {self.profile!r}; model `timed` needs one, and {self.model!r} is the model")
+        config = load_profile(self.profile).page_config if self.profile is not None else None
+        return ModelSource(self.served_model, config=config)
 
     @property
     def served_model(self) -> str:

@@ -59,7 +59,7 @@ CONNECTOR_LAYERS = (
     "bench",
 )
 # And for the reference engine within it.
-ENGINE_LAYERS = ("models", "engine", "dynamo_worker", "__main__")
+ENGINE_LAYERS = ("models", "timing", "engine", "dynamo_worker", "__main__")
 
 # What worker_connector may see of dynamo_semkv. Telemetry: names of spans, metrics and log fields are the same on both
 # sides.

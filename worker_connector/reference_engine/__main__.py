@@ -16,7 +16,9 @@ from dynamo_semkv.telemetry.stderr_lines import stderr_lines
 from worker_connector.reference_engine.dynamo_worker.handoff import Role
 from worker_connector.reference_engine.engine.config import ConnectorSpec, EngineConfig
 from worker_connector.reference_engine.models.model_directory import write_model_directory
-from worker_connector.reference_engine.models.presets import SMOLLM2_NAME, TINY_NAME, ModelSource
+from worker_connector.reference_engine.models.presets import SMOLLM2_NAME, TIMED_NAME, TINY_NAME, ModelSource
+from worker_connector.reference_engine.timing.cost_model import CostModel
+from worker_connector.reference_engine.timing.profile import known_profiles, load_profile
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ ENDPOINTS = {
     Role.DECODE: "dynamo.backend.generate",
 }
 """Where Dynamo's own workers of each role serve."""
-MODELS = {"tiny": TINY_NAME, "smollm2": SMOLLM2_NAME}
+MODELS = {"tiny": TINY_NAME, "smollm2": SMOLLM2_NAME, "timed": TIMED_NAME}
 CONNECTOR = ("worker_connector.connector", "SemkvConnectorScheduler", "SemkvConnectorWorker")
 """As TensorRT-LLM's `kv_connector_config` names it: module, scheduler class, worker class."""
 
@@ -41,14 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        engine = EngineConfig(
-            model=ModelSource(MODELS[arguments.model]),
-            tokens_per_block=arguments.tokens_per_block,
-            num_blocks=arguments.blocks_per_rank,
-            max_num_tokens=arguments.max_num_tokens,
-            data_parallel_size=arguments.data_parallel_size,
-            num_threads=arguments.threads,
-        )
+        engine = _engine(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -77,6 +72,34 @@ def _run(arguments: argparse.Namespace) -> int:
     return int(uvloop.run(serve(settings)))
 
 
+def _engine(arguments: argparse.Namespace) -> EngineConfig:
+    """ValueError for arguments that do not go together."""
+    gpu = _gpu(arguments)
+    blocks, budget, batch = arguments.blocks_per_rank, arguments.max_num_tokens, EngineConfig.max_batch_size
+    if gpu is not None:
+        blocks = blocks or gpu.profile.kv_tokens // arguments.tokens_per_block
+        budget, batch = budget or gpu.profile.max_num_tokens, gpu.profile.max_batch_size
+    return EngineConfig(
+        model=ModelSource(MODELS[arguments.model], config=gpu.profile.page_config if gpu is not None else None),
+        tokens_per_block=arguments.tokens_per_block,
+        num_blocks=blocks or EngineConfig.num_blocks,
+        max_num_tokens=budget or EngineConfig.max_num_tokens,
+        max_batch_size=batch,
+        data_parallel_size=arguments.data_parallel_size,
+        num_threads=arguments.threads,
+        gpu=gpu,
+    )
+
+
+def _gpu(arguments: argparse.Namespace) -> CostModel | None:
+    if (arguments.model == "timed") != (arguments.profile is not None):
+        raise ValueError(
+            f"--profile is {arguments.profile!r} and --model {arguments.model!r}; `timed` needs a profile, one of "
+            f"{', '.join(known_profiles())} or a file, and no other model takes one"
+        )
+    return CostModel(load_profile(arguments.profile), arguments.slower) if arguments.profile is not None else None
+
+
 def model_cache() -> Path:
     """Where model directories are written once."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynamo-semkv" / "models"
@@ -87,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m worker_connector.reference_engine", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
+    parser.add_argument("--profile", help="of --model timed: whose time passes and copies take; a name or a YAML file")
+    parser.add_argument("--slower", type=float, default=1.0, help="with --profile: multiplies every time")
     parser.add_argument(
         "--model-dir", type=Path, help="directory with tokenizer and chat template; default: in the user's cache"
     )
@@ -105,9 +130,11 @@ def _parser() -> argparse.ArgumentParser:
         help="name on the model card; prefill workers behind a router need one that no client uses",
     )
     parser.add_argument("--data-parallel-size", type=int, default=2)
-    parser.add_argument("--blocks-per-rank", type=int, default=256, help="device pages of each rank")
+    parser.add_argument(
+        "--blocks-per-rank", type=int, help="device pages of each rank (256, or as many as the profile holds)"
+    )
     parser.add_argument("--tokens-per-block", type=int, default=32)
-    parser.add_argument("--max-num-tokens", type=int, default=512, help="token budget of one iteration")
+    parser.add_argument("--max-num-tokens", type=int, help="token budget of an iteration (512, or the profile's)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a forward pass")
     parser.add_argument("--connector", choices=("on", "off"), default="on", help="options: the file in SEMKV_CONFIG")
     parser.add_argument("--drain-seconds", type=float, default=20.0, help="how long SIGTERM waits for running requests")

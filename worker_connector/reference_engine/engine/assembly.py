@@ -16,6 +16,7 @@ from worker_connector.reference_engine.engine.forward_pass import warm_up
 from worker_connector.reference_engine.models.kv_pool import KvPool
 from worker_connector.reference_engine.models.layer_groups import layer_groups
 from worker_connector.reference_engine.models.presets import LoadedModel
+from worker_connector.reference_engine.timing.pass_timer import PassTimer
 
 
 class RankParts(NamedTuple):
@@ -50,8 +51,9 @@ def assemble_rank(
     events = KvEventBuffer(rank, windows, config.event_buffer_max_size)
     for _ in range(config.behaviours.warmup_forwards):
         warm_up(model.model, pool, min(config.max_num_tokens, longest))
+    timer = PassTimer(config.gpu) if config.gpu is not None else None
     manager = None
     if connector is not None:
-        manager = bring_up(connector, build_llm_args(config, model, connector, rank), pool, config)
-    executor = Executor(rank, config, model.model, pool, events, manager, forward_lock, probe, dice)
+        manager = bring_up(connector, build_llm_args(config, model, connector, rank), pool, config, timer)
+    executor = Executor(rank, config, model.model, pool, events, manager, forward_lock, probe, dice, timer)
     return RankParts(pool, events, manager, executor)

@@ -12,6 +12,7 @@ from worker_connector.engine_api.engine import KvCacheConnectorScheduler, KvCach
 from worker_connector.reference_engine.engine.behaviours import Behaviours
 from worker_connector.reference_engine.models.model_config import LlamaConfig
 from worker_connector.reference_engine.models.presets import LoadedModel, ModelSource
+from worker_connector.reference_engine.timing.cost_model import CostModel
 
 KV_CACHE_MANAGERS = ("v1", "v2")
 
@@ -63,6 +64,8 @@ class EngineConfig:
     max_attention_window: tuple[int, ...] = ()
     #: The first tokens of a sequence that windows always see.
     sink_token_length: int = 0
+    #: The GPU whose time a pass and a copy take; None: they take what they take here.
+    gpu: CostModel | None = None
     #: Less common paths of TensorRT-LLM; all off.
     behaviours: Behaviours = field(default_factory=Behaviours)
     #: Adapters by `lora_task_id`: the seed of each one's random weights.

@@ -24,6 +24,8 @@ from worker_connector.reference_engine.engine.optional_hooks import OptionalHook
 from worker_connector.reference_engine.engine.request import LlmRequest, RequestState
 from worker_connector.reference_engine.engine.reuse import chain_hash
 from worker_connector.reference_engine.models.kv_pool import KvPool
+from worker_connector.reference_engine.timing.bus import Bus
+from worker_connector.reference_engine.timing.pass_timer import PassTimer
 
 
 @dataclass
@@ -62,7 +64,9 @@ class _Reported:
     hashes: list[int] = field(default_factory=list)
 
 
-def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: EngineConfig) -> ConnectorManager:
+def bring_up(
+    spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: EngineConfig, timer: PassTimer | None = None
+) -> ConnectorManager:
     """Construct the connector of one rank and give it the pool.
 
     Scheduler and worker are constructed concurrently, so neither can rely on the other having been first.
@@ -86,7 +90,8 @@ def bring_up(spec: ConnectorSpec, args: ReferenceLlmArgs, pool: KvPool, config: 
         worker.register_kv_cache_layout(pool.layout())
     else:
         worker.register_kv_caches(pool.tensor)
-    manager = ConnectorManager(scheduler, worker, args, dialect=config.behaviours.dialect)
+    bus = timer.bus if timer is not None else None
+    manager = ConnectorManager(scheduler, worker, args, dialect=config.behaviours.dialect, bus=bus)
     scheduler.wait_for_initialization()
     return manager
 
@@ -120,7 +125,9 @@ class ConnectorManager:
         args: ReferenceLlmArgs,
         *,
         dialect: str = "M",
+        bus: Bus | None = None,
     ) -> None:
+        """`bus`: what copies take the time of; None: a copy has ended when the connector says so."""
         self.scheduler = scheduler
         self.worker = worker
         self._hooks = OptionalHooks(scheduler, worker, called=dialect == "B")
@@ -138,6 +145,13 @@ class ConnectorManager:
         self._pending = _Transfers()
         #: Requests whose async load is done: their prefix is served and they are not asked again.
         self._loaded: set[int] = set()
+        self._bus = bus
+        #: When what the connector loads for the next pass has arrived, by the bus; 0.0: nothing, or no bus.
+        self.loaded_at = 0.0
+        #: The same of each asynchronous load.
+        self._due: dict[int, float] = {}
+        #: Asynchronous loads that the connector has ended and the bus has not.
+        self._on_bus: set[int] = set()
 
     def query(self, request: LlmRequest, num_computed_tokens: int) -> tuple[int, bool]:
         """Ask for the connector's offer, (tokens, whether asynchronous); changes nothing here. RuntimeError for `(0,
@@ -161,6 +175,8 @@ class ConnectorManager:
         """
         if load_async:
             self._new.loading[request.request_id] = request
+            if self._bus is not None:
+                self._due[request.request_id] = self._bus.copy(honoured)
         if honoured < offered:
             local_end = request.context_current_position
             self._hooks.cancel_load(request, local_end + honoured, local_end + offered)
@@ -187,6 +203,7 @@ class ConnectorManager:
         report only: a request that left the batch since it was asked about is reported, next time, as starting behind
         them."""
         output = SchedulerOutput(attention_dp_rank=self._dp_rank)
+        self._put_loads_on_bus(batch)
         for request in batch.context:
             if request.request_id in self._new.loading:
                 continue
@@ -234,12 +251,32 @@ class ConnectorManager:
         self._pending.loading |= new.loading
         saved_ids, loaded_ids = self.worker.get_finished(list(new.saving), list(new.loading))
         saved = [self._pending.saving.pop(request_id) for request_id in saved_ids]
-        loaded = [self._pending.loading.pop(request_id) for request_id in loaded_ids]
+        loaded = [self._pending.loading.pop(request_id) for request_id in self._arrived(loaded_ids)]
         for request in loaded:
             if request.blocks is not None:  # else it was terminated in the meantime
                 request.state = RequestState.CONTEXT_INIT
                 self._loaded.add(request.request_id)
         return saved, loaded
+
+    def _put_loads_on_bus(self, batch: Batch) -> None:
+        """The loads that the connector begins before the next pass, which reads what they bring."""
+        self.loaded_at = 0.0
+        here = [request.request_id for request in batch.context if request.request_id not in self._new.loading]
+        tokens = sum(self._external.get(request_id, 0) for request_id in here)
+        if self._bus is not None and tokens:
+            self.loaded_at = self._bus.copy(tokens)
+
+    def _arrived(self, ended: Sequence[int]) -> list[int]:
+        """Those asynchronous loads that have ended for the connector and on the bus; `ended`: for the connector, since
+        the last call."""
+        if self._bus is None:
+            return list(ended)
+        self._on_bus.update(ended)
+        arrived = [request_id for request_id in self._on_bus if self._bus.has_arrived(self._due.get(request_id, 0.0))]
+        self._on_bus.difference_update(arrived)
+        for request_id in arrived:
+            self._due.pop(request_id, None)
+        return arrived
 
     def has_pending_transfers(self, request: LlmRequest | None = None) -> bool:
         """Whether one request, or any at all, has a transfer that has not ended."""

@@ -38,6 +38,7 @@ from worker_connector.reference_engine.engine.request import LlmRequest, Request
 from worker_connector.reference_engine.engine.scheduler import BatchScheduler
 from worker_connector.reference_engine.models.kv_pool import KvPool
 from worker_connector.reference_engine.models.model import ForwardModel
+from worker_connector.reference_engine.timing.pass_timer import PassTimer
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -76,6 +77,7 @@ class Executor:
         forward_lock: FairLock,
         probe: Probe | None = None,
         dice: Dice | None = None,
+        timer: PassTimer | None = None,
     ) -> None:
         self._rank = rank
         self._config = config
@@ -101,7 +103,9 @@ class Executor:
         self._cancelled: set[int] = set()
         self._counters = _Counters()
         self._stream = _engine_stream(pool.device)
-        self._forward = ForwardPass(config, model, pool, connector, forward_lock, self._stream)
+        self._timer = timer
+        self._ran = False
+        self._forward = ForwardPass(config, model, pool, connector, forward_lock, self._stream, timer)
 
     @property
     def has_runnable(self) -> bool:
@@ -146,6 +150,8 @@ class Executor:
 
     def _iterate(self, cancelled: set[int]) -> bool:
         self._counters.iterations += 1
+        if self._timer is not None:
+            self._timer.iterate(goes_on=self._ran and self.has_runnable)
         self._cancelled |= cancelled
         self._destroy_some()
         batch = self._scheduler.schedule()
@@ -168,7 +174,8 @@ class Executor:
             for request in self._connector.take_failed_parked_loads(loaded):
                 self._destroy(request)
         self._probe("polled", batch)
-        return bool(launched)
+        self._ran = bool(launched)
+        return self._ran
 
     def fail_all(self, error: str, reason: str = ERROR) -> None:
         """End every request; pages that a transfer may use are kept."""

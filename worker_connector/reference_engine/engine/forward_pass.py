@@ -17,6 +17,7 @@ from worker_connector.reference_engine.engine.fair_lock import FairLock
 from worker_connector.reference_engine.engine.request import LlmRequest
 from worker_connector.reference_engine.models.kv_pool import KvPool
 from worker_connector.reference_engine.models.model import ForwardModel, RowGroup, Segment
+from worker_connector.reference_engine.timing.pass_timer import PassTimer
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,16 @@ class ForwardPass:
         connector: ConnectorManager | None,
         lock: FairLock,
         stream: Any,
+        timer: PassTimer | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._pool = pool
+        self._connector = connector
         self._worker = connector.worker if connector is not None else None
         self._lock = lock
         self._stream = stream
+        self._timer = timer
         self._after = connector.worker.register_forward_pass_callable() if connector is not None else None
 
     def run(self, batch: Batch) -> list[Computed]:
@@ -70,6 +74,8 @@ class ForwardPass:
         elif decodes:
             groups.append(RowGroup(tuple(decodes)))
         hooked = self._worker if batch.context or self._config.layer_hooks_in_decode else None
+        if self._timer is not None:
+            self._timer.begin()
         # Layer hooks run in inference mode, as in TensorRT-LLM; the connector's other callbacks get ordinary tensors.
         with self._lock, torch.inference_mode():
             logits = self._model.forward(
@@ -78,6 +84,8 @@ class ForwardPass:
                 before_layer=(lambda layer: hooked.wait_for_layer_load(layer, self._stream)) if hooked else None,
                 after_layer=(lambda layer: hooked.save_kv_layer(layer, self._stream)) if hooked else None,
             )
+        if self._timer is not None:
+            self._take_its_time(self._timer, segments + decodes)
         if self._after is not None:
             self._after()
         if self._worker is not None:
@@ -85,6 +93,17 @@ class ForwardPass:
         rows = [row for group in logits for row in group]
         ends = [segment.start + len(segment.tokens) for segment in segments + decodes]
         return [_computed(*part) for part in zip(batch.requests, ends, rows, strict=True)]
+
+    def _take_its_time(self, timer: PassTimer, segments: list[Segment]) -> None:
+        """Wait until the pass has ended on the timer's GPU. With a connector each full block is saved once, as soon as
+        it is computed."""
+        if self._connector is None:
+            timer.finish(segments, 0.0)
+            return
+        timer.finish(segments, self._connector.loaded_at)
+        size = self._config.tokens_per_block
+        full = sum((one.start + len(one.tokens)) // size - one.start // size for one in segments)
+        timer.bus.copy(full * size)
 
 
 def warm_up(model: ForwardModel, pool: KvPool, max_tokens: int) -> None:

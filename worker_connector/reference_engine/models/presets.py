@@ -10,6 +10,7 @@ import torch
 
 from worker_connector.reference_engine.models.model import ForwardModel, LlamaModel
 from worker_connector.reference_engine.models.model_config import TINY, LlamaConfig
+from worker_connector.reference_engine.models.timed_model import TimedModel
 from worker_connector.reference_engine.models.weights import random_weights
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 TINY_NAME = "tiny"
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
-MODEL_NAMES = (TINY_NAME, SMOLLM2_NAME)
+TIMED_NAME = "timed"
+MODEL_NAMES = (TINY_NAME, SMOLLM2_NAME, TIMED_NAME)
 
 #: Ids below this are printable ASCII in the byte tokenizer of `tiny`; greedy text stays valid and never ends by itself.
 _TINY_PRINTABLE = 94
@@ -40,7 +42,8 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Which model to load. `seed` and `config` apply to the `tiny` model only; None means `TINY`."""
+    """Which model to load. `seed` and `config` apply to `tiny`, where None means `TINY`, and to `timed`, whose config
+    describes its pages (`timing/profile.py`)."""
 
     name: str = TINY_NAME
     seed: int = 0
@@ -49,8 +52,10 @@ class ModelSource:
     def __post_init__(self) -> None:
         if self.name not in MODEL_NAMES:
             raise ValueError(f"model name is {self.name!r}; known are {', '.join(MODEL_NAMES)}")
-        if self.name != TINY_NAME and (self.config is not None or self.seed):
-            raise ValueError(f"model {self.name!r} takes neither seed nor config; only {TINY_NAME!r} does")
+        if self.name == SMOLLM2_NAME and (self.config is not None or self.seed):
+            raise ValueError(f"model {self.name!r} takes neither seed nor config")
+        if self.name == TIMED_NAME and self.config is None:
+            raise ValueError(f"model {self.name!r} needs the config of a profile")
 
 
 @cache
@@ -71,5 +76,7 @@ def load_model(source: ModelSource, device: str = "cpu") -> LoadedModel:
             file = smollm2_file()
             return LoadedModel(source.name, file.digest(), LlamaModel(file.config, file.weights().to(where)))
         config = source.config or TINY
+        if source.name == TIMED_NAME:
+            return LoadedModel(source.name, f"seed-{source.seed}", TimedModel(config, source.seed))
         weights = random_weights(config, source.seed, silent_from=_TINY_PRINTABLE)
         return LoadedModel(source.name, f"seed-{source.seed}", LlamaModel(config, weights.to(where)))
