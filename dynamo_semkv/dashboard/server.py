@@ -30,8 +30,8 @@ from dynamo_semkv.dashboard import http_log
 from dynamo_semkv.dashboard.access import Access
 from dynamo_semkv.dashboard.broadcast import Broadcast, Full
 from dynamo_semkv.dashboard.files import page_files
-from dynamo_semkv.dashboard.idle import Unheard
-from dynamo_semkv.dashboard.rate import Rate
+from dynamo_semkv.dashboard.idle_connections import IdleConnections
+from dynamo_semkv.dashboard.rate_limit import RateLimit
 from dynamo_semkv.observe.health import Readiness
 from dynamo_semkv.observe.snapshot import explain, explain_request
 from dynamo_semkv.outcome.history import History
@@ -94,11 +94,11 @@ class DashboardServer:
         self._readiness = readiness
         self._broadcast = Broadcast(self._snapshot_text, interval_seconds, MAX_WATCHERS)
         self._files = page_files()
-        self._rate = Rate(PER_SECOND, BURST)
-        self._probe_rate = Rate(PROBES_PER_SECOND, PROBE_BURST)
+        self._rate = RateLimit(PER_SECOND, BURST)
+        self._probe_rate = RateLimit(PROBES_PER_SECOND, PROBE_BURST)
         self._last_ready: Readiness | None = None
         self._runner: web.AppRunner | None = None
-        self._unheard = Unheard(self._connections, IDLE_SECONDS)
+        self._idle = IdleConnections(self._connections, IDLE_SECONDS)
         self._watching: asyncio.Task[None] | None = None
         self._port: int | None = None
 
@@ -134,7 +134,7 @@ class DashboardServer:
         except BaseException:
             await self._runner.cleanup()
             raise
-        self._watching = asyncio.ensure_future(self._unheard.watch())
+        self._watching = asyncio.ensure_future(self._idle.watch())
         self._port = self._runner.addresses[0][1]
         return self.url
 
@@ -159,7 +159,7 @@ class DashboardServer:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Refuses requests that are not allowed, turns faults of ours into a plain 500, and puts the headers on every
         answer."""
-        self._unheard.heard(request.protocol)
+        self._idle.used(request.protocol)
         try:
             response = self._refusal(request) or await handler(request)
         except web.HTTPException as error:

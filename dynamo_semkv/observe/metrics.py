@@ -181,7 +181,7 @@ class Metrics:
 
     def watch(self, state: Callable[[], RouterState]) -> None:
         """Makes `text()` also show what `state()` returns; to be called once."""
-        self._registry.register(_StateCollector(state))
+        self._registry.register(_StateMetrics(state))
 
     def text(self) -> str:
         """Prometheus text format 0.0.4, without the `_created` series that double every counter."""
@@ -222,7 +222,7 @@ class _WithoutCreated:
             yield metric
 
 
-class _StateCollector(Collector):
+class _StateMetrics(Collector):
     def __init__(self, state: Callable[[], RouterState]) -> None:
         self._state = state
 

@@ -32,7 +32,7 @@ class Attempts:
         self._keep((request_id, tenant), attempt)
         return attempt
 
-    def heard(self, request_id: str | None, tenant: str | None, attempt: int) -> None:
+    def opened_elsewhere(self, request_id: str | None, tenant: str | None, attempt: int) -> None:
         """Takes over that another router (or this one, by the echo of its own event) opened a route for this
         request."""
         if request_id and attempt > self._seen.get((request_id, tenant), -1):

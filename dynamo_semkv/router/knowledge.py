@@ -25,7 +25,7 @@ from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.measured import MeasuredHistory
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.state import ReplicaStatus
-from dynamo_semkv.observe.view import RouterView
+from dynamo_semkv.observe.state_collector import StateCollector
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
@@ -112,9 +112,9 @@ class Knowledge:
             self.tracker,
             apply_donor_event=self.catalog.apply,
             announce=self.directory.announce,
-            route_opened=lambda event: self.attempts.heard(event.request_id, event.tenant, event.attempt),
+            route_opened=lambda event: self.attempts.opened_elsewhere(event.request_id, event.tenant, event.attempt),
         )
-        self.view = RouterView(
+        self.collector = StateCollector(
             config=config,
             config_hash=loaded.hash,
             router=router,
@@ -155,7 +155,7 @@ class Knowledge:
         evidence = loaded.config.evidence
         self.lookup.set_limits(evidence.deadline_ms / 1000, evidence.max_matches, evidence.min_overlap_tokens)
         self.calibration.reload(loaded.config.scoring)
-        self.view.reload(loaded.config, loaded.hash)
+        self.collector.reload(loaded.config, loaded.hash)
 
     def tidy(self) -> None:
         """Does what must happen without requests too: donors of dead and of silent workers end and leave the index, and

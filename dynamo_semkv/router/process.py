@@ -23,11 +23,11 @@ from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.evidence.worker import SWITCH_SECONDS
 from dynamo_semkv.observe.measured import MeasuredJournal, MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
-from dynamo_semkv.router.advise_door import AdviseDoor
 from dynamo_semkv.router.advisor import Advisor
-from dynamo_semkv.router.desk import AdviceDesk
 from dynamo_semkv.router.explain_route import ExplainRoute
 from dynamo_semkv.router.fallback import within
+from dynamo_semkv.router.gateway_advice import GatewayAdvice
+from dynamo_semkv.router.guarded_route import GuardedRoute
 from dynamo_semkv.router.hint_sender import HintSender
 from dynamo_semkv.router.knowledge import Knowledge
 from dynamo_semkv.router.logged import LoggedJournal
@@ -114,10 +114,10 @@ async def serve(loaded: Loaded) -> int:
     await knowledge.start()
     try:
         await _open(page, loaded.config.dashboard)
-        connecting = DynamoEdge.connect(edge_settings(loaded.config), knowledge.view.metrics_text)
+        connecting = DynamoEdge.connect(edge_settings(loaded.config), knowledge.collector.metrics_text)
         edge = await _unless(stop, connecting)
         if edge is not None and page is None:
-            door = AdviseDoor(ExplainRoute(knowledge.history).answer, loaded.config.security, os.environ, "explain")
+            door = GuardedRoute(ExplainRoute(knowledge.history).answer, loaded.config.security, os.environ, "explain")
             edge.expose_route("semkv/explain", door.answer)
         return 0 if edge is None else await _serve(loaded, router, knowledge, edge, stop)
     except EdgeError as error:
@@ -158,7 +158,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         instance_id=edge.instance_id,
         role=edge.role,
     )
-    desk = AdviceDesk(
+    gateway = GatewayAdvice(
         service,
         traced(advisor, TracedAdvisor, tracing),
         stages,
@@ -168,8 +168,8 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         model=config.model.name or edge.card.model,
         context_length=edge.card.context_length,
     )
-    desk.door = traced(desk.handle, TracedHandler, tracing)
-    edge.expose_route("semkv/advise", AdviseDoor(desk.answer_body, config.security, os.environ).answer)
+    gateway.door = traced(gateway.handle, TracedHandler, tracing)
+    edge.expose_route("semkv/advise", GuardedRoute(gateway.answer_body, config.security, os.environ).answer)
     advisor.refresh()
     if not await knowledge.replayed():
         logger.warning("bus %s is not read yet: serving without evidence until it is", config.bus.url)
@@ -178,7 +178,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     def take_over(changed: Loaded) -> None:
         advisor.reload(changed.config)
         service.reload(changed.config, changed.hash)
-        desk.reload(changed.config, changed.hash)
+        gateway.reload(changed.config, changed.hash)
         knowledge.reload(changed)
 
     reloader = Reloader(knowledge.watch, take_over)
@@ -186,7 +186,9 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
     watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
     beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
     counting = asyncio.ensure_future(_count(knowledge))
-    serving = asyncio.ensure_future(edge.serve(traced(service.handle, TracedHandler, tracing), {"advise": desk.door}))
+    serving = asyncio.ensure_future(
+        edge.serve(traced(service.handle, TracedHandler, tracing), {"advise": gateway.door})
+    )
     stopping = asyncio.ensure_future(stop.wait())
     logger.info("placement %s, %d replicas", config.placement.mode.value, len(knowledge.directory.live()))
     try:
@@ -207,7 +209,7 @@ def _page(config: DashboardConfig, knowledge: Knowledge) -> DashboardServer | No
     """None where the page is off. ContractError for a page that others could read without a token."""
     if not config.enabled:
         return None
-    view = knowledge.view
+    view = knowledge.collector
     return DashboardServer(
         config, view.snapshot, knowledge.history, metrics=view.metrics_text, readiness=view.readiness
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynamo.llm.exceptions import Cancelled, Disconnected, HttpError, InvalidArgument
 
-from dynamo_semkv.router.departures import Departures, gone
+from dynamo_semkv.router.disconnects import Disconnects, gone
 from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Handler, Request
 from dynamo_semkv.telemetry.throttled import Throttled
@@ -27,7 +27,7 @@ class Inflight:
 
     def __init__(self) -> None:
         self.count = 0
-        self.departures = Departures()
+        self.disconnects = Disconnects()
 
 
 def dynamo_error(failure: RequestFailed) -> Exception:
@@ -78,11 +78,11 @@ async def _push(
     inflight: Inflight, handler: Handler, request: Request, context: Any, response_sender: Any
 ) -> AsyncIterator[Chunk]:
     # Dynamo drives this generator by one call of `__anext__`, so all of it runs in one task.
-    task, departures = asyncio.current_task(), inflight.departures
+    task, disconnects = asyncio.current_task(), inflight.disconnects
     assert task is not None
     chunks = handler(request, _call(context, response_sender.send))
     inflight.count += 1
-    departures.watch(task, context)
+    disconnects.watch(task, context)
     try:
         # Most handlers yield their chunks; one that sends them itself yields none.
         async for chunk in chunks:
@@ -96,13 +96,13 @@ async def _push(
         return
     except (Exception, asyncio.CancelledError) as error:
         # Asks the context too: a worker that was stopped may report it before the next look.
-        if departures.left(task) or gone(context):
+        if disconnects.was_cancelled(task) or gone(context):
             return  # nobody waits for the answer any more, so an early end is no failure
         if isinstance(error, RequestFailed):
             raise dynamo_error(error) from None
         raise
     finally:
-        departures.forget(task)
+        disconnects.forget(task)
         inflight.count -= 1
         # The handler is closed here, not by the garbage collector, also when a chunk could not be sent.
         close = getattr(chunks, "aclose", None)

@@ -227,7 +227,7 @@ class TracedJournal:
         """Writes the record and ends the dispatch's span."""
         self._journal.observed(event)
         trace = _current.get()
-        # Without a dispatch of ours somebody else dispatches the route (see desk.py).
+        # Without a dispatch of ours somebody else dispatches the route (see gateway_advice.py).
         if trace is not None and trace.opened_at and trace.dispatch is not None:
             _guarded(lambda: self._dispatched(trace, event))
 

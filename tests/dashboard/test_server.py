@@ -14,7 +14,7 @@ from dynamo_semkv.config.schema import DashboardConfig
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.dashboard import server as server_module
 from dynamo_semkv.dashboard.files import page_files
-from dynamo_semkv.dashboard.rate import Rate
+from dynamo_semkv.dashboard.rate_limit import RateLimit
 from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.observe.snapshot import build_snapshot
 from dynamo_semkv.outcome.closed import JoinedBy, close_route
@@ -219,7 +219,7 @@ async def test_readiness_is_read_a_bounded_number_of_times_and_no_probe_is_refus
     client: aiohttp.ClientSession, site: Served
 ) -> None:
     clock = ManualClock()
-    site.server._probe_rate = Rate(server_module.PROBES_PER_SECOND, server_module.PROBE_BURST, clock)
+    site.server._probe_rate = RateLimit(server_module.PROBES_PER_SECOND, server_module.PROBE_BURST, clock)
 
     async def ask() -> int:
         async with client.get(f"{site.server.url}/readyz") as answer:

@@ -37,8 +37,8 @@ def value(path: str, name: str) -> int:
 @pytest.mark.parametrize(
     ("path", "name", "said"),
     [
-        ("router/desk.py", "MAX_TOKENS", "1,048,576 tokens"),
-        ("router/desk.py", "LARGE_AT_ONCE", "two large ones"),
+        ("router/gateway_advice.py", "MAX_TOKENS", "1,048,576 tokens"),
+        ("router/gateway_advice.py", "LARGE_AT_ONCE", "two large ones"),
         ("router/attempts.py", "MAX_REQUESTS", "16,384 remembered"),
         ("router/announcements.py", "MAX_WAITING", "16,384 of replicas"),
         ("router/runtime_cards.py", "MAX_RANKS", "1,024 ranks"),

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("dynamo.llm", reason="the egress raises Dynamo's own exceptions")
 from dynamo.llm.exceptions import Disconnected
 
-from dynamo_semkv.router import advisor, desk, fallback, runtime_dispatch, runtime_egress, service, traced
+from dynamo_semkv.router import advisor, fallback, gateway_advice, runtime_dispatch, runtime_egress, service, traced
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
@@ -135,14 +135,14 @@ class World:
 
     async def advise(self) -> None:
         body = {"token_ids": list(range(1, 1025)), "model": "m", "request_id": "req-1"}
-        assert "error" not in await self.traced.desk.answer_body(body)
+        assert "error" not in await self.traced.gateway.answer_body(body)
 
     async def advise_large(self) -> None:
-        body = {"token_ids": list(range(desk.LARGE + 1)), "model": "m", "request_id": "req-1"}
-        assert "error" not in await self.traced.desk.answer_body(body)
+        body = {"token_ids": list(range(gateway_advice.LARGE + 1)), "model": "m", "request_id": "req-1"}
+        assert "error" not in await self.traced.gateway.answer_body(body)
 
     async def advise_over_the_endpoint(self) -> None:
-        async for chunk in adapter(self.inflight, self.traced.desk.door)(a_request(), self.context):
+        async for chunk in adapter(self.inflight, self.traced.gateway.door)(a_request(), self.context):
             self.sender.send(chunk)
 
 
@@ -219,7 +219,7 @@ def wanted() -> list[Point]:
         *points(traced, "TracedAdvisor"),
         *points(advisor),
         *points(fallback, "within"),
-        *points(desk),
+        *points(gateway_advice),
     ]
     return here
 
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_ends_the_pump_and_the_route(steps: int) -> N
 async def test_a_large_prompts_advice_that_is_cancelled_gives_its_place_back() -> None:
     with kept() as spans:
         world = World(spans.tracing, [])
-        for _ in range(2 * desk.LARGE_AT_ONCE + 1):
+        for _ in range(2 * gateway_advice.LARGE_AT_ONCE + 1):
             task = asyncio.ensure_future(world.advise_large())
             await asyncio.sleep(0)
             task.cancel()

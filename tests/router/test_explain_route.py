@@ -13,8 +13,8 @@ from dynamo_semkv.config.schema import SecurityConfig
 from dynamo_semkv.observe.snapshot import explain, explain_request
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
-from dynamo_semkv.router.advise_door import AdviseDoor
 from dynamo_semkv.router.explain_route import MOST, ExplainRoute
+from dynamo_semkv.router.guarded_route import GuardedRoute
 from tests.observe.fake_state import NOW, fake_route
 
 
@@ -79,7 +79,7 @@ async def test_a_question_that_is_none_is_answered_with_what_is_allowed(asked: E
 
 
 async def test_beyond_this_machine_it_wants_the_token(asked: ExplainRoute) -> None:
-    elsewhere = AdviseDoor(asked.answer, SecurityConfig(), {"DYN_SYSTEM_HOST": "0.0.0.0"}, "explain")
+    elsewhere = GuardedRoute(asked.answer, SecurityConfig(), {"DYN_SYSTEM_HOST": "0.0.0.0"}, "explain")
     assert "security.advise_token_file" in (await elsewhere.answer({"last": 1}))["error"]
-    here = AdviseDoor(asked.answer, SecurityConfig(), {"DYN_SYSTEM_HOST": "127.0.0.1"}, "explain")
+    here = GuardedRoute(asked.answer, SecurityConfig(), {"DYN_SYSTEM_HOST": "127.0.0.1"}, "explain")
     assert len((await here.answer({"last": 1}))["routes"]) == 1

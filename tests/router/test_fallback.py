@@ -173,12 +173,12 @@ def test_dynamo_13191_attempts_of_one_request_are_told_apart() -> None:
 
 def test_dynamo_13191_a_first_attempt_at_another_router_counts() -> None:
     attempts = Attempts()
-    attempts.heard("a", None, 0)
+    attempts.opened_elsewhere("a", None, 0)
     assert attempts.next("a") == 1
     # The echo of its own events, and late ones, change nothing.
-    attempts.heard("a", None, 1)
-    attempts.heard("a", None, 0)
-    attempts.heard(None, None, 3)
+    attempts.opened_elsewhere("a", None, 1)
+    attempts.opened_elsewhere("a", None, 0)
+    attempts.opened_elsewhere(None, None, 3)
     assert attempts.next("a") == 2
 
 
@@ -191,7 +191,7 @@ def test_requests_of_two_tenants_with_one_id_are_no_attempts_of_each_other() -> 
         0,
         1,
     ]
-    attempts.heard("a", "t2", 4)
+    attempts.opened_elsewhere("a", "t2", 4)
     assert [attempts.next("a", "t2"), attempts.next("a", "")] == [5, 1]
 
 
@@ -201,5 +201,5 @@ def test_attempts_stay_bounded(ids: list[str]) -> None:
     attempts = Attempts(limit=4)
     for n, request_id in enumerate(ids):
         attempts.next(request_id)
-        attempts.heard(f"{request_id}-elsewhere", None, n)
+        attempts.opened_elsewhere(f"{request_id}-elsewhere", None, n)
     assert len(attempts) <= 4

@@ -44,10 +44,10 @@ def test_one_worker_that_announces_another_namespace_loses_advice_alone_and_is_n
     view = directory.view_of("m")
     assert (view.namespace, view.standing, eligible(view)) == (NAMESPACE, Standing.OK, "ac")
     assert view.differing == {replica("b"): "kv_dtype"}
-    (check,) = (c for c in knowledge.view.readiness().checks if c.name == "advice")
+    (check,) = (c for c in knowledge.collector.readiness().checks if c.name == "advice")
     assert (check.level, "w-b/0 (namespace_differs: kv_dtype)" in check.detail) == (Level.WARN, True)
     assert "w-a/0" not in check.detail
-    snapshot = knowledge.view.snapshot()
+    snapshot = knowledge.collector.snapshot()
     rows = {row["name"]: (row["standing"], row["differs_in"]) for row in snapshot["replicas"]}
     assert rows == {"w-a/0": ("ok", None), "w-b/0": ("namespace_differs", "kv_dtype"), "w-c/0": ("ok", None)}
     findings = [f for f in diagnose(load_config().config, None, snapshot, snapshot["now"]) if f.check == "replicas"]

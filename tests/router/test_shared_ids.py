@@ -35,12 +35,12 @@ def test_readyz_page_and_doctor_name_the_id_and_both_instances_after_some_second
     knowledge = Knowledge(loaded(), "router")
     directory = with_a_twin(knowledge.directory)
     directory.tidy(0.0)
-    assert "stable_ids" not in {c.name for c in knowledge.view.readiness().checks if c.level is not Level.OK}
+    assert "stable_ids" not in {c.name for c in knowledge.collector.readiness().checks if c.level is not Level.OK}
     directory.tidy(RESTART_SECONDS)
-    (check,) = (c for c in knowledge.view.readiness().checks if c.name == "stable_ids")
+    (check,) = (c for c in knowledge.collector.readiness().checks if c.name == "stable_ids")
     assert check.level is Level.WARN
     assert all(said in check.detail for said in ("w-a", "11", "33"))
-    snapshot = knowledge.view.snapshot()
+    snapshot = knowledge.collector.snapshot()
     rows = [(row["name"], row["worker_id"], row["standing"]) for row in snapshot["replicas"]]
     assert rows == [
         ("w-a/0", "11", "stable_id_shared"),

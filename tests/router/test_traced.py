@@ -15,7 +15,7 @@ from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
-from dynamo_semkv.router.desk import AdviceDesk
+from dynamo_semkv.router.gateway_advice import GatewayAdvice
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, RankOverlap
 from dynamo_semkv.router.service import RouterService
@@ -71,7 +71,7 @@ class Traced:
             router="r1",
         )
         self.handle = TracedHandler(service.handle, tracing)
-        self.desk = AdviceDesk(
+        self.gateway = GatewayAdvice(
             service,
             TracedAdvisor(self.advisor, tracing),
             edge,
@@ -80,7 +80,7 @@ class Traced:
             config_hash="0" * 16,
             model="m",
         )
-        self.desk.door = TracedHandler(self.desk.handle, tracing)
+        self.gateway.door = TracedHandler(self.gateway.handle, tracing)
 
     def call(self, traceparent: str | None = PARENT, **routing: Any) -> AsyncIterator[Chunk]:
         call = CallContext("req-1", {}, traceparent, lambda: False)
@@ -231,7 +231,7 @@ def test_off_is_the_part_itself() -> None:
 
 async def test_advice_for_a_gateway_is_a_route_without_a_dispatch(spans: Kept) -> None:
     made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
-    answer = await made.desk.answer_body(
+    answer = await made.gateway.answer_body(
         {"token_ids": list(range(1, 1025)), "cache_salt": CANARY, "request_id": "req-1", "traceparent": PARENT}
     )
     found = spans.by_name()
@@ -244,10 +244,10 @@ async def test_advice_for_a_gateway_is_a_route_without_a_dispatch(spans: Kept) -
 
 async def test_a_gateways_trace_context_is_a_trace_context_or_nothing(spans: Kept) -> None:
     made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
-    made.desk.door = made.desk.handle  # without spans it would be handed on as it came
-    await made.desk.answer_body({"token_ids": list(range(1, 1025)), "traceparent": f"{CANARY}\n"})
+    made.gateway.door = made.gateway.handle  # without spans it would be handed on as it came
+    await made.gateway.answer_body({"token_ids": list(range(1, 1025)), "traceparent": f"{CANARY}\n"})
     assert made.rig.opened.traceparent is None
-    assert (await made.desk.answer_body({"token_ids": "text"}))["error"].startswith("token_ids")
+    assert (await made.gateway.answer_body({"token_ids": "text"}))["error"].startswith("token_ids")
 
 
 class Faulty:

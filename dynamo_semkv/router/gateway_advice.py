@@ -1,4 +1,5 @@
-"""AdviceDesk: the same decision, hint and route id for a gateway that dispatches by itself. No token passes through us.
+"""GatewayAdvice: the same decision, hint and route id for a gateway that dispatches by itself, so no token of an answer
+passes through us.
 
 It is asked at the endpoint `<namespace>.<router component>.advise`, which takes a PreprocessedRequest as `generate`
 does, or by `POST /engine/semkv/advise` on the status server, which takes
@@ -56,7 +57,7 @@ _PART = 2**14
 _FIELDS = ("token_ids", "model", "cache_salt", "lora_name", "request_id", "traceparent")
 
 
-class AdviceDesk:
+class GatewayAdvice:
     """Answers a gateway's questions. One event loop, beside `RouterService`, whose records and counters it shares."""
 
     def __init__(

@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-class Unheard:
+class IdleConnections:
     """The open connections without a request. `connections()` lists the open ones, as `aiohttp.web.Server.connections`
     does. One event loop."""
 
     def __init__(self, connections: Callable[[], Iterable[Any]], seconds: float) -> None:
         self._connections = connections
         self._seconds = seconds
-        self._heard: set[Any] = set()
+        self._used: set[Any] = set()
         self._waiting: set[Any] = set()
         self.closed = 0
 
-    def heard(self, connection: Any) -> None:
+    def used(self, connection: Any) -> None:
         """Notes that a whole request came on the connection."""
-        self._heard.add(connection)
+        self._used.add(connection)
 
-    def look(self) -> None:
-        """Closes connections that had no request at the previous look either."""
+    def close_idle(self) -> None:
+        """Closes connections that had no request at the previous call either."""
         there = set(self._connections())
-        self._heard &= there
-        silent = there - self._heard
+        self._used &= there
+        silent = there - self._used
         for connection in silent & self._waiting:
             if connection.transport is not None:
                 connection.transport.abort()
@@ -38,7 +38,7 @@ class Unheard:
         self._waiting = silent
 
     async def watch(self) -> None:
-        """Looks every `seconds`, for ever."""
+        """Closes idle connections every `seconds`, for ever."""
         while True:
             await asyncio.sleep(self._seconds)
-            self.look()
+            self.close_idle()

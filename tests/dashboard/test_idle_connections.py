@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_semkv.dashboard.idle import Unheard
+from dynamo_semkv.dashboard.idle_connections import IdleConnections
 
 
 class Connection:
@@ -19,25 +19,25 @@ class Connection:
 def test_silent_ones_are_closed_and_those_that_asked_stay() -> None:
     open_ones = [Connection(), Connection()]
     silent, asked = open_ones
-    unheard = Unheard(lambda: open_ones, 1.0)
-    unheard.look()
-    unheard.heard(asked)
+    idle = IdleConnections(lambda: open_ones, 1.0)
+    idle.close_idle()
+    idle.used(asked)
     late = Connection()
     open_ones.append(late)
-    unheard.look()
+    idle.close_idle()
     assert [it.aborted for it in (silent, asked, late)] == [True, False, False]
     open_ones.remove(silent)
-    unheard.look()
-    unheard.look()
+    idle.close_idle()
+    idle.close_idle()
     assert [it.aborted for it in (asked, late)] == [False, True]
-    assert unheard.closed == 2
+    assert idle.closed == 2
 
 
 def test_nothing_is_remembered_of_connections_that_are_gone() -> None:
     open_ones = [Connection() for _ in range(9)]
-    unheard = Unheard(lambda: open_ones, 1.0)
+    idle = IdleConnections(lambda: open_ones, 1.0)
     for connection in open_ones:
-        unheard.heard(connection)
+        idle.used(connection)
     open_ones.clear()
-    unheard.look()
-    assert unheard._heard == unheard._waiting == set()
+    idle.close_idle()
+    assert idle._used == idle._waiting == set()

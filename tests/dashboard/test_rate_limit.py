@@ -6,7 +6,7 @@ import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_semkv.dashboard.rate import Rate
+from dynamo_semkv.dashboard.rate_limit import RateLimit
 from dynamo_semkv.testing import ManualClock
 from tests.dashboard.serving import served
 
@@ -14,7 +14,7 @@ from tests.dashboard.serving import served
 @given(st.lists(st.floats(0, 3), max_size=40), st.integers(1, 5), st.floats(0.1, 10))
 def test_never_more_than_the_burst_and_the_rate(pauses: list[float], burst: int, per_second: float) -> None:
     clock = ManualClock()
-    began, rate, taken = clock(), Rate(per_second, burst, clock), 0
+    began, rate, taken = clock(), RateLimit(per_second, burst, clock), 0
     for pause in pauses:
         clock.advance(pause)
         taken += rate.take()
@@ -24,7 +24,7 @@ def test_never_more_than_the_burst_and_the_rate(pauses: list[float], burst: int,
 
 def test_it_fills_again_and_a_clock_that_goes_back_gives_nothing() -> None:
     clock = ManualClock()
-    rate = Rate(2.0, 3, clock)
+    rate = RateLimit(2.0, 3, clock)
     assert [rate.take() for _ in range(4)] == [True, True, True, False]
     clock.advance(0.5)
     assert [rate.take(), rate.take()] == [True, False]
@@ -38,7 +38,7 @@ def test_it_fills_again_and_a_clock_that_goes_back_gives_nothing() -> None:
 
 async def test_questions_beyond_the_rate_are_told_so() -> None:
     async with served() as site, aiohttp.ClientSession() as client:
-        site.server._rate = Rate(1e-6, 2)
+        site.server._rate = RateLimit(1e-6, 2)
         paths = (
             "/api/snapshot",
             "/metrics",

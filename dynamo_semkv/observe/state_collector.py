@@ -1,12 +1,12 @@
-"""RouterView: the parts of a running router, read together.
+"""StateCollector: the parts of a running router, read together.
 
-    RouterView(config=..., config_hash=..., router=..., history=..., tracker=..., intake=..., publisher=...,
+    StateCollector(config=..., config_hash=..., router=..., history=..., tracker=..., intake=..., publisher=...,
                subscriber=..., catalog=catalog.snapshot, providers=lookup.snapshot, replicas=..., fallbacks=...,
                metrics=Metrics())
     .state() -> RouterState   .snapshot() -> dict   .readiness() -> Readiness   .metrics_text() -> str
 
 `replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part whose state
-cannot be read shows as unknown: a view never takes the page, or readiness, down with it.
+cannot be read shows as unknown: reading it never takes the page, or readiness, down with it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SubscriberView(Protocol):
         ...
 
 
-class RouterView:
+class StateCollector:
     """Reads the parts anew at each call and keeps nothing but its configuration."""
 
     def __init__(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Rate:
+class RateLimit:
     """Allows `per_second` in the long run and `burst` at once. One thread."""
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:

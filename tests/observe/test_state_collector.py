@@ -1,4 +1,4 @@
-"""The view reads a running router, and no part of it that fails takes the others along."""
+"""The collector reads a running router, and no part of it that fails takes the others along."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from dynamo_semkv.config.schema import Config, PlacementConfig, PlacementMode
 from dynamo_semkv.observe.metrics import Metrics
-from dynamo_semkv.observe.view import RouterView
+from dynamo_semkv.observe.state_collector import StateCollector
 from dynamo_semkv.outcome.intake import Intake
 from tests.observe.fake_state import fake_catalog, fake_replicas, fake_state
 from tests.observe.test_metrics import value
@@ -26,7 +26,7 @@ class Stats:
         return True
 
 
-def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) -> RouterView:
+def make_collector(listener: Listener, metrics: Metrics | None = None, **parts: Any) -> StateCollector:
     clock = ManualClock()
     state = fake_state(listener.history)
     intake = Intake(
@@ -37,7 +37,7 @@ def make_view(listener: Listener, metrics: Metrics | None = None, **parts: Any) 
     )
     intake.counts["reports.messages"] = 5
     intake.counts["reports.malformed"] = 2
-    return RouterView(
+    return StateCollector(
         **{
             "config": Config(placement=PlacementConfig(mode=PlacementMode.CANARY, canary_percent=20.0)),
             "config_hash": "abc",
@@ -72,27 +72,27 @@ def busy_listener() -> Listener:
 
 def test_everything_is_read() -> None:
     metrics = Metrics()
-    view = make_view(busy_listener(), metrics)
-    snapshot = view.snapshot()
+    collector = make_collector(busy_listener(), metrics)
+    snapshot = collector.snapshot()
     assert (snapshot["mode"], snapshot["canary_percent"], snapshot["config_hash"]) == ("canary", 20.0, "abc")
     assert (snapshot["requests"], snapshot["open_routes"], snapshot["now"]) == (1, 1, 5_000.0)
     assert snapshot["models"] == ["SmolLM2-135M-Instruct"]
     reports = next(row for row in snapshot["streams"] if row["name"] == "reports")
     assert (reports["messages"], reports["malformed"]) == (5, 2)
-    assert view.readiness().plain()["state"] in {"ready", "degraded", "not_ready"}
+    assert collector.readiness().plain()["state"] in {"ready", "degraded", "not_ready"}
     assert value(metrics, "semkv_fallback_total", reason="hint_error") == 3
     assert (snapshot["reloaded_at"], snapshot["last_reload_error"]) == (4_000.0, None)
     assert snapshot["restart_needed"] == ["bus.url"]
-    view.reload(Config(), "def")
-    assert (view.snapshot()["mode"], view.snapshot()["config_hash"]) == ("shadow", "def")
+    collector.reload(Config(), "def")
+    assert (collector.snapshot()["mode"], collector.snapshot()["config_hash"]) == ("shadow", "def")
     assert snapshot["calibration"] == {"routes": 7, "cells": []}
-    assert "semkv_open_routes 1.0" in view.metrics_text()
+    assert "semkv_open_routes 1.0" in collector.metrics_text()
 
 
 @pytest.mark.parametrize("part", ["catalog", "providers", "calibration", "configuration", "replicas", "fallbacks"])
 def test_a_part_that_fails_shows_as_unknown(part: str, caplog: pytest.LogCaptureFixture) -> None:
-    view = make_view(busy_listener(), **{part: lambda: 1 / 0})
+    collector = make_collector(busy_listener(), **{part: lambda: 1 / 0})
     for _ in range(3):
-        assert view.snapshot()["requests"] == 1
-        assert "semkv_ready" in view.metrics_text()
+        assert collector.snapshot()["requests"] == 1
+        assert "semkv_ready" in collector.metrics_text()
     assert len(caplog.records) == 1

@@ -28,7 +28,7 @@ FIELD = "security.advise_token_file"
 Answer = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
-class AdviseDoor:
+class GuardedRoute:
     """Checks the token of a question and passes the question on: body in, answer or `error` out. ContractError for a
     token file that cannot be used."""
 

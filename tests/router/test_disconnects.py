@@ -1,4 +1,4 @@
-"""Departures: who left is cancelled once and told apart from who was cancelled otherwise; nothing is looked at when
+"""Disconnects: who left is cancelled once and told apart from who was cancelled otherwise; nothing is looked at when
 nobody is watched."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
-from dynamo_semkv.router import departures as module
-from dynamo_semkv.router.departures import Departures
+from dynamo_semkv.router import disconnects as module
+from dynamo_semkv.router.disconnects import Disconnects
 from tests.bus.waiting import until
 
 
@@ -28,11 +28,11 @@ class Context:
 class Call:
     """A task that waits for ever, watched."""
 
-    def __init__(self, departures: Departures) -> None:
+    def __init__(self, disconnects: Disconnects) -> None:
         self.context = Context()
         self.cancellations = 0
         self.task = asyncio.ensure_future(self._wait())
-        departures.watch(self.task, self.context)
+        disconnects.watch(self.task, self.context)
 
     async def _wait(self) -> None:
         while True:
@@ -56,44 +56,44 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 async def test_only_who_left_is_cancelled_and_only_once(how: str) -> None:
-    departures = Departures()
-    one, other = Call(departures), Call(departures)
+    disconnects = Disconnects()
+    one, other = Call(disconnects), Call(disconnects)
     setattr(one.context, how, True)
     seen = other.context.looks
     await until("several looks after it", lambda: one.cancellations and other.context.looks >= seen + 5)
     assert (one.cancellations, other.cancellations) == (1, 0)
-    assert departures.left(one.task)
-    assert not departures.left(other.task)
-    departures.forget(one.task)
-    assert not departures.left(one.task)
-    departures.forget(other.task)
+    assert disconnects.was_cancelled(one.task)
+    assert not disconnects.was_cancelled(other.task)
+    disconnects.forget(one.task)
+    assert not disconnects.was_cancelled(one.task)
+    disconnects.forget(other.task)
     await one.end()
     await other.end()
 
 
 async def test_who_is_forgotten_is_not_cancelled_and_the_looking_ends() -> None:
-    departures = Departures()
-    call = Call(departures)
-    departures.forget(call.task)
-    departures.forget(call.task)
+    disconnects = Disconnects()
+    call = Call(disconnects)
+    disconnects.forget(call.task)
+    disconnects.forget(call.task)
     call.context.stopped = True
-    await until("the looking ended", lambda: departures._timer is None)
+    await until("the looking ended", lambda: disconnects._timer is None)
     assert (call.cancellations, call.context.looks) == (0, 0)
-    again = Call(departures)
+    again = Call(disconnects)
     await until("looked at again", lambda: again.context.looks >= 3)
-    departures.forget(again.task)
+    disconnects.forget(again.task)
     await call.end()
     await again.end()
 
 
 async def test_of_very_many_calls_each_is_looked_at_less_often() -> None:
-    departures = Departures()
+    disconnects = Disconnects()
     tasks = [asyncio.ensure_future(asyncio.sleep(0)) for _ in range(3)]
-    departures._calls = {task: Context() for task in tasks}
-    departures._calls |= {asyncio.ensure_future(asyncio.sleep(0)): Context() for _ in range(2_000)}
+    disconnects._calls = {task: Context() for task in tasks}
+    disconnects._calls |= {asyncio.ensure_future(asyncio.sleep(0)): Context() for _ in range(2_000)}
     now = asyncio.get_running_loop().time()
-    departures._wait()
-    assert departures._timer is not None
-    assert departures._timer.when() - now >= 2_003 * module.LOOK_SECONDS_A_CALL
-    departures._timer.cancel()
-    await asyncio.gather(*departures._calls)
+    disconnects._start_timer()
+    assert disconnects._timer is not None
+    assert disconnects._timer.when() - now >= 2_003 * module.LOOK_SECONDS_A_CALL
+    disconnects._timer.cancel()
+    await asyncio.gather(*disconnects._calls)
