@@ -89,48 +89,51 @@ def document(seed: int, tokens: int) -> TokenArray:
     return np.random.default_rng(seed).integers(0, VOCABULARY, tokens).astype(np.uint32)
 
 
+@dataclass(frozen=True)
+class _Filling:
+    """What filling the store and then adding to the full store took."""
+
+    registers: list[float]
+    """Seconds of each event by the clock."""
+    own: list[float]
+    """Seconds of each event by the thread's processor time."""
+    grown: int
+    """Bytes of resident memory that filling the store added."""
+
+
+@dataclass(frozen=True)
+class _Lookups:
+    """Lookups that find donors, and lookups that find none."""
+
+    prompts: list[LookupQuery]
+    hits: list[float]
+    """Seconds of each."""
+    misses: list[float]
+    named: list[list[str]]
+    """Donor ids that each hit named, best first."""
+    right: int
+    false: int
+
+
 def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
     """Fills an index with `donors` documents and measures each operation. Repeatable but for the clock."""
     provider = FingerprintProvider(FingerprintConfig(max_donors=donors, max_donors_per_namespace=donors))
     limits = CatalogLimits(max_donors=donors, max_donors_per_namespace=donors, max_bytes=2**62)
     catalog = DonorCatalog([provider], clock=time.monotonic, limits=limits)
     extra = max(1, donors // 10)
-    contended = min(extra, 2_000)
-    registers: list[float] = []
-    own: list[float] = []
-    grown = 0
+    total = donors + extra + min(extra, 2_000)
     gc.collect()
     gc.freeze()  # as the router does once it has started
-    before = _resident_bytes()
-    events = _registrations(donors + extra + contended, tokens)
-    for n, raw in enumerate(islice(events, donors + extra + 1)):
-        own_began, began = time.thread_time(), time.perf_counter()
-        _apply(catalog, raw)
-        registers.append(time.perf_counter() - began)
-        own.append(time.thread_time() - own_began)
-        if n == donors:  # the first event is the reset
-            grown = _resident_bytes() - before
-    rng = np.random.default_rng(1)
-    queries = [_query(unknown(n, tokens)) for n in range(lookups)]
-    misses = [_seconds(partial(provider.lookup, query)) for query in queries]
-    false = sum(bool(provider.lookup(query)) for query in queries)
+    events = _registrations(total, tokens)
+    filling = _fill(catalog, events, donors, extra)
     oldest = -(-extra // FAMILY)
-    families = rng.integers(oldest, max(oldest + 1, (donors + extra) // FAMILY), lookups).tolist()
-    prompts = [_query(asked(family, n, tokens)) for n, family in enumerate(families)]
-    hits = [_seconds(partial(provider.lookup, query)) for query in prompts]
-    named = [[match.donor_id for match in provider.lookup(query)] for query in prompts]
-    right = sum(
-        found[:1] != [] and found[0] in donors_of(family) for found, family in zip(named, families, strict=True)
-    )
-    beside, stalls = _beside(provider, catalog, prompts[:50], [decode_donor_event(raw, MSGPACK) for raw in events])
+    found = _look_up(provider, range(oldest, max(oldest + 1, (donors + extra) // FAMILY)), tokens, lookups)
+    late = [decode_donor_event(raw, MSGPACK) for raw in events]
+    beside, stalls = _beside(provider, catalog, found.prompts[:50], late)
     posting_bytes = provider.snapshot()["posting_bytes"]
-    tape = EventTape()
-    tape.skip(donors + extra + contended + 1)
-    ids = [str(donors + extra + contended - 1 - n) for n in range(min(donors, _EVENTS))]
-    device = tape.here(Tier.DEVICE)
-    moves = _own_seconds(catalog, [encode_donor_event(tape.relocate(one, device), MSGPACK) for one in ids])
-    evicts = _own_seconds(catalog, [encode_donor_event(tape.evict(one), MSGPACK) for one in ids])
+    moves, evicts = _move_and_evict(catalog, total, min(donors, _EVENTS))
     gc.unfreeze()
+    registers, own = filling.registers, filling.own
     return Cost(
         donors=donors,
         tokens=tokens,
@@ -141,22 +144,61 @@ def measure(donors: int, tokens: int, lookups: int = 300) -> Cost:
         moves_per_second=len(moves) / sum(moves),
         evictions_per_second=len(evicts) / sum(evicts),
         longest_own=1e6 * max(*own, *moves, *evicts),
-        hit_p50=_micros(hits, 0.5),
-        hit_p99=_micros(hits, 0.99),
-        right=right / lookups,
-        matches=sum(map(len, named)) / lookups,
-        miss_p50=_micros(misses, 0.5),
-        miss_p99=_micros(misses, 0.99),
-        false_matches=false,
+        hit_p50=_micros(found.hits, 0.5),
+        hit_p99=_micros(found.hits, 0.99),
+        right=found.right / lookups,
+        matches=sum(map(len, found.named)) / lookups,
+        miss_p50=_micros(found.misses, 0.5),
+        miss_p99=_micros(found.misses, 0.99),
+        false_matches=found.false,
         evict_p50=_micros(evicts, 0.5),
         beside_p50=_micros(beside, 0.5),
         beside_p99=_micros(beside, 0.99),
         beside_max=_micros(beside, 1.0),
         stall_p99=_micros(stalls, 0.99),
         stall_max=_micros(stalls, 1.0),
-        bytes_per_donor=grown / donors,
+        bytes_per_donor=filling.grown / donors,
         posting_bytes_per_donor=posting_bytes / donors,
     )
+
+
+def _fill(catalog: DonorCatalog, events: Iterator[bytes], donors: int, extra: int) -> _Filling:
+    """Applies the reset, `donors` registrations and `extra` more, each of which evicts a donor."""
+    registers: list[float] = []
+    own: list[float] = []
+    grown = 0
+    before = _resident_bytes()
+    for n, raw in enumerate(islice(events, donors + extra + 1)):
+        own_began, began = time.thread_time(), time.perf_counter()
+        _apply(catalog, raw)
+        registers.append(time.perf_counter() - began)
+        own.append(time.thread_time() - own_began)
+        if n == donors:  # the first event is the reset
+            grown = _resident_bytes() - before
+    return _Filling(registers, own, grown)
+
+
+def _look_up(provider: FingerprintProvider, families: range, tokens: int, lookups: int) -> _Lookups:
+    """Prompts of no family, then prompts of families whose donors are all in the store."""
+    queries = [_query(unknown(n, tokens)) for n in range(lookups)]
+    misses = [_seconds(partial(provider.lookup, query)) for query in queries]
+    false = sum(bool(provider.lookup(query)) for query in queries)
+    chosen = np.random.default_rng(1).integers(families.start, families.stop, lookups).tolist()
+    prompts = [_query(asked(family, n, tokens)) for n, family in enumerate(chosen)]
+    hits = [_seconds(partial(provider.lookup, query)) for query in prompts]
+    named = [[match.donor_id for match in provider.lookup(query)] for query in prompts]
+    right = sum(found[:1] != [] and found[0] in donors_of(family) for found, family in zip(named, chosen, strict=True))
+    return _Lookups(prompts, hits, misses, named, right, false)
+
+
+def _move_and_evict(catalog: DonorCatalog, registered: int, count: int) -> tuple[list[float], list[float]]:
+    """Processor time of each of `count` moves, then of the evictions of the same donors: the latest of `registered`."""
+    tape = EventTape()
+    tape.skip(registered + 1)
+    ids = [str(registered - 1 - n) for n in range(count)]
+    device = tape.here(Tier.DEVICE)
+    moves = _own_seconds(catalog, [encode_donor_event(tape.relocate(one, device), MSGPACK) for one in ids])
+    return moves, _own_seconds(catalog, [encode_donor_event(tape.evict(one), MSGPACK) for one in ids])
 
 
 def _beside(
