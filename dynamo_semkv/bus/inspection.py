@@ -18,7 +18,8 @@ from nats.aio.client import Client
 from dynamo_semkv.bus.connection import connect_once
 from dynamo_semkv.bus.server_check import is_strict, version_of
 from dynamo_semkv.bus.streams import STREAMS, SUBJECTS
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import subjects
 

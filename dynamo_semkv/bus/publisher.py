@@ -13,8 +13,6 @@ import itertools
 import logging
 import secrets
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 
 import nats.errors
@@ -23,8 +21,8 @@ from nats.js import JetStreamContext
 from nats.js import errors as js_errors
 
 from dynamo_semkv.bus.acks import HEADERS_AT_MOST, Acks, Message
-from dynamo_semkv.bus.buffer_use import BufferUse
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
+from dynamo_semkv.bus.outbox import Outbox
 from dynamo_semkv.bus.pace import Paces
 from dynamo_semkv.bus.packing import packed
 from dynamo_semkv.bus.publishable import publishable
@@ -44,10 +42,10 @@ _QUIET_ROUNDS = 2
 thread."""
 _TOGETHER = MAX_PACK_RECORDS
 """Records of one subject that are sent together, of a stream whose readers take any order."""
-_FLIGHTS = 16
-"""Of such batches of one subject may wait for their acknowledgements at a time."""
+_BATCHES = 16
+"""Of one subject, that may wait for their acknowledgements at a time."""
 _ENSURE_SECONDS = 1.0
-"""At most so often the streams are seen to because something could not be stored, however many flights that meets."""
+"""The shortest time between two checks of the streams that failed batches cause, however many fail."""
 _USUAL_MAX_PAYLOAD = 1024 * 1024  # of a NATS server where nothing else is configured
 _TOO_LARGE_FOR_STREAM = 10054
 """JetStream's error code for a message above the stream's own limit (`max_msg_size`)."""
@@ -77,28 +75,16 @@ class BusPublisher:
         self._name = name
         self._connection = Connection(settings, name)
         self._refusals = Refusals(name)
-        # A stream stores one message of an id: who reads it, and could tell the next one, could have that refused.
-        self._ids = (secrets.token_hex(12) for _ in itertools.count())
         self._pack_ids = (secrets.token_hex(12) for _ in itertools.count())
-        """Of the bus thread alone."""
-        self._lock = threading.Lock()
-        # Guarded by the lock: callers append, the bus thread removes.
-        self._kept: dict[str, deque[Message]] = {}
-        """To be sent. What is on its way is in a flight, which puts back what it could not deliver."""
-        self._passing: deque[tuple[str, Message]] = deque()
-        self._lost: set[str] = set()
-        self._busy: dict[str, asyncio.Task[None]] = {}  # by subject: the task that looks at its queue again by itself
-        self._flights: dict[asyncio.Task[None], tuple[str, list[Message]]] = {}
-        """What each sends that has not arrived yet, oldest first. Of the bus thread alone."""
+        """Of the bus thread alone, as everything up to `_ensured_at`."""
+        self._senders: dict[str, asyncio.Task[None]] = {}
+        """By subject: the task that looks at its queue again by itself."""
+        self._batches: dict[asyncio.Task[None], tuple[str, list[Message]]] = {}
+        """What each sends that has not arrived yet, oldest first."""
         self._paces = Paces()
-        """Of the bus thread alone."""
         self._ensured_at = -_ENSURE_SECONDS
-        self._use = BufferUse(settings)
         self._largest = _USUAL_MAX_PAYLOAD - HEADERS_AT_MOST
-        self._published = self._dropped = self._refused = self._callback_errors = 0
-        self._dropped_at: float | None = None
-        self._accepting = False
-        self._wake_pending = False
+        self._outbox = Outbox(settings, self._wake_up)
 
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -111,7 +97,7 @@ class BusPublisher:
         if self._thread is not None:
             raise RuntimeError("start() is called once")
         self._loop = asyncio.new_event_loop()
-        self._accepting = True
+        self._outbox.open()
         self._thread = threading.Thread(target=self._run, name=f"semkv-bus-{self._name}", daemon=True)
         self._thread.start()
 
@@ -132,57 +118,20 @@ class BusPublisher:
         Otherwise sent if connected, and forgotten.
         """
         if not publishable(subject, payload, content_type, message_id, persistent):
-            with self._lock:
-                self._refused += 1
+            self._outbox.refuse()
             return False
         headers: dict[str, str] = {}
         if content_type is not None:
             headers["content-type"] = content_type
-        with self._lock:
-            if not self._accepting:
-                self._refused += 1
-                return False
-            awake = persistent and subject in self._busy
-            if persistent:
-                headers["Nats-Msg-Id"] = message_id if message_id is not None else next(self._ids)
-                accepted = self._keep(subject, Message(payload, headers))
-            else:
-                accepted = self._pass_on(subject, Message(payload, headers))
-            if not self._wake_pending and not awake:
-                # Under the lock: the bus thread clears `_accepting` under it before it closes the loop, which would
-                # refuse this call.
-                assert self._loop is not None
-                self._wake_pending = True
-                self._loop.call_soon_threadsafe(self._wake.set)
-        return accepted
+        if persistent:
+            # Random: a stream stores one message of an id, so a reader that could guess the next id could block it.
+            headers["Nats-Msg-Id"] = message_id if message_id is not None else secrets.token_hex(12)
+        message = Message(payload, headers)
+        return self._outbox.add(subject, message, persistent=persistent, connected=self._connection.connected)
 
-    def _keep(self, subject: str, message: Message) -> bool:
-        size = len(message.payload)
-        if not self._use.fits(size):
-            self._drop(1)
-            self._lost.add(subject)
-            return False
-        self._use.kept(subject, size)
-        queue = self._kept.get(subject)
-        if queue is None:
-            queue = self._kept[subject] = deque()
-        queue.append(message)
-        return True
-
-    def _pass_on(self, subject: str, message: Message) -> bool:
-        size = len(message.payload)
-        if not self._connection.connected or not self._use.fits(size):
-            self._drop(1)
-            return False
-        self._use.passes(size)
-        self._passing.append((subject, message))
-        return True
-
-    def _drop(self, count: int) -> None:
-        """Under the lock."""
-        if count:
-            self._dropped += count
-            self._dropped_at = time.monotonic()
+    def _wake_up(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._wake.set)
 
     @property
     def largest_payload(self) -> int:
@@ -193,25 +142,11 @@ class BusPublisher:
         """May more be published of this subject, where it can wait? True while few of its messages are on their way and
         the buffer that all subjects share is at most half full: what goes on at this pace goes as fast as the broker
         acknowledges."""
-        with self._lock:
-            return self._use.has_room(subject)
+        return self._outbox.has_room(subject)
 
     def stats(self) -> PublisherStats:
         """Counters and buffer of this moment. Any thread."""
-        with self._lock:
-            return PublisherStats(
-                connected=self._connection.connected,
-                buffered=self._use.records,
-                buffered_bytes=self._use.bytes,
-                published=self._published,
-                dropped=self._dropped,
-                refused=self._refused,
-                callback_errors=self._callback_errors,
-                reconnects=self._connection.reconnects,
-                last_error=self._connection.last_error,
-                refused_streams=self._refusals.now(),
-                seconds_since_drop=None if self._dropped_at is None else time.monotonic() - self._dropped_at,
-            )
+        return self._outbox.stats(self._connection, self._refusals.now())
 
     def close(self, timeout: float = 5.0) -> bool:
         """Refuse new messages, send what is buffered for at most `timeout` seconds, end the thread. True: nothing was
@@ -219,18 +154,13 @@ class BusPublisher:
 
         Does not wait for a broker that was never there. Not to be called from `on_loss`.
         """
-        with self._lock:
-            self._accepting = False
+        self._outbox.shut()
         if self._thread is None or self._loop is None or not self._thread.is_alive():
-            return self._use.records == 0
+            return self._outbox.empty
         self._close_seconds = timeout
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout + 10.0)
-        with self._lock:
-            left = self._use.records
-            self._drop(self._use.clear())
-            self._kept.clear()
-            self._passing.clear()
+        left = self._outbox.discard()
         if left:
             _log.warning("bus %s: closed with %d messages undelivered", self._name, left)
         return left == 0
@@ -243,8 +173,7 @@ class BusPublisher:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            with self._lock:
-                self._accepting = False
+            self._outbox.shut()
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -252,9 +181,7 @@ class BusPublisher:
         await self._closing.wait()
         deadline = asyncio.get_running_loop().time() + self._close_seconds
         while asyncio.get_running_loop().time() < deadline:
-            with self._lock:
-                empty = not self._use.records and not self._passing
-            if empty or (self._connection.failed_once and not self._connection.sessions):
+            if self._outbox.empty or (self._connection.failed_once and not self._connection.sessions):
                 break
             await asyncio.sleep(0.005)
         await self._connection.stop()
@@ -266,22 +193,18 @@ class BusPublisher:
         streams = asyncio.ensure_future(self._ensure(js))  # beside the loop: not all messages need a stream
         try:
             while True:
-                with self._lock:
-                    self._wake_pending = False
-                    for subject in [subject for subject in self._kept if subject not in self._busy]:
-                        self._busy[subject] = asyncio.ensure_future(self._drain(client, js, acks, streams, subject))
+                for subject in self._outbox.watch():
+                    self._senders[subject] = asyncio.ensure_future(self._drain(client, js, acks, streams, subject))
                 await self._send_passing(client)
-                self._tell_losses()
+                self._report_losses()
                 await self._wake.wait()
                 self._wake.clear()
         finally:
-            await end_tasks(streams, *self._busy.values(), *self._flights)
-            for flight in reversed(list(self._flights)):
-                self._put_back(*self._flights.pop(flight))
-            with self._lock:
-                self._busy.clear()  # what was ended before its first step did not leave by itself
-                self._drop(self._use.forget_passing())
-                self._passing.clear()
+            await end_tasks(streams, *self._senders.values(), *self._batches)
+            for batch in reversed(list(self._batches)):
+                self._outbox.put_back(*self._batches.pop(batch))
+            self._senders.clear()  # what was ended before its first step did not leave by itself
+            self._outbox.end_session()
 
     async def _ensure(self, js: JetStreamContext) -> None:
         """Failing is not fatal: streams may exist that this account may not touch, and hints need none."""
@@ -297,70 +220,61 @@ class BusPublisher:
                 self._refusals.there(stream)
 
     async def _send_passing(self, client: Client) -> None:
-        while True:
-            with self._lock:
-                if not self._passing:
-                    return
-                subject, message = self._passing.popleft()
-                self._use.passed(len(message.payload))
+        while (found := self._outbox.next_passing()) is not None:
+            subject, message = found
             try:
                 await client.publish(subject, message.payload, headers=message.headers or None)
             except nats.errors.Error as error:
                 self._record(subject, error)
-                self._count(dropped=1)
+                self._outbox.count(dropped=1)
             else:
-                self._count(published=1)
+                self._outbox.count(published=1)
 
     async def _drain(
         self, client: Client, js: JetStreamContext, acks: Acks, streams: asyncio.Future[None], subject: str
     ) -> None:
-        """Send this subject's messages until none is left. Found empty and left under one lock, so none is
-        forgotten."""
+        """Sends this subject's messages until none is left."""
         any_order = in_any_order(subject)
         pace, now = self._paces.of(subject), asyncio.get_running_loop().time
         quiet = 0
         try:
             await asyncio.shield(streams)
             while not client.is_closed:  # the next session goes on with the same messages and ids
-                with self._lock:
-                    few = len(self._kept.get(subject, ())) < _TOGETHER
-                if any_order and few:
+                if any_order and self._outbox.waiting(subject) < _TOGETHER:
                     await asyncio.sleep(pace.gather_seconds(now()))
-                if any_order and len(own := self._of(subject)) >= _FLIGHTS:
+                if any_order and len(own := self._batches_of(subject)) >= _BATCHES:
                     await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
                     continue
-                with self._lock:
-                    queue = self._kept.get(subject)
-                    quiet = 0 if queue else quiet + 1
-                    if not queue and (not any_order or quiet > _QUIET_ROUNDS or not pace.busy(now())):
-                        self._kept.pop(subject, None)
-                        del self._busy[subject]
-                        return
-                    count = min(len(queue or ()), _TOGETHER if any_order else 1)
-                    heads = [queue.popleft() for _ in range(count)] if queue else []
+                leave = not any_order or quiet >= _QUIET_ROUNDS or not pace.busy(now())
+                heads = self._outbox.take(subject, _TOGETHER if any_order else 1, leave_if_empty=leave)
+                if heads is None:
+                    return
+                quiet = 0 if heads else quiet + 1
                 if not heads:
                     continue
                 pace.sent(sum(head.record_count for head in heads), now())
                 if any_order and len(heads) > 1 and self._settings.pack_records:
                     heads = packed(heads, client.max_payload, self._pack_ids)
-                flight = asyncio.ensure_future(self._fly(client, js, acks, subject, heads))
-                self._flights[flight] = (subject, heads)
-                flight.add_done_callback(functools.partial(self._landed, client))
+                batch = asyncio.ensure_future(self._send_until_stored(client, js, acks, subject, heads))
+                self._batches[batch] = (subject, heads)
+                batch.add_done_callback(functools.partial(self._batch_ended, client))
                 if not any_order:
-                    await flight
+                    await batch
         finally:
-            with self._lock:
-                self._busy.pop(subject, None)
+            self._senders.pop(subject, None)
+            self._outbox.unwatch(subject)
 
-    def _of(self, subject: str) -> set[asyncio.Task[None]]:
-        return {flight for flight, (of, _) in self._flights.items() if of == subject}
+    def _batches_of(self, subject: str) -> set[asyncio.Task[None]]:
+        return {batch for batch, (of, _) in self._batches.items() if of == subject}
 
-    async def _fly(self, client: Client, js: JetStreamContext, acks: Acks, subject: str, heads: list[Message]) -> None:
+    async def _send_until_stored(
+        self, client: Client, js: JetStreamContext, acks: Acks, subject: str, heads: list[Message]
+    ) -> None:
         """Sends messages until all have arrived, or never can: what did leaves the list."""
         backoff = Backoff()
         while not client.is_closed:
             heads[:] = await self._send(client, acks, subject, heads)
-            self._tell_losses()
+            self._report_losses()
             if not heads or client.is_closed:
                 return
             await backoff.pause()
@@ -369,24 +283,18 @@ class BusPublisher:
                 self._ensured_at = now
                 await self._ensure(js)
 
-    def _landed(self, client: Client, flight: asyncio.Task[None]) -> None:
+    def _batch_ended(self, client: Client, batch: asyncio.Task[None]) -> None:
         """What did not arrive because the session ends is put back by the session, with that of all others and in their
         order."""
-        if flight.cancelled() or (client.is_closed and flight.exception() is None):
+        if batch.cancelled() or (client.is_closed and batch.exception() is None):
             return
-        subject, left = self._flights.pop(flight)
-        error = flight.exception()
+        subject, left = self._batches.pop(batch)
+        error = batch.exception()
         if error is not None:
             self._record(subject, error)
             _throttled.error("bus %s: sending on %s failed", self._name, subject, exc_info=error)
-            self._put_back(subject, left)
+            self._outbox.put_back(subject, left)
             self._wake.set()
-
-    def _put_back(self, subject: str, left: list[Message]) -> None:
-        """To the front of the queue, as what they are."""
-        if left:
-            with self._lock:
-                self._kept.setdefault(subject, deque()).extendleft(m._replace(fixed=True) for m in reversed(left))
 
     async def _send(self, client: Client, acks: Acks, subject: str, heads: list[Message]) -> list[Message]:
         """Sends these once. Returns those that have to be sent again."""
@@ -410,35 +318,19 @@ class BusPublisher:
                     self._largest = min(self._largest, len(message.payload) - 1)
             done += message.record_count
             size += message.record_bytes
-        with self._lock:
-            self._use.left(subject, done, size)
-            self._published += done - impossible
-            if impossible:
-                self._drop(impossible)
-                self._lost.add(subject)
+        self._outbox.settled(subject, done, size, impossible)
         return left
 
-    def _tell_losses(self) -> None:
-        with self._lock:
-            if not self._lost or not self._use.half_empty:
-                return
-            lost = sorted(self._lost)
-            self._lost.clear()
-        for subject in lost:
+    def _report_losses(self) -> None:
+        for subject in self._outbox.take_lost():
             _throttled.warning("bus %s: messages on %s were dropped", self._name, subject)
             if self.on_loss is None:
                 continue
             try:
                 self.on_loss(subject)
             except Exception:  # noqa: BLE001 - the owner's fault, which may not end the thread that serves all subjects
-                self._count(callback_errors=1)
+                self._outbox.count(callback_errors=1)
                 _throttled.exception("bus %s: on_loss(%r) failed", self._name, subject)
-
-    def _count(self, *, published: int = 0, dropped: int = 0, callback_errors: int = 0) -> None:
-        with self._lock:
-            self._published += published
-            self._drop(dropped)
-            self._callback_errors += callback_errors
 
     def _record(self, what: str, error: BaseException) -> None:
         self._connection.last_error = f"{what}: {type(error).__name__}: {error}"

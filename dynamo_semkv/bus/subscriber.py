@@ -11,26 +11,34 @@ beginning. It knows nothing of what a message says, but that one may be a pack o
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, ParamSpec, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js import errors as js_errors
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.api import StreamInfo
 
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
 from dynamo_semkv.bus.server_check import LENIENT, is_strict
 from dynamo_semkv.bus.streams import ensure_streams
+from dynamo_semkv.bus.subscription import (
+    ConsumerState,
+    ConsumerUnreliable,
+    CoreSubscription,
+    Handler,
+    Known,
+    Message,
+    Start,
+    StreamSubscription,
+    content_type_of,
+    records_of,
+)
 from dynamo_semkv.config.schema import BusConfig
-from dynamo_semkv.contracts.codec import decode_pack
-from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.pack import PACK
 from dynamo_semkv.telemetry.throttled import Throttled
 
 _log = logging.getLogger(__name__)
@@ -39,33 +47,12 @@ _throttled = Throttled(_log)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-Start = Literal["all", "last_per_subject", "new"]
-
 _API_SECONDS = 5.0
 _SILENT_HEARTBEATS = 2.5
-_TURN_SECONDS = 0.001
-"""A replay, or a flood, gives the event loop back this often. A request takes some twenty turns of the loop, and each
+_YIELD_SECONDS = 0.001
+"""A replay, or a flood, gives the event loop back this often. A request takes some twenty steps of the loop, and each
 of them may wait so long: at 5 ms no question to Dynamo was answered within its deadline while a restarted router read
 its donors back."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """A record. Those of one pack have its number, its time and its order. A pack that cannot be read is handed over
-    whole, with its own content type: whoever reads the stream refuses it, as any other message that is broken."""
-
-    subject: str
-    payload: bytes
-    content_type: str | None
-    stream_seq: int
-    """0 for a message that no stream keeps."""
-    timestamp: float
-    """Unix seconds at which the stream stored it; 0.0 for a message that no stream keeps."""
-    redelivered: bool
-
-
-Handler = Callable[[Message], None]
-Known = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True)
@@ -86,30 +73,6 @@ class SubscriberStats:
     last_error: str | None
 
 
-@dataclass(eq=False)
-class _StreamSubscription:
-    stream: str
-    filter: str
-    handler: Handler
-    start: Start
-    on_caught_up: Callable[[], None] | None
-    known: Known | None = None
-    last_seq: int | None = None
-    """`None`: nothing was ever delivered and no starting point is fixed."""
-    begun: tuple[int, int] = (0, 0)
-    """Number of a pack that is after `last_seq`, and how many of its records were handed over already."""
-    made_at: datetime.datetime | None = None
-    caught_up: bool = False
-    task: asyncio.Task[None] | None = None
-
-
-@dataclass(eq=False)
-class _CoreSubscription:
-    subject: str
-    handler: Handler
-    task: asyncio.Task[None] | None = None
-
-
 @dataclass
 class _Counts:
     delivered: int = 0
@@ -117,25 +80,6 @@ class _Counts:
     resumed: int = 0
     restarted: int = 0
     expired: int = 0
-
-
-class _Doubtful(Exception):
-    """The consumer may have missed something: make a new one from the last sequence seen."""
-
-
-@dataclass
-class _Follow:
-    """One consumer's life."""
-
-    failed: asyncio.Future[None]
-    expected: int = 1
-    """Next number of the consumer's own sequence."""
-    active_at: float = 0.0
-    turn_at: float = field(default=0.0)
-
-    def doubt(self, why: str) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(_Doubtful(why))
 
 
 class BusSubscriber:
@@ -147,11 +91,11 @@ class BusSubscriber:
         self._name = name
         self._heartbeat = heartbeat_seconds
         self._connection = Connection(settings, name)
-        self._streams: list[_StreamSubscription] = []
-        self._core: list[_CoreSubscription] = []
+        self._streams: list[StreamSubscription] = []
+        self._core: list[CoreSubscription] = []
         self._counts = _Counts()
         self._added = asyncio.Event()
-        self._strictness_seen = False
+        self._strictness_checked = False
 
     async def start(self) -> None:
         """Returns at once, broker or not; connects in the background until `close()`."""
@@ -181,12 +125,12 @@ class BusSubscriber:
         """
         if start not in ("all", "last_per_subject", "new"):
             raise ValueError(f"start: got {start!r}, allowed: all, last_per_subject, new")
-        self._streams.append(_StreamSubscription(stream, subject_filter, handler, start, on_caught_up, known))
+        self._streams.append(StreamSubscription(stream, subject_filter, handler, start, on_caught_up, known))
         self._added.set()
 
     def subscribe_core(self, subject: str, handler: Handler) -> None:
         """Messages that are not kept: only what is published while connected."""
-        self._core.append(_CoreSubscription(subject, handler))
+        self._core.append(CoreSubscription(subject, handler))
         self._added.set()
 
     def caught_up(self, stream: str) -> bool:
@@ -211,33 +155,33 @@ class BusSubscriber:
                 self._added.clear()
                 for core in self._core:
                     if core.task is None:
-                        core.task = asyncio.ensure_future(self._listen(client, core))
+                        core.task = asyncio.ensure_future(self._subscribe_core(client, core))
                 for subscription in self._streams:
                     if subscription.task is None:
                         subscription.task = asyncio.ensure_future(self._keep_following(client, js, subscription))
                 await self._added.wait()
         finally:
-            owners: list[_StreamSubscription | _CoreSubscription] = [*self._core, *self._streams]
+            owners: list[StreamSubscription | CoreSubscription] = [*self._core, *self._streams]
             tasks = [owner.task for owner in owners if owner.task is not None]
             for owner in owners:
                 owner.task = None
             await end_tasks(*tasks)
 
-    async def _listen(self, client: Client, core: _CoreSubscription) -> None:
+    async def _subscribe_core(self, client: Client, core: CoreSubscription) -> None:
         async def on_message(msg: Msg) -> None:
-            self._hand_over(core.handler, Message(msg.subject, msg.data, _content_type(msg), 0, 0.0, False))
+            self._deliver(core.handler, Message(msg.subject, msg.data, content_type_of(msg), 0, 0.0, False))
 
         await client.subscribe(core.subject, cb=on_message)
 
-    async def _keep_following(self, client: Client, js: JetStreamContext, subscription: _StreamSubscription) -> None:
+    async def _keep_following(self, client: Client, js: JetStreamContext, subscription: StreamSubscription) -> None:
         backoff = Backoff()
         while True:
             before = self._counts.delivered
             try:
                 await self._follow(client, js, subscription)
-            except _Doubtful as doubt:
+            except ConsumerUnreliable as error:
                 self._counts.resumed += 1
-                self._record(subscription.stream, doubt)
+                self._record(subscription.stream, error)
             except js_errors.NotFoundError as error:
                 self._record(subscription.stream, error)
                 await self._ensure(js)
@@ -253,47 +197,47 @@ class BusSubscriber:
         except (nats.errors.Error, asyncio.TimeoutError) as error:
             self._record("streams", error)
 
-    async def _follow(self, client: Client, js: JetStreamContext, subscription: _StreamSubscription) -> None:
+    async def _follow(self, client: Client, js: JetStreamContext, subscription: StreamSubscription) -> None:
         """One consumer from here on; returns only by raising."""
         loop = asyncio.get_running_loop()
         state = await js.stream_info(subscription.stream)
-        await self._see_strictness(client)
-        self._place(subscription, state)
-        follow = _Follow(loop.create_future(), active_at=loop.time(), turn_at=loop.time())
+        await self._check_strictness_once(client)
+        self._choose_position(subscription, state)
+        consumer = ConsumerState(loop.create_future(), active_at=loop.time(), yielded_at=loop.time())
         inbox = client.new_inbox()
 
         async def on_message(msg: Msg) -> None:
-            await self._on_stream_message(client, subscription, follow, msg)
+            await self._on_stream_message(client, subscription, consumer, msg)
 
         listening = await client.subscribe(inbox, cb=on_message)
         try:
-            made = await js.add_consumer(subscription.stream, self._consumer(subscription, inbox))
+            made = await js.add_consumer(subscription.stream, subscription.consumer_config(inbox, self._heartbeat))
             # Checked after the consumer exists: had the stream been made anew in between, the consumer would stand at
             # the old one's number.
             if (await js.stream_info(subscription.stream)).created != subscription.made_at:
-                raise _Doubtful("the stream was made anew meanwhile")
-            if made.num_pending == 0 and follow.expected == 1:
+                raise ConsumerUnreliable("the stream was made anew meanwhile")
+            if made.num_pending == 0 and consumer.expected == 1:
                 self._reached_end(subscription)
             while True:
-                await asyncio.wait({follow.failed}, timeout=self._heartbeat)
-                if follow.failed.done():
-                    follow.failed.result()
-                if loop.time() - follow.active_at > _SILENT_HEARTBEATS * self._heartbeat:
-                    raise _Doubtful("no heartbeat")
+                await asyncio.wait({consumer.failed}, timeout=self._heartbeat)
+                if consumer.failed.done():
+                    consumer.failed.result()
+                if loop.time() - consumer.active_at > _SILENT_HEARTBEATS * self._heartbeat:
+                    raise ConsumerUnreliable("no heartbeat")
         finally:
             subscription.caught_up = False
-            follow.failed.cancel()
+            consumer.failed.cancel()
             if not client.is_closed:
                 await listening.unsubscribe()
 
-    async def _see_strictness(self, client: Client) -> None:
+    async def _check_strictness_once(self, client: Client) -> None:
         """Once: who only listens to subjects that are not kept may not ask, and never comes here."""
-        if not self._strictness_seen:
-            self._strictness_seen = True
+        if not self._strictness_checked:
+            self._strictness_checked = True
             if await is_strict(client) is False:
                 _log.warning("bus %s: %s; see docs/security.md", self._name, LENIENT)
 
-    def _place(self, subscription: _StreamSubscription, info: StreamInfo) -> None:
+    def _choose_position(self, subscription: StreamSubscription, info: StreamInfo) -> None:
         """Fix where to go on, given what the stream is now."""
         last = info.state.last_seq
         anew = subscription.made_at is not None and info.created != subscription.made_at
@@ -309,55 +253,35 @@ class BusSubscriber:
         if subscription.last_seq and info.state.first_seq > subscription.last_seq + 1:
             self._counts.expired += 1
 
-    def _consumer(self, subscription: _StreamSubscription, inbox: str) -> ConsumerConfig:
-        config = ConsumerConfig(
-            deliver_subject=inbox,
-            filter_subject=subscription.filter,
-            ack_policy=AckPolicy.NONE,
-            max_deliver=1,
-            flow_control=True,
-            idle_heartbeat=self._heartbeat,
-            mem_storage=True,
-            num_replicas=1,
-            inactive_threshold=30.0,
-        )
-        if subscription.last_seq:
-            return config.evolve(
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=subscription.last_seq + 1
-            )
-        if subscription.start == "last_per_subject":
-            return config.evolve(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
-        return config.evolve(deliver_policy=DeliverPolicy.ALL)
-
     async def _on_stream_message(
-        self, client: Client, subscription: _StreamSubscription, follow: _Follow, msg: Msg
+        self, client: Client, subscription: StreamSubscription, consumer: ConsumerState, msg: Msg
     ) -> None:
-        if follow.failed.done():
+        if consumer.failed.done():
             return
-        follow.active_at = asyncio.get_running_loop().time()
+        consumer.active_at = asyncio.get_running_loop().time()
         headers = msg.headers or {}
         if headers.get("Status"):
-            await self._on_status(client, follow, msg, headers)
+            await self._on_status(client, consumer, msg, headers)
             return
         metadata = msg.metadata
-        if metadata.sequence.consumer != follow.expected:
-            follow.doubt(f"message {follow.expected} of the consumer is missing")
+        if metadata.sequence.consumer != consumer.expected:
+            consumer.fail(f"message {consumer.expected} of the consumer is missing")
             return
-        follow.expected += 1
+        consumer.expected += 1
         if metadata.sequence.stream > (subscription.last_seq or 0):
-            await self._hand_over_records(subscription, follow, msg, metadata)
-            if follow.failed.done():
+            await self._deliver_records(subscription, consumer, msg, metadata)
+            if consumer.failed.done():
                 return
         if metadata.num_pending == 0:
             self._reached_end(subscription)
-        await self._leave_turns(follow)
+        await self._yield_if_due(consumer)
 
-    async def _hand_over_records(
-        self, subscription: _StreamSubscription, follow: _Follow, msg: Msg, metadata: Msg.Metadata
+    async def _deliver_records(
+        self, subscription: StreamSubscription, consumer: ConsumerState, msg: Msg, metadata: Msg.Metadata
     ) -> None:
         """A pack that is left in its middle, because the connection or the subscription ends, is gone on with when it
         comes again."""
-        content_type, records = _opened(msg)
+        content_type, records = records_of(msg)
         sequence = metadata.sequence.stream
         if subscription.known is not None and self._guarded(subscription.known, msg.subject, len(records)):
             subscription.last_seq = sequence
@@ -370,38 +294,38 @@ class BusSubscriber:
             if at + 1 == len(records):
                 subscription.last_seq = sequence
             message = Message(msg.subject, records[at], content_type, sequence, stored_at, again)
-            self._hand_over(subscription.handler, message)
+            self._deliver(subscription.handler, message)
             if at + 1 < len(records):
-                await self._leave_turns(follow)
-                if follow.failed.done():
+                await self._yield_if_due(consumer)
+                if consumer.failed.done():
                     return
 
     @staticmethod
-    async def _leave_turns(follow: _Follow) -> None:
+    async def _yield_if_due(consumer: ConsumerState) -> None:
         loop = asyncio.get_running_loop()
-        if loop.time() - follow.turn_at > _TURN_SECONDS:
+        if loop.time() - consumer.yielded_at > _YIELD_SECONDS:
             await asyncio.sleep(0)
-            follow.turn_at = loop.time()
+            consumer.yielded_at = loop.time()
 
     @staticmethod
-    async def _on_status(client: Client, follow: _Follow, msg: Msg, headers: dict[str, str]) -> None:
+    async def _on_status(client: Client, consumer: ConsumerState, msg: Msg, headers: dict[str, str]) -> None:
         """Flow control is answered when it is reached in the queue, so the broker never sends more than we have room
         for."""
         answer = msg.reply or headers.get("Nats-Consumer-Stalled")
         if answer:
             await client.publish(answer)
         sent = headers.get("Nats-Last-Consumer")
-        if sent is not None and sent.isdigit() and int(sent) >= follow.expected:
-            follow.doubt(f"messages {follow.expected} to {sent} of the consumer are missing")
+        if sent is not None and sent.isdigit() and int(sent) >= consumer.expected:
+            consumer.fail(f"messages {consumer.expected} to {sent} of the consumer are missing")
 
-    def _reached_end(self, subscription: _StreamSubscription) -> None:
+    def _reached_end(self, subscription: StreamSubscription) -> None:
         if subscription.caught_up:
             return
         subscription.caught_up = True
         if subscription.on_caught_up is not None:
             self._guarded(subscription.on_caught_up)
 
-    def _hand_over(self, handler: Handler, message: Message) -> None:
+    def _deliver(self, handler: Handler, message: Message) -> None:
         self._counts.delivered += 1
         self._guarded(handler, message)
 
@@ -417,22 +341,3 @@ class BusSubscriber:
     def _record(self, what: str, error: BaseException) -> None:
         self._connection.last_error = f"{what}: {type(error).__name__}: {error}"
         _log.debug("bus %s: %s", self._name, self._connection.last_error)
-
-
-def _content_type(msg: Msg) -> str | None:
-    headers = msg.headers or {}
-    return headers.get("content-type")
-
-
-def _opened(msg: Msg) -> tuple[str | None, Sequence[bytes]]:
-    """Content type of its records, and the records."""
-    content_type = _content_type(msg)
-    if content_type == PACK:
-        try:
-            pack = decode_pack(msg.data)
-        except ContractError:
-            return content_type, (
-                msg.data,
-            )  # whoever reads the stream decodes it again, says what is wrong and counts it
-        return pack.content_type, pack.records
-    return content_type, (msg.data,)

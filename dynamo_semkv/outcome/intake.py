@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from dynamo_semkv.bus.publishing import Publisher
-from dynamo_semkv.bus.subscriber import Known, Message, Start
+from dynamo_semkv.bus.subscription import Known, Message, Start
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import (

@@ -24,8 +24,9 @@ from dynamo_semkv.bus.acks import Acks, Message
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.server import EmbeddedNats
 from dynamo_semkv.bus.streams import stream_config
-from dynamo_semkv.bus.subscriber import BusSubscriber, _Follow
-from dynamo_semkv.bus.subscriber import Message as Record
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import ConsumerState
+from dynamo_semkv.bus.subscription import Message as Record
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import JSON, MSGPACK, encode_pack
 from dynamo_semkv.contracts.pack import PACK, Pack
@@ -131,11 +132,11 @@ async def test_records_that_the_session_s_end_puts_back_are_neither_packed_nor_s
     bus = publisher()
 
     def in_flight() -> int:
-        return sum(head.record_count for _, heads in list(bus._flights.values()) for head in heads)
+        return sum(head.record_count for _, heads in list(bus._batches.values()) for head in heads)
 
     for number, payload in enumerate((b"alone", b"alone too"), 1):
         assert bus.publish(A, payload)
-        wait_for("its flight", lambda number=number: in_flight() == number)
+        wait_for("its batch", lambda number=number: in_flight() == number)
     for payload in PAYLOADS[:10]:
         assert bus.publish(A, payload)
     wait_for("all in flight", lambda: in_flight() == 12)
@@ -147,7 +148,7 @@ async def test_records_that_the_session_s_end_puts_back_are_neither_packed_nor_s
     while not await all_stored():
         assert asyncio.get_running_loop().time() < end
     nats_server.kill()
-    wait_for("the session has ended", lambda: not bus._flights)
+    wait_for("the session has ended", lambda: not bus._batches)
     assert bus.publish(A, b"later")
     assert bus.publish(A, b"too")
     assert bus.stats().buffered == 14
@@ -272,9 +273,9 @@ def subscribed(handler: Callable[[Record], None], **more: Any) -> BusSubscriber:
     return bus
 
 
-async def give(bus: BusSubscriber, message: Any, follow: _Follow | None = None) -> None:
-    follow = follow or _Follow(asyncio.get_running_loop().create_future())
-    await bus._on_stream_message(None, bus._streams[0], follow, message)  # type: ignore[arg-type]
+async def give(bus: BusSubscriber, message: Any, consumer: ConsumerState | None = None) -> None:
+    consumer = consumer or ConsumerState(asyncio.get_running_loop().create_future())
+    await bus._on_stream_message(None, bus._streams[0], consumer, message)  # type: ignore[arg-type]
 
 
 async def test_a_handler_that_fails_on_a_record_gets_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -295,26 +296,26 @@ async def test_a_handler_that_fails_on_a_record_gets_the_others(caplog: pytest.L
 @pytest.mark.parametrize("how", ["doubt", "cancelled"])
 async def test_a_pack_that_is_left_in_its_middle_is_gone_on_with(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection ends between two records, as it may wherever the loop gets its turn: no gap, no duplicate."""
-    monkeypatch.setattr("dynamo_semkv.bus.subscriber._TURN_SECONDS", -1.0)  # a turn after each
+    monkeypatch.setattr("dynamo_semkv.bus.subscriber._YIELD_SECONDS", -1.0)  # after each
     found: list[bytes] = []
-    follow = _Follow(asyncio.get_running_loop().create_future())
+    consumer = ConsumerState(asyncio.get_running_loop().create_future())
 
     def ends(record: Record) -> None:
         found.append(record.payload)
         if record.payload == b"2":
             if how == "doubt":
-                follow.doubt("why not")
+                consumer.fail("why not")
             else:
                 reading.cancel()
 
     bus = subscribed(ends)
     payload = pack_of(b"1", b"2", b"3", b"4")
-    reading = asyncio.ensure_future(give(bus, arrived(payload), follow))
+    reading = asyncio.ensure_future(give(bus, arrived(payload), consumer))
     await asyncio.gather(reading, return_exceptions=True)
     assert found == [b"1", b"2"]
     assert bus._streams[0].last_seq is None  # so it comes again
-    if follow.failed.done():
-        follow.failed.exception()
+    if consumer.failed.done():
+        consumer.failed.exception()
     await give(bus, arrived(payload))
     await give(bus, arrived(pack_of(b"5", b"6"), sequence=2, consumer=1))
     assert found == [b"1", b"2", b"3", b"4", b"5", b"6"]
@@ -329,7 +330,7 @@ async def test_a_pack_of_another_stream_under_the_same_number_is_read_whole() ->
     subscription.begun, subscription.last_seq = (1, 2), 0
     before, after = (datetime.datetime(2026, 1, day, tzinfo=datetime.timezone.utc) for day in (1, 2))
     subscription.made_at = before
-    bus._place(subscription, SimpleNamespace(created=after, state=SimpleNamespace(last_seq=1, first_seq=1)))  # type: ignore[arg-type]
+    bus._choose_position(subscription, SimpleNamespace(created=after, state=SimpleNamespace(last_seq=1, first_seq=1)))  # type: ignore[arg-type]
     await give(bus, arrived(pack_of(b"1", b"2", b"3")))
     assert found == [b"1", b"2", b"3"]
 

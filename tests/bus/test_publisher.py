@@ -289,7 +289,7 @@ async def test_of_messages_sent_together_those_that_failed_are_sent_again_in_the
         b"4444": None,
     }
     acks = await opened(client)
-    heads = list(bus._kept[A])
+    heads = list(bus._outbox._kept[A])
     left = await bus._send(client, acks, A, heads)
     assert left == [heads[1], heads[3]]  # with their ids
     stats = bus.stats()
@@ -311,7 +311,7 @@ async def test_reports_do_not_wait_in_the_process_for_a_broker_that_is_slow_to_a
     try:
         for number in range(5):
             assert bus.publish(A, b"%d" % number)
-            wait_for("given to the connection", lambda: not bus._kept)
+            wait_for("given to the connection", lambda: not bus._outbox._kept)
         assert (bus.stats().published, bus.stats().buffered) == (1, 5)
     finally:
         os.kill(nats_server.pid, signal.SIGCONT)
@@ -319,7 +319,7 @@ async def test_reports_do_not_wait_in_the_process_for_a_broker_that_is_slow_to_a
     assert (await stored(nats_server))[A] == [b"first", b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_a_flight_that_ends_before_its_first_step_loses_nothing(
+async def test_a_batch_that_ends_before_its_first_step_loses_nothing(
     nats_server: EmbeddedNats, publisher: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = publisher()
@@ -328,7 +328,7 @@ async def test_a_flight_that_ends_before_its_first_step_loses_nothing(
 
     def ended_at_once(coroutine: Any) -> asyncio.Future[Any]:
         task = asyncio.ensure_future(coroutine)
-        if "_fly" in coroutine.__qualname__ and not ended:
+        if "_send_until_stored" in coroutine.__qualname__ and not ended:
             ended.append(task.cancel())
         return task
 
@@ -338,7 +338,7 @@ async def test_a_flight_that_ends_before_its_first_step_loses_nothing(
     )
     assert bus.publish(A, b"second")
     wait_for("ended", lambda: ended == [True])
-    nats_server.kill()  # with the connection end its flights
+    nats_server.kill()  # with the connection end its batches
     nats_server.start()
     wait_for("second stored", lambda: bus.stats().published == 2)
     assert (await stored(nats_server))[A] == [b"first", b"second"]
@@ -359,7 +359,7 @@ async def test_messages_that_come_while_a_subject_is_busy_need_no_wake_and_none_
     assert sorted((await stored(nats_server))[A]) == sorted(b"%d" % number for number in range(60))
 
 
-async def test_of_many_flights_that_fail_one_sees_to_the_streams(
+async def test_of_many_batches_that_fail_one_sees_to_the_streams(
     nats_server: EmbeddedNats, publisher: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that stores nothing is not asked for its streams by each of them."""
@@ -385,6 +385,6 @@ async def test_a_subject_that_cannot_be_stored_is_in_no_other_s_way(nats_server:
     bus = publisher(manage_streams=False)
     for n in range(1_200):
         assert bus.publish("semkv.routes.r", str(n).encode())
-    wait_for("all that may fly do", lambda: len(bus._flights) >= 16)
+    wait_for("all that may be on their way are", lambda: len(bus._batches) >= 16)
     assert bus.publish(A, b"stored")
     wait_for("the report is stored", lambda: bus.stats().published == 1)

@@ -15,7 +15,8 @@ from nats.js import JetStreamContext
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.server import EmbeddedNats
 from dynamo_semkv.bus.streams import ensure_streams, stream_config
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.contracts import subjects
 from tests.bus.waiting import settings, until
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.streams import STREAMS
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import StableReplica

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.schema import ScoringConfig
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import MSGPACK, encode_donor_event

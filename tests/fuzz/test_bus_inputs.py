@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_semkv.bus.acks import Acks
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message, _Follow
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import ConsumerState, Message
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import codec, subjects
 from dynamo_semkv.contracts.donor_events import DonorEvent, DonorRegistered
@@ -157,11 +158,11 @@ def test_any_pack_into_a_subscription_and_the_intake(found: list[bytes]) -> None
             expected += 1
 
     async def deliver() -> None:
-        follow = _Follow(asyncio.get_running_loop().create_future())
+        consumer = ConsumerState(asyncio.get_running_loop().create_future())
         for sequence, payload in enumerate(found, 1):
             message = stored_message(payload, KINDS["report"], sequence)
-            await bus._on_stream_message(None, bus._streams[0], follow, message)  # type: ignore[arg-type]
-        assert not follow.failed.done()
+            await bus._on_stream_message(None, bus._streams[0], consumer, message)  # type: ignore[arg-type]
+        assert not consumer.failed.done()
 
     asyncio.run(deliver())
     refused = sum(intake.counts[f"reports.{kind}"] for kind in ("malformed", "unsupported_version", "foreign_subject"))

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_semkv.bus.inspection import BusInspection, StreamSeen
 from dynamo_semkv.bus.streams import STREAMS
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.load import build
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import KvEvents, ReplicaAnnouncement

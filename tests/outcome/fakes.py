@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_semkv.bus.streams import stream_of
-from dynamo_semkv.bus.subscriber import Known, Message
+from dynamo_semkv.bus.subscription import Known, Message
 from tests.outcome.build import ManualClock
 
 

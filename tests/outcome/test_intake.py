@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import (

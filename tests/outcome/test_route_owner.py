@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import MSGPACK, encode_route_event
 from dynamo_semkv.contracts.route_events import RouteEvent

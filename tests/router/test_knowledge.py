@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.load import load_config
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import MSGPACK, encode_donor_event

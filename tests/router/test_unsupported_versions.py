@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dynamo_semkv.bus.subscriber import Message
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.codec import encode_announcement
 from dynamo_semkv.contracts.identity import StableReplica

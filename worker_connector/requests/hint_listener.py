@@ -8,7 +8,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.subjects import hints

@@ -12,7 +12,8 @@ import pytest
 
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.server import EmbeddedNats
-from dynamo_semkv.bus.subscriber import BusSubscriber, Message
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import (
