@@ -1,6 +1,5 @@
 """Wrappers that count around the stages, so that no stage holds a counter for others.
 
-    MeasuredJournal(journal, metrics)          around RouteJournal: decisions and lookups, as they are recorded
     MeasuredLookup(runner, metrics)            around DeadlineRunner: answers by provider
     MeasuredHistory(history, metrics, ...)     in front of History: outcomes of this router's own routes
 
@@ -13,7 +12,6 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.evidence.deadline import LookupResult
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.observe.metrics import Metrics
@@ -25,44 +23,12 @@ _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
 
 
-class Journal(Protocol):
-    """The part of outcome.intake.RouteJournal that is used here."""
-
-    def opened(self, event: RouteOpened) -> None:
-        """Records the opening of a route."""
-        ...
-
-    def observed(self, event: RouteObserved) -> None:
-        """Records the end of a route's stream."""
-        ...
-
-
 class Lookup(Protocol):
     """The part of evidence.deadline.DeadlineRunner that is used here."""
 
     async def lookup(self, query: LookupQuery) -> LookupResult:
         """Asks all providers, under the runner's own deadline."""
         ...
-
-
-class MeasuredJournal:
-    """A Journal that counts decisions and lookups."""
-
-    def __init__(self, journal: Journal, metrics: Metrics) -> None:
-        self._journal = journal
-        self._metrics = metrics
-
-    def opened(self, event: RouteOpened) -> None:
-        """Records, then counts."""
-        self._journal.opened(event)
-        try:
-            self._metrics.opened(event)
-        except Exception:  # noqa: BLE001 - see _not_counted
-            _not_counted()
-
-    def observed(self, event: RouteObserved) -> None:
-        """Records; the outcome is counted when the route closes."""
-        self._journal.observed(event)
 
 
 class MeasuredLookup:
@@ -78,8 +44,8 @@ class MeasuredLookup:
         try:
             for provider, (status, seconds) in result.by_provider.items():
                 self._metrics.provider_answered(provider, status, seconds)
-        except Exception:  # noqa: BLE001 - see _not_counted
-            _not_counted()
+        except Exception:  # noqa: BLE001 - a counter may not fail the request that it counts; logged
+            _throttled.exception("a metric was not counted")
         return result
 
 
@@ -105,8 +71,3 @@ class MeasuredHistory:
         self._history.add_orphan(orphan)
         if self._is_live():
             self._metrics.orphan(orphan)
-
-
-def _not_counted() -> None:
-    """Logs the exception that is being handled: a counter may not fail the request that it counts."""
-    _throttled.exception("a metric was not counted")

@@ -30,19 +30,21 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.config.load import Loaded
+from dynamo_semkv.config.schema import PlacementMode
 from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.identity import ReplicaKey, new_route_id
 from dynamo_semkv.router.facts import UNCONSTRAINED, constraints_of
 from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.ingress import strip_client_hints
-from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Edge, Handler, Request
 from dynamo_semkv.router.service import Advising, Prepared, RouterService
+from dynamo_semkv.router.traced import TracedHandler, traced
 from dynamo_semkv.telemetry import logs
 from dynamo_semkv.telemetry.traceparent import of_call
+from dynamo_semkv.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -65,29 +67,26 @@ class GatewayAdvice:
         service: RouterService,
         advisor: Advising,
         edge: Edge,
-        directory: ReplicaDirectory,
+        loaded: Loaded,
         *,
-        config: Config,
-        config_hash: str,
         model: str,
         context_length: int | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        """`model`: what a question that names none is about. `context_length`: of that model, in tokens."""
         self._service = service
         self._advisor = advisor
         self._edge = edge
-        self._directory = directory
-        self._config = config
-        self._config_hash = config_hash
+        self._config, self._config_hash = loaded.config, loaded.hash
         self._model = model
         self._max_tokens = min(MAX_TOKENS, context_length) if context_length and context_length > 0 else MAX_TOKENS
         self._large = 0
-        self.door: Handler = self.handle
-        """What the endpoint and the status server's route call: `handle`, or, where spans are exported, `handle` in a
-        span."""
+        self.endpoint: Handler = traced(self.handle, TracedHandler, tracing)
+        """`handle`, in a span where spans are made: what our endpoint and the status server's route call."""
 
-    def reload(self, config: Config, config_hash: str) -> None:
+    def reload(self, loaded: Loaded) -> None:
         """For questions from now on."""
-        self._config, self._config_hash = config, config_hash
+        self._config, self._config_hash = loaded.config, loaded.hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """Yields one chunk, the answer. RequestFailed: INVALID_REQUEST for what is no request, OVERLOADED ("busy") for
@@ -109,7 +108,7 @@ class GatewayAdvice:
         router."""
         try:
             request, call = await self._read(body)
-            (answer,) = [chunk async for chunk in self.door(request, call)]
+            (answer,) = [chunk async for chunk in self.endpoint(request, call)]
             return answer
         except (ContractError, RequestFailed) as error:
             return {"error": str(error)}
@@ -121,7 +120,7 @@ class GatewayAdvice:
         advice, prepared = None, None
         if self._config.placement.mode is not PlacementMode.OFF:
             advice = await self._advisor.advise(request, call.request_id)
-        choice = await self._dynamo(request)
+        choice = await self._dynamos_choice(request)
         if advice is not None:
             prepared = self._service.hand_over(request, call, advice, self._config_hash)
         return self._answer(prepared, choice)
@@ -151,9 +150,9 @@ class GatewayAdvice:
             "hint": envelope_to_plain(prepared.hint) if prepared.hint is not None else None,
         }
 
-    async def _dynamo(self, request: Request) -> ReplicaKey | None:
-        said = request.get("routing")
-        routing: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    async def _dynamos_choice(self, request: Request) -> ReplicaKey | None:
+        given = request.get("routing")
+        routing: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
         seconds = self._config.evidence.exact_deadline_ms / 1000
         try:
             constraints = constraints_of(request) or UNCONSTRAINED

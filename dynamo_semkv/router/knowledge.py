@@ -76,8 +76,7 @@ class Knowledge:
         self.directory = ReplicaDirectory(
             self.catalog.purge_replica, self.catalog.readmit_replica, self.catalog.know_ranks
         )
-        self.loads: Mapping[ReplicaKey, RankLoad] = {}
-        """The loads as of the last beat; for the page only, decisions ask Dynamo."""
+        self._loads: Mapping[ReplicaKey, RankLoad] = {}
         self.dynamo: DynamoTokens | None = None
         """Dynamo's counters as of some seconds ago; for the page only."""
         self._status_url = dynamo_counters.status_url(os.environ)
@@ -165,6 +164,10 @@ class Knowledge:
         self.catalog.expire(self.intake.clock.now(), SWEEP)
         self.catalog.sweep(SWEEP)
 
+    def take_loads(self, loads: Mapping[ReplicaKey, RankLoad]) -> None:
+        """The loads that `statuses` shows until the next beat; decisions ask Dynamo."""
+        self._loads = loads
+
     async def count_dynamo(self) -> None:
         """Reads Dynamo's own counters again; the last values stay when it does not answer."""
         if self._status_url is not None:
@@ -175,7 +178,7 @@ class Knowledge:
         shown = self.directory.shown()
         found = []
         for replica, card in sorted(self.directory.live().items()):
-            said, load = self.directory.announcement_of(replica), self.loads.get(replica)
+            said, load = self.directory.announcement_of(replica), self._loads.get(replica)
             standing, differs_in = shown[replica]
             found.append(
                 ReplicaStatus(

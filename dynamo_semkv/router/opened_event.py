@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
+
+import msgspec
 
 from dynamo_semkv.config.schema import KvRouterOptions
-from dynamo_semkv.contracts.evidence import Bucket
+from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId
 from dynamo_semkv.contracts.route_events import MAX_CLIENT_TEXT, RouteOpened
 from dynamo_semkv.router.pipeline import Advice
@@ -17,35 +20,41 @@ from dynamo_semkv.router.sheet_lines import dynamo_choice, sheet_lines
 DEFAULT_KV_ROUTER = KvRouterOptions()
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """One dispatch of one request, as its record names it."""
+
+    route_id: RouteId
+    request_id: str
+    """Dynamo's context id; a client may have chosen it. Empty: a call without a context."""
+    router: str
+    number: int
+    """0 for the first dispatch of the request, 1 after its first migration, ..."""
+    model: str
+    """As the request names it."""
+    opened_at: float
+    """Unix seconds."""
+    config_hash: str
+    traceparent: str | None
+
+
 def opened_event(
-    advice: Advice,
-    *,
-    route_id: RouteId,
-    request_id: str,
-    router: str,
-    attempt: int,
-    model: str,
-    opened_at: float,
-    config_hash: str,
-    traceparent: str | None,
-    directory: ReplicaDirectory,
-    kv_router: KvRouterOptions = DEFAULT_KV_ROUTER,
+    advice: Advice, attempt: Attempt, directory: ReplicaDirectory, kv_router: KvRouterOptions = DEFAULT_KV_ROUTER
 ) -> RouteOpened:
-    """The RouteOpened of an advice. `opened_at`: Unix seconds. Texts that a client chose are cut to MAX_CLIENT_TEXT."""
-    decision, match = advice.decision, advice.decision.match
-    placed, sheet = decision.placed, advice.sheet
+    """The RouteOpened of an advice. Texts that a client chose are cut to MAX_CLIENT_TEXT."""
+    decision, sheet = advice.decision, advice.sheet
+    placed, shadow = decision.placed, decision.shadow_choice
     profiles = directory.profiles()
     dynamo = dynamo_choice(sheet, kv_router) if sheet is not None else None
-    said = directory.announcement_of(placed) if placed is not None else None
+    announced = directory.announcement_of(placed) if placed is not None else None
     stable = directory.stable_of(placed) if placed is not None else None
     return RouteOpened(
-        route_id=route_id,
-        request_id=request_id[:MAX_CLIENT_TEXT] or None,
-        router=router,
-        attempt=attempt,
-        model=model[:MAX_CLIENT_TEXT],
+        route_id=attempt.route_id,
+        request_id=attempt.request_id[:MAX_CLIENT_TEXT] or None,
+        router=attempt.router,
+        attempt=attempt.number,
+        model=attempt.model[:MAX_CLIENT_TEXT],
         mode=decision.mode._value_,
-        opened_at=opened_at,
+        opened_at=attempt.opened_at,
         prompt_key=advice.prompt.key,
         tenant=advice.prompt.namespace.tenant,
         input_tokens=len(advice.prompt.tokens),
@@ -61,22 +70,29 @@ def opened_event(
         stable_routing_id=stable.stable_routing_id if stable is not None else None,
         dp_rank=placed.dp_rank if placed is not None else None,
         worker_id=str(placed.worker_id) if placed is not None else None,
-        donor_id=match.donor_id if match is not None else None,
-        donor_generation=match.provider_generation if match is not None else None,
-        match_type=match.match_type if match is not None else None,
-        overlap=match.overlap_bucket if match is not None else Bucket.NONE,
-        tier=match.location.tier if match is not None else None,
-        provider=match.provider if match is not None else None,
-        quality_signals=dict(match.quality_signals) if match is not None else {},
-        materialization=said.materialization if said is not None else None,
+        materialization=announced.materialization if announced is not None else None,
         expected_tokens=_expected(advice),
-        shadow_choice=_name(decision.shadow_choice, profiles) if decision.shadow_choice is not None else None,
+        shadow_choice=_name(shadow, profiles) if shadow is not None else None,
         dynamo_choice=_name(dynamo.replica, profiles) if dynamo is not None else None,
         sheet=sheet_lines(sheet, dynamo, partial(_name, profiles=profiles)) if sheet is not None else (),
         sheet_rows=len(sheet.rows) if sheet is not None else 0,
-        config_hash=config_hash,
-        traceparent=traceparent,
+        config_hash=attempt.config_hash,
+        traceparent=attempt.traceparent,
+        **(_match_fields(decision.match) if decision.match is not None else {}),
     )
+
+
+def _match_fields(match: SemanticTrtMatch) -> dict[str, Any]:
+    """The fields of the record that say on which donor the decision rests."""
+    return {
+        "donor_id": match.donor_id,
+        "donor_generation": match.provider_generation,
+        "match_type": match.match_type,
+        "overlap": match.overlap_bucket,
+        "tier": match.location.tier,
+        "provider": match.provider,
+        "quality_signals": dict(match.quality_signals),
+    }
 
 
 def _expected(advice: Advice) -> int | None:

@@ -14,6 +14,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.config.load import Loaded, read_salt_key
@@ -21,7 +22,7 @@ from dynamo_semkv.config.schema import Config, DashboardConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.evidence.worker import SWITCH_SECONDS
-from dynamo_semkv.observe.measured import MeasuredJournal, MeasuredLookup
+from dynamo_semkv.observe.measured import MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.explain_route import ExplainRoute
@@ -29,19 +30,19 @@ from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.gateway_advice import GatewayAdvice
 from dynamo_semkv.router.guarded_route import GuardedRoute
 from dynamo_semkv.router.hint_sender import HintSender
+from dynamo_semkv.router.journal import ObservedJournal
 from dynamo_semkv.router.knowledge import Knowledge
-from dynamo_semkv.router.logged import LoggedJournal
 from dynamo_semkv.router.reload import Reloader
+from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime import DynamoEdge, EdgeError, EdgeSettings
 from dynamo_semkv.router.runtime_types import Edge
 from dynamo_semkv.router.runtime_version import installed, verdict
-from dynamo_semkv.router.service import RouterService
+from dynamo_semkv.router.service import RouterIdentity, RouterService
 from dynamo_semkv.router.traced import (
     TracedAdvisor,
     TracedEdge,
     TracedHandler,
     TracedHints,
-    TracedJournal,
     TracedLookup,
     traced,
 )
@@ -101,9 +102,9 @@ async def serve(loaded: Loaded) -> int:
     # Until there is something to serve, a SIGHUP must not end the process and has nothing to do: the file is read again
     # by then.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
-    serves, said = verdict(installed())
-    if said is not None:
-        logger.log(logging.WARNING if serves else logging.ERROR, "%s", said)
+    serves, objection = verdict(installed())
+    if objection is not None:
+        logger.log(logging.WARNING if serves else logging.ERROR, "%s", objection)
     if not serves:
         return 1
     router = f"{loaded.config.dynamo.router_component}-{secrets.token_hex(4)}"
@@ -117,8 +118,10 @@ async def serve(loaded: Loaded) -> int:
         connecting = DynamoEdge.connect(edge_settings(loaded.config), knowledge.collector.metrics_text)
         edge = await _unless(stop, connecting)
         if edge is not None and page is None:
-            door = GuardedRoute(ExplainRoute(knowledge.history).answer, loaded.config.security, os.environ, "explain")
-            edge.expose_route("semkv/explain", door.answer)
+            explain = GuardedRoute(
+                ExplainRoute(knowledge.history).answer, loaded.config.security, os.environ, "explain"
+            )
+            edge.expose_route("semkv/explain", explain.answer)
         return 0 if edge is None else await _serve(loaded, router, knowledge, edge, stop)
     except EdgeError as error:
         logger.error("nothing to serve: %s", error)
@@ -129,9 +132,23 @@ async def serve(loaded: Loaded) -> int:
         await knowledge.close()
 
 
-async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: DynamoEdge, stop: asyncio.Event) -> int:
+@dataclass(frozen=True)
+class _Serving:
+    """What answers requests, once Dynamo is there."""
+
+    advisor: Advisor
+    service: RouterService
+    gateway: GatewayAdvice
+
+    def reload(self, loaded: Loaded) -> None:
+        """For requests from now on."""
+        self.advisor.reload(loaded.config)
+        self.service.reload(loaded)
+        self.gateway.reload(loaded)
+
+
+def _serving(loaded: Loaded, router: str, knowledge: Knowledge, edge: DynamoEdge) -> _Serving:
     config, tracing = loaded.config, knowledge.tracing
-    knowledge.directory.serve_as(config.model.name or edge.card.model, edge.role)
     stages: Edge = traced(edge, TracedEdge, tracing)
     advisor = Advisor(
         edge=stages,
@@ -143,65 +160,69 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         credit=knowledge.calibration,
         scorers=knowledge.scorers,
     )
+    advising = traced(advisor, TracedAdvisor, tracing)
     journal = RouteJournal(knowledge.publisher, knowledge.intake, router)
     service = RouterService(
-        edge=stages,
-        directory=knowledge.directory,
-        advisor=traced(advisor, TracedAdvisor, tracing),
-        journal=traced(LoggedJournal(MeasuredJournal(journal, knowledge.metrics)), TracedJournal, tracing),
-        hints=traced(HintSender(knowledge.publisher), TracedHints, tracing),
-        fallbacks=knowledge.fallbacks,
-        attempts=knowledge.attempts,
-        config=config,
-        config_hash=loaded.hash,
-        router=router,
-        instance_id=edge.instance_id,
-        role=edge.role,
-    )
-    gateway = GatewayAdvice(
-        service,
-        traced(advisor, TracedAdvisor, tracing),
         stages,
+        advising,
+        traced(HintSender(knowledge.publisher), TracedHints, tracing),
+        RouteRecords(
+            ObservedJournal(journal, knowledge.metrics, tracing),
+            knowledge.directory,
+            knowledge.attempts,
+            knowledge.fallbacks,
+            router=router,
+            kv_router=config.dynamo.kv_router,  # as Dynamo's router was made with: changes need a restart
+        ),
         knowledge.directory,
-        config=config,
-        config_hash=loaded.hash,
-        model=config.model.name or edge.card.model,
-        context_length=edge.card.context_length,
+        knowledge.fallbacks,
+        loaded,
+        RouterIdentity(router, edge.instance_id, edge.role),
     )
-    gateway.door = traced(gateway.handle, TracedHandler, tracing)
-    edge.expose_route("semkv/advise", GuardedRoute(gateway.answer_body, config.security, os.environ).answer)
-    advisor.refresh()
+    model, context_length = config.model.name or edge.card.model, edge.card.context_length
+    gateway = GatewayAdvice(
+        service, advising, stages, loaded, model=model, context_length=context_length, tracing=tracing
+    )
+    return _Serving(advisor, service, gateway)
+
+
+async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: DynamoEdge, stop: asyncio.Event) -> int:
+    config = loaded.config
+    knowledge.directory.serve_as(config.model.name or edge.card.model, edge.role)
+    serving = _serving(loaded, router, knowledge, edge)
+    advise = GuardedRoute(serving.gateway.answer_body, config.security, os.environ)
+    edge.expose_route("semkv/advise", advise.answer)
+    serving.advisor.refresh()
     if not await knowledge.replayed():
         logger.warning("bus %s is not read yet: serving without evidence until it is", config.bus.url)
-    freezing = asyncio.ensure_future(_freeze_what_was_replayed(knowledge))
 
     def take_over(changed: Loaded) -> None:
-        advisor.reload(changed.config)
-        service.reload(changed.config, changed.hash)
-        gateway.reload(changed.config, changed.hash)
+        serving.reload(changed)
         knowledge.reload(changed)
 
     reloader = Reloader(knowledge.watch, take_over)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
-    watching = asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds))
-    beat = asyncio.ensure_future(_beat(config.dynamo.poll_seconds, advisor, knowledge, edge))
-    counting = asyncio.ensure_future(_count(knowledge))
-    serving = asyncio.ensure_future(
-        edge.serve(traced(service.handle, TracedHandler, tracing), {"advise": gateway.door})
-    )
+    handler = traced(serving.service.handle, TracedHandler, knowledge.tracing)
+    answering = asyncio.ensure_future(edge.serve(handler, {"advise": serving.gateway.endpoint}))
     stopping = asyncio.ensure_future(stop.wait())
+    beside = [
+        stopping,
+        asyncio.ensure_future(_freeze_what_was_replayed(knowledge)),
+        asyncio.ensure_future(reloader.run(config.dynamo.poll_seconds)),
+        asyncio.ensure_future(_beat(config.dynamo.poll_seconds, serving.advisor, knowledge, edge)),
+        asyncio.ensure_future(_count(knowledge)),
+    ]
     logger.info("placement %s, %d replicas", config.placement.mode.value, len(knowledge.directory.live()))
     try:
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answering, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             logger.info("stopping: %d requests in flight", edge.inflight)
             await edge.shutdown(config.dynamo.drain_seconds)
-        await serving
+        await answering
     finally:
-        tasks = (beat, watching, counting, stopping, freezing)
-        for task in tasks:
+        for task in beside:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*beside, return_exceptions=True)
     return 0
 
 
@@ -209,9 +230,9 @@ def _page(config: DashboardConfig, knowledge: Knowledge) -> DashboardServer | No
     """None where the page is off. ContractError for a page that others could read without a token."""
     if not config.enabled:
         return None
-    view = knowledge.collector
+    state = knowledge.collector
     return DashboardServer(
-        config, view.snapshot, knowledge.history, metrics=view.metrics_text, readiness=view.readiness
+        config, state.snapshot, knowledge.history, metrics=state.metrics_text, readiness=state.readiness
     )
 
 
@@ -242,7 +263,7 @@ async def _beat(seconds: float, advisor: Advisor, knowledge: Knowledge, edge: Dy
         try:
             advisor.refresh()
             knowledge.tidy()
-            knowledge.loads = await within(BEAT_DEADLINE, edge.loads())
+            knowledge.take_loads(await within(BEAT_DEADLINE, edge.loads()))
         except Exception:  # noqa: BLE001 - a beat that fails may not end all later ones; counted and logged
             _throttled.exception("a beat failed")
 

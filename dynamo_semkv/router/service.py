@@ -14,25 +14,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from dynamo_semkv.advice.hint import build_envelope
-from dynamo_semkv.config.schema import Config, PlacementMode
+from dynamo_semkv.config.load import Loaded
+from dynamo_semkv.config.schema import PlacementMode
 from dynamo_semkv.contracts.codec import envelope_to_plain
 from dynamo_semkv.contracts.hints import EXTRA_ARGS_KEY, KvHintsEnvelope
 from dynamo_semkv.contracts.identity import ReplicaKey, RouteId, StableReplica, new_route_id
 from dynamo_semkv.contracts.keys import PromptKey
-from dynamo_semkv.contracts.route_events import ADVISED, MAX_CLIENT_TEXT, NO_WORKER, RouteObserved, RouteOpened
-from dynamo_semkv.router.attempts import Attempts
-from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, pin_reason
+from dynamo_semkv.contracts.route_events import ADVISED, NO_WORKER
+from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
 from dynamo_semkv.router.ingress import prefill_half, strip_client_hints, without_own_pin
-from dynamo_semkv.router.opened_event import opened_event
 from dynamo_semkv.router.pipeline import Advice
 from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.route_records import OpenRoute, RouteRecords
 from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Request, WorkerRole
 from dynamo_semkv.telemetry import logs
@@ -42,18 +42,6 @@ _ENDS = {
     FailureKind.NO_WORKER: "worker_lost",
     FailureKind.CANCELLED: "cancelled",
 }
-
-
-class Journal(Protocol):
-    """The part of outcome.intake.RouteJournal that is used here."""
-
-    def opened(self, event: RouteOpened) -> None:
-        """Records the opening; the caller counts an exception and goes on."""
-        ...
-
-    def observed(self, event: RouteObserved) -> None:
-        """Records the end; the caller counts an exception and goes on."""
-        ...
 
 
 class Advising(Protocol):
@@ -74,19 +62,16 @@ class Hints(Protocol):
         ...
 
 
-@dataclass
-class _Route:
-    """One opened attempt and what its stream has shown so far."""
+@dataclass(frozen=True)
+class RouterIdentity:
+    """Which router this is."""
 
-    route_id: RouteId
-    arrived: float
-    pinned: StableReplica | None
-    queued: Mapping[ReplicaKey, int | None]
-    """Prefill tokens on every replica, until the first chunk says which one served."""
-    first_at: float | None = None
-    served: StableReplica | None = None
-    waited: int | None = None
-    """Prefill tokens queued before it on the replica that served."""
+    name: str
+    """What route events call it."""
+    instance_id: int | None = None
+    """Its instance in Dynamo's discovery: the pin that a frontend sets on what it sends here. None: not registered."""
+    role: WorkerRole = WorkerRole.UNKNOWN
+    """What the workers behind it do."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -106,49 +91,34 @@ class RouterService:
 
     def __init__(
         self,
-        *,
         edge: Edge,
-        directory: ReplicaDirectory,
         advisor: Advising,
-        journal: Journal,
         hints: Hints,
+        records: RouteRecords,
+        directory: ReplicaDirectory,
         fallbacks: Fallbacks,
-        attempts: Attempts,
-        config: Config,
-        config_hash: str,
-        router: str,
-        instance_id: int | None = None,
-        role: WorkerRole = WorkerRole.UNKNOWN,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        loaded: Loaded,
+        identity: RouterIdentity,
     ) -> None:
         self.counts: Counter[str] = Counter()
         """`requests`, `spent`, `passed_through`, `hints_stripped`, `decided_<DecisionReason>`, `ended_<end>`."""
-        self.open_routes = 0
         self._edge = edge
-        self._directory = directory
         self._advisor = advisor
-        self._journal = journal
         self._hints = hints
+        self._records = records
+        self._directory = directory
         self._fallbacks = fallbacks
-        self._config = config
-        self._config_hash = config_hash
-        self._kv_router = config.dynamo.kv_router  # as Dynamo's router was made with: changes need a restart
-        self._router = router
-        self._instance_id = instance_id
-        self._role = role
-        self._monotonic = monotonic
-        self._wall = wall
-        self._attempts = attempts
+        self._config, self._config_hash = loaded.config, loaded.hash
+        self._identity = identity
 
-    def reload(self, config: Config, config_hash: str) -> None:
+    def reload(self, loaded: Loaded) -> None:
         """For requests from now on."""
-        self._config, self._config_hash = config, config_hash
+        self._config, self._config_hash = loaded.config, loaded.hash
 
     async def handle(self, request: Request, call: CallContext) -> AsyncIterator[Chunk]:
         """The chunks of one attempt, yielded or sent (`CallContext.send`). Raises RequestFailed as the dispatch does,
         and ClientGone where a chunk cannot be sent; a fault of ours is never raised."""
-        arrived = self._monotonic()
+        arrived = time.monotonic()
         if not isinstance(request, Mapping):
             raise RequestFailed(
                 FailureKind.INVALID_REQUEST, f"request: got {type(request).__name__}, allowed: a mapping with token_ids"
@@ -159,21 +129,19 @@ class RouterService:
             return
         self.counts["requests"] += 1
         logs.bind(fresh=True, request_id=call.request_id, traceparent=call.traceparent)
-        half = prefill_half(request) if self._role is WorkerRole.PREFILL else request
-        request, stripped = strip_client_hints(without_own_pin(half, self._instance_id))
-        self.counts["hints_stripped"] += stripped
+        request = self._stripped(request)
         config_hash = self._config_hash  # of the configuration that decides, whatever is reloaded meanwhile
         advice = None
         if self._config.placement.mode is not PlacementMode.OFF:
             advice = await self._advisor.advise(request, call.request_id)
         # Nothing waits from here to the `try`, so no cancellation can fall between the opening record and its end.
-        dispatch, route = self._depart(request, call, advice, arrived, config_hash)
+        dispatch, route = self._dispatch(request, call, advice, arrived, config_hash)
         send = call.send
         end = "error"
         try:
             chunk = await dispatch.first()
             if chunk is not None and route is not None:
-                self._begun(route, dispatch, chunk)
+                route.begun(dispatch, self._directory, has_tokens=bool(chunk.get("token_ids")))
             while chunk is not None:
                 if send is None:
                     yield chunk
@@ -192,29 +160,28 @@ class RouterService:
             raise
         finally:
             if route is not None:
-                self._arrive(route, dispatch, end)
+                self.counts[f"ended_{end}"] += 1
+                self._records.ended(route, dispatch, end)
             # Closed here, not by the garbage collector: what the stream holds in Dynamo is given back now.
             await dispatch.close()
 
-    def _begun(self, route: _Route, dispatch: Dispatch, chunk: Chunk) -> None:
-        """Notes who serves, from the first chunk. dynamo.trtllm reports a request that its engine refuses in a chunk
-        with an error and no tokens: that is no first token."""
-        if chunk.get("token_ids") or dispatch.finish_reason != "error":
-            route.first_at = self._monotonic()
-        route.served = self._stable(dispatch.replica)
-        route.waited = route.queued.get(dispatch.replica) if dispatch.replica is not None else None
-        route.queued = {}
+    def _stripped(self, request: Request) -> Request:
+        """The request as we advise on it: without hints of clients, and without the frontend's pin to this router."""
+        half = prefill_half(request) if self._identity.role is WorkerRole.PREFILL else request
+        stripped, found = strip_client_hints(without_own_pin(half, self._identity.instance_id))
+        self.counts["hints_stripped"] += found
+        return stripped
 
-    def _depart(
+    def _dispatch(
         self, request: Request, call: CallContext, advice: Advice | None, arrived: float, config_hash: str
-    ) -> tuple[Dispatch, _Route | None]:
+    ) -> tuple[Dispatch, OpenRoute | None]:
         """Adds the hint, prepares the dispatch, records. The dispatch is sent by `first`, so the record comes
         before."""
-        route: _Route | None = None
+        route: OpenRoute | None = None
         try:
             if advice is not None:
                 prepared = self.prepare(request, call, advice, config_hash)
-                route = _Route(prepared.route_id, arrived, prepared.pinned, advice.queued)
+                route = OpenRoute(prepared.route_id, arrived, prepared.pinned, advice.queued)
                 decision = prepared.advice.decision
                 dispatch = self._edge.dispatch(
                     prepared.request,
@@ -237,7 +204,7 @@ class RouterService:
         pinned = self._stable(advice.decision.placed)
         hinted, advice, hint = self._hint(request, call, advice, route_id, pinned)
         self.counts[f"decided_{advice.decision.reason._value_}"] += 1
-        self._open(call, advice, route_id, str(request.get("model") or ""), config_hash)
+        self._records.opened(advice, route_id, call, str(request.get("model") or ""), config_hash)
         return Prepared(route_id, hinted, advice, pinned, hint)
 
     def hand_over(self, request: Request, call: CallContext, advice: Advice, config_hash: str) -> Prepared | None:
@@ -248,12 +215,8 @@ class RouterService:
         except Exception as error:  # noqa: BLE001 - no advice is an answer too; counted and logged
             self._fallbacks.add(FallbackReason.ADVICE_ERROR, error)
             return None
-        self.open_routes -= 1
         self.counts[f"ended_{ADVISED}"] += 1
-        try:
-            self._journal.observed(RouteObserved(route_id=prepared.route_id, observed_at=self._wall(), end=ADVISED))
-        except Exception as error:  # noqa: BLE001 - as for the opening record
-            self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
+        self._records.advised(prepared.route_id)
         return prepared
 
     def _hint(
@@ -293,61 +256,13 @@ class RouterService:
             self._fallbacks.add(FallbackReason.HINT_ERROR, error)
             return None
 
-    def _open(self, call: CallContext, advice: Advice, route_id: RouteId, model: str, config_hash: str) -> None:
-        self.open_routes += 1
-        try:
-            self._journal.opened(
-                opened_event(
-                    advice,
-                    route_id=route_id,
-                    request_id=call.request_id,
-                    router=self._router,
-                    attempt=self._attempts.next(call.request_id[:MAX_CLIENT_TEXT], advice.prompt.namespace.tenant),
-                    model=model,
-                    opened_at=self._wall(),
-                    config_hash=config_hash,
-                    traceparent=call.traceparent,
-                    directory=self._directory,
-                    kv_router=self._kv_router,
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - a record that cannot be written does not stop a request; counted and logged
-            self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
-
-    def _arrive(self, route: _Route, dispatch: Dispatch, end: str) -> None:
-        """Records the one RouteObserved of an opened route."""
-        self.open_routes -= 1
-        self.counts[f"ended_{end}"] += 1
-        try:
-            if dispatch.fallback is not None:
-                self._fallbacks.add(pin_reason(dispatch.fallback), f"route {route.route_id}")
-            served, replica = route.served, dispatch.replica
-            if served is None and dispatch.pinned:
-                served = route.pinned
-            self._journal.observed(
-                RouteObserved(
-                    route_id=route.route_id,
-                    observed_at=self._wall(),
-                    end=end,
-                    served_stable_routing_id=served.stable_routing_id if served is not None else None,
-                    served_dp_rank=served.dp_rank if served is not None else replica.dp_rank if replica else None,
-                    served_worker_id=str(replica.worker_id) if replica is not None else None,
-                    ttft_seconds=route.first_at - route.arrived if route.first_at is not None else None,
-                    queued_tokens=route.waited,
-                    output_tokens=output_tokens(dispatch) if route.first_at is not None else 0,
-                    engine_cached_tokens=engine_cached_tokens(dispatch),
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - as for the opening record
-            self._fallbacks.add(FallbackReason.JOURNAL_ERROR, error)
-
     def _stable(self, replica: ReplicaKey | None) -> StableReplica | None:
         return self._directory.stable_of(replica) if replica is not None else None
 
     def snapshot(self) -> dict[str, Any]:
         """JSON-able counters for metrics and the page."""
         return {
-            "open_routes": self.open_routes,
+            "open_routes": self._records.open_routes,
             "counts": dict(self.counts),
             "fallbacks": {reason.value: self._fallbacks.counts[reason] for reason in FallbackReason},
         }
@@ -381,20 +296,3 @@ def _end_of(dispatch: Dispatch, call: CallContext) -> str:
     if dispatch.finish_reason is None:
         return "cancelled" if call.is_stopped() else "error"
     return dispatch.finish_reason if dispatch.finish_reason in ("cancelled", "error") else "complete"
-
-
-def output_tokens(dispatch: Dispatch) -> int:
-    """The engine's count; for a cut stream its number of chunks (each has one or more tokens)."""
-    count = (dispatch.usage or {}).get("completion_tokens")
-    return count if isinstance(count, int) else dispatch.chunks
-
-
-def engine_cached_tokens(dispatch: Dispatch) -> int | None:
-    """The engine's own count of prompt tokens it did not compute: dynamo.trtllm's `engine_data.kv_cache_hit`, else the
-    usage."""
-    hit = (dispatch.engine_data or {}).get("kv_cache_hit")
-    count = hit.get("reused_tokens") if isinstance(hit, Mapping) else None
-    if not isinstance(count, int):
-        details = (dispatch.usage or {}).get("prompt_tokens_details")
-        count = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return count if isinstance(count, int) else None

@@ -5,7 +5,7 @@
     TracedLookup(runner, tracing)            donor lookup
     TracedAdvisor(advisor, tracing)          score: what is left of advising once evidence and load are known
     TracedHints(sender, tracing)             the hint over the bus
-    TracedJournal(journal, tracing)          dispatch: between the two records of a route
+    trace_opened, trace_observed             dispatch: between the two records of a route (journal.py calls them)
     TracedHistory(history, tracing, router)  the outcome, when it is known
 
 A stage is recorded when it is over, with the times it took; nothing is done per chunk. A fault of a span never reaches
@@ -33,7 +33,7 @@ from dynamo_semkv.router.advisor import LookupOutcome, LookupRunner
 from dynamo_semkv.router.pipeline import Advice
 from dynamo_semkv.router.runtime_errors import RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Handler, Request
-from dynamo_semkv.router.service import Advising, Hints, Journal
+from dynamo_semkv.router.service import Advising, Hints
 from dynamo_semkv.telemetry import names
 from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.tracing import Attributes, Tracing, traceparent_of
@@ -137,7 +137,7 @@ class TracedEdge:
             _stage(self._tracing, names.EXACT, began, error=error)
 
     def dispatch(self, request: Request, pin: Any, **options: Any) -> Dispatch:
-        """Keeps the dispatch for the journal's span."""
+        """Keeps the dispatch for its span, which `trace_observed` records."""
         dispatch = self._edge.dispatch(request, pin, **options)
         trace = _current.get()
         if trace is not None:
@@ -208,53 +208,40 @@ class TracedHints:
             _stage(self._tracing, names.HINT, began, attributes)
 
 
-class TracedJournal:
-    """A Journal that puts the decision on the route's span and records the dispatch as a span."""
+def trace_opened(event: RouteOpened) -> None:
+    """Puts the decision on the route's span; the dispatch begins now."""
+    trace = _current.get()
+    if trace is not None:
+        trace.opened_at = time.time_ns()
+        _guarded(lambda: trace.span.set_attributes(_present(_opened(event))))
 
-    def __init__(self, journal: Journal, tracing: Tracing) -> None:
-        self._journal = journal
-        self._tracing = tracing
 
-    def opened(self, event: RouteOpened) -> None:
-        """Writes the record; the dispatch's span begins here."""
-        self._journal.opened(event)
-        trace = _current.get()
-        if trace is not None:
-            trace.opened_at = time.time_ns()
-            _guarded(lambda: trace.span.set_attributes(_present(_opened(event))))
-
-    def observed(self, event: RouteObserved) -> None:
-        """Writes the record and ends the dispatch's span."""
-        self._journal.observed(event)
-        trace = _current.get()
-        # Without a dispatch of ours somebody else dispatches the route (see gateway_advice.py).
-        if trace is not None and trace.opened_at and trace.dispatch is not None:
-            _guarded(lambda: self._dispatched(trace, event))
-
-    def _dispatched(self, trace: _Trace, event: RouteObserved) -> None:
+def trace_observed(event: RouteObserved, tracing: Tracing) -> None:
+    """Records the dispatch, which ended now, as a span. None where somebody else dispatches (gateway_advice.py)."""
+    trace = _current.get()
+    if trace is not None and trace.opened_at and trace.dispatch is not None:
         dispatch = trace.dispatch
-        served = _name(event.served_stable_routing_id, event.served_dp_rank)
-        span = self._tracing.start(names.DISPATCH, parent=trace.span, start_ns=trace.opened_at)
-        assert dispatch is not None
-        if dispatch.fallback is not None:
-            span.add_event(names.PIN_GIVEN_UP, {names.PIN_FALLBACK: dispatch.fallback}, timestamp=trace.opened_at)
-        if event.ttft_seconds is not None:
-            span.add_event(names.FIRST_CHUNK, timestamp=_started(trace.span) + int(event.ttft_seconds * 1e9))
-        attributes = {
-            names.END: event.end,
-            names.REPLICA: served,
-            names.WORKER_ID: event.served_worker_id,
-            names.PINNED: dispatch.pinned,
-        }
-        self._tracing.end(span, attributes, error=event.end if event.end in _FAILED_ENDS else None)
-        trace.span.set_attributes(
-            _present(
-                {
-                    names.GEN_AI_OUTPUT_TOKENS: event.output_tokens,
-                    names.GEN_AI_CACHE_READ_TOKENS: event.engine_cached_tokens,
-                }
-            )
-        )
+        _guarded(lambda: _record_dispatch(tracing, trace, dispatch, event))
+
+
+def _record_dispatch(tracing: Tracing, trace: _Trace, dispatch: Dispatch, event: RouteObserved) -> None:
+    span = tracing.start(names.DISPATCH, parent=trace.span, start_ns=trace.opened_at)
+    if dispatch.fallback is not None:
+        span.add_event(names.PIN_GIVEN_UP, {names.PIN_FALLBACK: dispatch.fallback}, timestamp=trace.opened_at)
+    if event.ttft_seconds is not None:
+        span.add_event(names.FIRST_CHUNK, timestamp=_started(trace.span) + int(event.ttft_seconds * 1e9))
+    attributes = {
+        names.END: event.end,
+        names.REPLICA: _name(event.served_stable_routing_id, event.served_dp_rank),
+        names.WORKER_ID: event.served_worker_id,
+        names.PINNED: dispatch.pinned,
+    }
+    tracing.end(span, attributes, error=event.end if event.end in _FAILED_ENDS else None)
+    counted = {
+        names.GEN_AI_OUTPUT_TOKENS: event.output_tokens,
+        names.GEN_AI_CACHE_READ_TOKENS: event.engine_cached_tokens,
+    }
+    trace.span.set_attributes(_present(counted))
 
 
 class ClosedRoutes(Protocol):
@@ -283,13 +270,13 @@ class TracedHistory:
         """Passes the route on; a span where it is one of this router's."""
         self._history.add(route)
         if route.opened.router == self._router and route.opened.traceparent is not None and self._is_live():
-            _guarded(lambda: self._told(route))
+            _guarded(lambda: self._record_outcome(route))
 
     def add_orphan(self, orphan: OrphanReport) -> None:
         """Passes the report on: it belongs to no trace."""
         self._history.add_orphan(orphan)
 
-    def _told(self, route: ClosedRoute) -> None:
+    def _record_outcome(self, route: ClosedRoute) -> None:
         now = time.time_ns()
         ended = int((route.observed.observed_at if route.observed is not None else route.opened.opened_at) * 1e9)
         report, opened = route.report, route.opened.traceparent
@@ -389,8 +376,8 @@ def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _guarded(tell: Callable[[], object]) -> None:
+def _guarded(record: Callable[[], object]) -> None:
     try:
-        tell()
+        record()
     except Exception:  # noqa: BLE001 - a span may not fail the request that it describes; logged
         _throttled.exception("a span was not made")

@@ -26,7 +26,7 @@ def test_the_scene_is_a_router_that_places_what_has_a_donor_and_nothing_else() -
         scene.close()
     assert (scene.record.opens, scene.record.ends, scene.record.placed) == (10, 10, 5)
     assert scene.fallbacks.counts == {}
-    assert scene.service.open_routes == 0
+    assert scene.records.open_routes == 0
 
 
 def test_the_command_reports_every_stage(capsys: pytest.CaptureFixture[str]) -> None:

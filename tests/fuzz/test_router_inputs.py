@@ -36,7 +36,7 @@ from dynamo_semkv.telemetry.target import otlp_target, shown
 from tests.fuzz import odd
 from tests.observe.fake_state import fake_history, fake_state
 from tests.router.fakes import Rig, a_request
-from tests.router.test_desk import desk_of
+from tests.router.test_gateway_advice import gateway_of
 
 NAMES = (
     "model", "token_ids", "routing", "extra_args", "nvext", "annotations", "agent_context", "multi_modal_data",
@@ -221,7 +221,7 @@ BODY = {
 @settings(max_examples=70)
 @given(odd.changed(BODY) | odd.values)
 def test_any_body_of_advise_has_an_answer(body: Any) -> None:
-    answer = asyncio.run(desk_of(Rig()).answer_body(body))
+    answer = asyncio.run(gateway_of(Rig()).answer_body(body))
     assert "route_id" in answer or len(answer["error"]) < 2_000
 
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dynamo_semkv.evidence.deadline import LookupResult, LookupStatus
-from dynamo_semkv.observe.measured import MeasuredHistory, MeasuredJournal, MeasuredLookup
+from dynamo_semkv.observe.measured import MeasuredHistory, MeasuredLookup
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason, OrphanReport, close_route
 from dynamo_semkv.outcome.history import History
 from tests.observe.test_metrics import value
 from tests.outcome.build import observed, opened, report
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[object] = []
-        self.opened = self.observed = self.events.append
 
 
 class Runner:
@@ -31,21 +25,9 @@ async def test_lookup() -> None:
     assert value(metrics, "semkv_provider_lookup_total", provider="fingerprint", result="hit") == 1
 
 
-def test_journal() -> None:
-    metrics, journal = Metrics(), Recorder()
-    measured = MeasuredJournal(journal, metrics)
-    measured.opened(opened())
-    measured.observed(observed())
-    assert journal.events == [opened(), observed()]
-    assert value(metrics, "semkv_placement_total", mode="enforce", result="placed") == 1
-
-
 async def test_a_broken_counter_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, journal = Metrics(), Recorder()
-    monkeypatch.setattr(metrics, "opened", lambda event: 1 / 0)
+    metrics = Metrics()
     monkeypatch.setattr(metrics, "provider_answered", lambda *answer: 1 / 0)
-    MeasuredJournal(journal, metrics).opened(opened())
-    assert journal.events == [opened()]
     result = await MeasuredLookup(Runner(), metrics).lookup(None)  # type: ignore[arg-type]
     assert result.status is LookupStatus.HIT
 

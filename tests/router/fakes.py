@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_semkv.config.load import build, config_hash
+from dynamo_semkv.config.load import Loaded, build, config_hash
 from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.hints import KvHintsEnvelope
@@ -22,6 +22,7 @@ from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import Fallbacks
 from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime_types import (
     CallContext,
     Choice,
@@ -32,7 +33,7 @@ from dynamo_semkv.router.runtime_types import (
     ReplicaCard,
     WorkerRole,
 )
-from dynamo_semkv.router.service import RouterService
+from dynamo_semkv.router.service import RouterIdentity, RouterService
 from dynamo_semkv.scoring.credit import Credit
 
 BLOCK = 32
@@ -349,19 +350,25 @@ class Rig:
             fallbacks=self.fallbacks,
             credit=credit,
         )
-        self.service = RouterService(
-            edge=self.edge,
-            directory=self.directory,
-            advisor=self.advisor,
-            journal=self.journal,
-            hints=self.hints,
-            fallbacks=self.fallbacks,
-            attempts=Attempts(),
-            config=self.config,
-            config_hash=config_hash(self.config),
+        self.records = RouteRecords(
+            self.journal,
+            self.directory,
+            Attempts(),
+            self.fallbacks,
             router=router,
-            role=role,
-            instance_id=instance_id,
+            kv_router=self.config.dynamo.kv_router,
+        )
+        self.loaded = Loaded(self.config, config_hash(self.config), "test")
+        self.identity = RouterIdentity(router, instance_id, role)
+        self.service = RouterService(
+            self.edge,
+            self.advisor,
+            self.hints,
+            self.records,
+            self.directory,
+            self.fallbacks,
+            self.loaded,
+            self.identity,
         )
 
     async def run(self, request: dict[str, Any] | None = None, *, request_id: str = "req-1") -> list[Chunk]:

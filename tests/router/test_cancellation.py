@@ -142,7 +142,7 @@ class World:
         assert "error" not in await self.traced.gateway.answer_body(body)
 
     async def advise_over_the_endpoint(self) -> None:
-        async for chunk in adapter(self.inflight, self.traced.gateway.door)(a_request(), self.context):
+        async for chunk in adapter(self.inflight, self.traced.gateway.endpoint)(a_request(), self.context):
             self.sender.send(chunk)
 
 
@@ -193,7 +193,7 @@ async def cancelled_after(steps: int, tracing: Tracing, way: str, script: str, s
     rig = world.rig
     rig.journal.check()
     assert len(rig.journal.opens) <= 1
-    assert world.traced.rig.service.open_routes == 0
+    assert world.traced.rig.records.open_routes == 0
     assert world.inflight.count == 0
     del task
     assert not held(world), f"Dynamo has it booked still: {way}, {script}, step {steps}"

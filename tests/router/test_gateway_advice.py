@@ -20,9 +20,7 @@ def gateway_of(rig: Rig, **more: Any) -> GatewayAdvice:
         rig.service,
         rig.advisor,
         rig.edge,
-        rig.directory,
-        config=rig.config,
-        config_hash="0" * 16,
+        rig.loaded,
         model="m",
         **more,
     )

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.router.logged import LoggedJournal
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext
 from dynamo_semkv.telemetry.logs import Bound, JsonLines
@@ -75,7 +74,7 @@ async def test_no_line_and_no_span_holds_content(lines: list[str], fault: str) -
     changes, parts = FAULTS[fault]
     rig = Rig(**{"lookup": donor_on_a1(), **parts})
     with kept() as spans:
-        made = Traced(spans.tracing, rig, around=LoggedJournal)
+        made = Traced(spans.tracing, rig)
         request = salted(**changes)
         call = CallContext("req-1", {}, f"00-{'ab' * 16}-{'cd' * 8}-01", lambda: False)
         try:
@@ -94,7 +93,7 @@ async def test_no_line_and_no_span_holds_content(lines: list[str], fault: str) -
 async def test_lines_about_a_route_name_it(lines: list[str], fault: str) -> None:
     changes, parts = FAULTS[fault]
     with kept() as spans:
-        made = Traced(spans.tracing, Rig(**{"lookup": donor_on_a1(), **parts}), around=LoggedJournal)
+        made = Traced(spans.tracing, Rig(**{"lookup": donor_on_a1(), **parts}))
         call = CallContext("req-1", {}, f"00-{'ab' * 16}-{'cd' * 8}-01", lambda: False)
         async for _ in made.handle(salted(**changes), call):
             pass

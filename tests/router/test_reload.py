@@ -21,7 +21,7 @@ SHADOW = build({"placement": {"mode": "shadow"}, "evidence": PATIENT})
 
 def take_over(rig: Rig, loaded: Loaded) -> None:
     rig.advisor.reload(loaded.config)
-    rig.service.reload(loaded.config, loaded.hash)
+    rig.service.reload(loaded)
 
 
 async def test_the_next_request_has_the_new_mode_hash_and_hints() -> None:

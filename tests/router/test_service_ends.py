@@ -98,7 +98,7 @@ async def test_dynamo_12315_a_client_that_leaves_mid_stream_ends_its_route_once(
     rig.journal.check()
     assert rig.ended.end == "cancelled"
     assert rig.ended.served_stable_routing_id == "w-a"
-    assert rig.service.open_routes == 0
+    assert rig.records.open_routes == 0
     assert rig.dispatch.closed
 
 
@@ -120,7 +120,7 @@ async def test_dynamo_12315_cancelled_at_each_await_nothing_stays_open(stage: st
     with pytest.raises(asyncio.CancelledError):
         await task
     rig.journal.check()
-    assert rig.service.open_routes == 0
+    assert rig.records.open_routes == 0
     assert all(d.closed for d in rig.edge.dispatched)
     if stage in ("first_chunk", "next_chunk"):
         assert rig.ended.end == "cancelled"
@@ -145,7 +145,7 @@ async def test_dynamo_12315_cancelled_after_any_number_of_steps_nothing_stays_op
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         rig.journal.check()
-        assert rig.service.open_routes == 0
+        assert rig.records.open_routes == 0
         ends.add(rig.ended.end if rig.journal.ends else "not opened")
     assert ends == {"not opened", "cancelled", "complete"}
 
@@ -187,5 +187,5 @@ async def test_a_chunk_that_cannot_be_sent_ends_the_route_as_left_by_its_client(
     with pytest.raises(ClientGone, match="nobody listens"):
         _ = [chunk async for chunk in rig.service.handle(a_request(), call)]
     rig.journal.check()
-    assert (rig.ended.end, rig.dispatch.closed, rig.service.open_routes) == ("cancelled", True, 0)
+    assert (rig.ended.end, rig.dispatch.closed, rig.records.open_routes) == ("cancelled", True, 0)
     assert rig.ended.output_tokens == before + 1

@@ -99,7 +99,7 @@ async def test_a_record_that_cannot_be_written_stops_nothing() -> None:
     assert len(await rig.run()) == 3
     assert rig.dispatch.pin == A1
     assert rig.fallbacks.counts == {FallbackReason.JOURNAL_ERROR: 2}
-    assert rig.service.open_routes == 0
+    assert rig.records.open_routes == 0
 
 
 @pytest.mark.parametrize("takes", [False, RuntimeError("bus")])
@@ -162,7 +162,7 @@ async def test_a_fault_between_advice_and_dispatch_ends_in_dynamos_choice(
     assert len(await rig.run(request)) == 3
     assert (rig.dispatch.pin, rig.dispatch.sent) == (None, request)
     assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
-    assert (rig.service.open_routes, rig.journal.opens, rig.journal.ends) == (0, [], [])
+    assert (rig.records.open_routes, rig.journal.opens, rig.journal.ends) == (0, [], [])
 
 
 @pytest.mark.parametrize("request_", [[1], "x", 5])
@@ -189,7 +189,7 @@ async def test_a_pinned_dispatch_that_cannot_be_made_is_an_unpinned_one_of_the_s
     assert len(await rig.run()) == 3
     assert rig.dispatch.pin is None
     assert rig.ended.end == "complete"
-    assert rig.service.open_routes == 0
+    assert rig.records.open_routes == 0
     rig.journal.check()
     assert rig.fallbacks.counts == {FallbackReason.ADVICE_ERROR: 1}
 

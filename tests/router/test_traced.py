@@ -11,11 +11,14 @@ import msgspec
 import pytest
 
 from dynamo_semkv.contracts.report import MaterializationReport
+from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.gateway_advice import GatewayAdvice
+from dynamo_semkv.router.journal import ObservedJournal
+from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, RankOverlap
 from dynamo_semkv.router.service import RouterService
@@ -25,7 +28,6 @@ from dynamo_semkv.router.traced import (
     TracedHandler,
     TracedHints,
     TracedHistory,
-    TracedJournal,
     TracedLookup,
     traced,
 )
@@ -47,8 +49,7 @@ def spans() -> Iterator[Kept]:
 class Traced:
     """A Rig with every wrapper on, as the process puts them."""
 
-    def __init__(self, tracing: Tracing, rig: Rig, around: Callable[[Any], Any] = lambda journal: journal) -> None:
-        """`around`: more wrappers of the journal, inside the traced one."""
+    def __init__(self, tracing: Tracing, rig: Rig) -> None:
         self.rig = rig
         edge = TracedEdge(rig.edge, tracing)
         self.advisor = Advisor(
@@ -58,29 +59,23 @@ class Traced:
             config=rig.config,
             fallbacks=rig.fallbacks,
         )
+        journal = ObservedJournal(rig.journal, Metrics(), tracing)
+        kv_router = rig.config.dynamo.kv_router
+        self.records = RouteRecords(journal, rig.directory, Attempts(), rig.fallbacks, router="r1", kv_router=kv_router)
         service = RouterService(
-            edge=edge,
-            directory=rig.directory,
-            advisor=TracedAdvisor(self.advisor, tracing),
-            journal=TracedJournal(around(rig.journal), tracing),
-            hints=TracedHints(rig.hints, tracing),
-            fallbacks=rig.fallbacks,
-            attempts=Attempts(),
-            config=rig.config,
-            config_hash="0" * 16,
-            router="r1",
+            edge,
+            TracedAdvisor(self.advisor, tracing),
+            TracedHints(rig.hints, tracing),
+            self.records,
+            rig.directory,
+            rig.fallbacks,
+            rig.loaded,
+            rig.identity,
         )
         self.handle = TracedHandler(service.handle, tracing)
         self.gateway = GatewayAdvice(
-            service,
-            TracedAdvisor(self.advisor, tracing),
-            edge,
-            rig.directory,
-            config=rig.config,
-            config_hash="0" * 16,
-            model="m",
+            service, TracedAdvisor(self.advisor, tracing), edge, rig.loaded, model="m", tracing=tracing
         )
-        self.gateway.door = TracedHandler(self.gateway.handle, tracing)
 
     def call(self, traceparent: str | None = PARENT, **routing: Any) -> AsyncIterator[Chunk]:
         call = CallContext("req-1", {}, traceparent, lambda: False)
@@ -244,8 +239,9 @@ async def test_advice_for_a_gateway_is_a_route_without_a_dispatch(spans: Kept) -
 
 async def test_a_gateways_trace_context_is_a_trace_context_or_nothing(spans: Kept) -> None:
     made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
-    made.gateway.door = made.gateway.handle  # without spans it would be handed on as it came
-    await made.gateway.answer_body({"token_ids": list(range(1, 1025)), "traceparent": f"{CANARY}\n"})
+    rig = made.rig  # without spans the context would be handed on as it came
+    gateway = GatewayAdvice(rig.service, rig.advisor, rig.edge, rig.loaded, model="m")
+    await gateway.answer_body({"token_ids": list(range(1, 1025)), "traceparent": f"{CANARY}\n"})
     assert made.rig.opened.traceparent is None
     assert (await made.gateway.answer_body({"token_ids": "text"}))["error"].startswith("token_ids")
 

@@ -26,7 +26,7 @@ from dynamo_semkv.contracts.route_events import RouteObserved
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.route_tracker import RouteTracker
-from dynamo_semkv.router.opened_event import opened_event
+from dynamo_semkv.router.opened_event import Attempt, opened_event
 from dynamo_semkv.router.pipeline import Advice, DecisionContext, Exact, Lookup, Prompt, weigh
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
@@ -283,18 +283,8 @@ class Semkv:
 
     def _opened(self, request: TraceRequest, advice: Advice, now: float) -> None:
         route_id = new_route_id()
-        event = opened_event(
-            advice,
-            route_id=route_id,
-            request_id=str(request.number),
-            router="replay",
-            attempt=0,
-            model=MODEL,
-            opened_at=now,
-            config_hash="",
-            traceparent=None,
-            directory=self._directory,
-        )
+        attempt = Attempt(route_id, str(request.number), "replay", 0, MODEL, now, "", None)
+        event = opened_event(advice, attempt, self._directory)
         self._tracker.opened(event, now)
         self._open[request.number] = (route_id, advice)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynamo_semkv.bench.alike import FAMILY, alike, asked, unknown
 from dynamo_semkv.bus.publishing import Unsent
-from dynamo_semkv.config.load import build, config_hash
+from dynamo_semkv.config.load import Loaded, build, config_hash
 from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import encode_route_event
@@ -32,6 +32,7 @@ from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import Fallbacks
 from dynamo_semkv.router.hint_sender import HintSender
 from dynamo_semkv.router.replicas import ReplicaDirectory
+from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime_types import (
     CallContext,
     Choice,
@@ -42,7 +43,7 @@ from dynamo_semkv.router.runtime_types import (
     ReplicaCard,
     Request,
 )
-from dynamo_semkv.router.service import RouterService
+from dynamo_semkv.router.service import RouterIdentity, RouterService
 from dynamo_semkv.testing import EventTape
 
 MODEL = "bench"
@@ -174,17 +175,19 @@ class Scene:
             fallbacks=self.fallbacks,
             credit=self.calibration,
         )
+        kv_router = self.config.dynamo.kv_router
+        self.records = RouteRecords(
+            self.record, self.directory, Attempts(), self.fallbacks, router="bench", kv_router=kv_router
+        )
         self.service = RouterService(
-            edge=self.edge,
-            directory=self.directory,
-            advisor=self.advisor,
-            journal=self.record,
-            hints=self.hints,
-            fallbacks=self.fallbacks,
-            attempts=Attempts(),
-            config=self.config,
-            config_hash=config_hash(self.config),
-            router="bench",
+            self.edge,
+            self.advisor,
+            self.hints,
+            self.records,
+            self.directory,
+            self.fallbacks,
+            Loaded(self.config, config_hash(self.config), "bench"),
+            RouterIdentity("bench"),
         )
         self.advisor.refresh()
         self._register()

@@ -133,8 +133,8 @@ async def _each(scene: Scene, made: Sequence[dict[str, Any]]) -> list[Cost]:
             )
         service: RouterService = scene.service
         with clocks["hint and record"]:
-            service.prepare(request, scene.call(number), advice, "0" * 16)
-        service.open_routes -= 1
+            prepared = service.prepare(request, scene.call(number), advice, "0" * 16)
+        scene.records.advised(prepared.route_id)
     return [clock.cost for clock in clocks.values()]
 
 

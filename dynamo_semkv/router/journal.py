@@ -1,0 +1,70 @@
+"""The journal of a router: writes each record of a route, then counts it, logs it and puts it on the route's span.
+
+The log has one line at DEBUG when a route opens and one when its stream ends: what `explain` shows. No text, no tokens,
+no tenant.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.router.route_records import Journal
+from dynamo_semkv.router.traced import trace_observed, trace_opened
+from dynamo_semkv.telemetry.throttled import Throttled
+from dynamo_semkv.telemetry.tracing import Tracing
+
+logger = logging.getLogger(__name__)
+_throttled = Throttled(logger)
+
+
+class ObservedJournal:
+    """A Journal around the one that writes to the bus. What it adds never fails the record. `tracing` None: no spans
+    are made."""
+
+    def __init__(self, journal: Journal, metrics: Metrics, tracing: Tracing | None = None) -> None:
+        self._journal = journal
+        self._metrics = metrics
+        self._tracing = tracing
+
+    def opened(self, event: RouteOpened) -> None:
+        """Writes the record; counts the decision and its lookup. The dispatch's span begins here."""
+        self._journal.opened(event)
+        try:
+            self._metrics.opened(event)
+        except Exception:  # noqa: BLE001 - a counter may not fail the request that it counts; logged
+            _throttled.exception("a metric was not counted")
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "route opened: %s in mode %s, lookup %s, replica %s/%s; tokens: %d input, %d evidence, %d placed, %d "
+                "hinted",
+                event.decision_reason,
+                event.mode,
+                event.lookup,
+                event.stable_routing_id,
+                event.dp_rank,
+                event.input_tokens,
+                event.evidence_tokens,
+                event.placed_tokens,
+                event.hinted_tokens,
+            )
+        if self._tracing is not None:
+            trace_opened(event)
+
+    def observed(self, event: RouteObserved) -> None:
+        """Writes the record; the dispatch's span ends here. The outcome is counted when the route closes."""
+        self._journal.observed(event)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "route ended: %s, served by %s/%s, first chunk after %s s, %d output tokens, %s of the engine's own "
+                "cache",
+                event.end,
+                event.served_stable_routing_id,
+                event.served_dp_rank,
+                event.ttft_seconds,
+                event.output_tokens,
+                event.engine_cached_tokens,
+            )
+        if self._tracing is not None:
+            trace_observed(event, self._tracing)
