@@ -1,12 +1,7 @@
-"""StateCollector: the parts of a running router, read together.
+"""StateCollector: the state of a running router, read from all its parts at one moment.
 
-    StateCollector(config=..., config_hash=..., router=..., history=..., tracker=..., intake=..., publisher=...,
-               subscriber=..., catalog=catalog.snapshot, providers=lookup.snapshot, replicas=..., fallbacks=...,
-               metrics=Metrics())
-    .state() -> RouterState   .snapshot() -> dict   .readiness() -> Readiness   .metrics_text() -> str
-
-`replicas()` gives the live replicas as the router knows them, `fallbacks()` its counts by reason. A part whose state
-cannot be read shows as unknown: reading it never takes the page, or readiness, down with it.
+It gives that state as a RouterState, as the snapshot behind the page, as readiness and as Prometheus text. A part whose
+state cannot be read shows as unknown: it never takes the page, or readiness, down with it.
 """
 
 from __future__ import annotations
@@ -14,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dynamo_semkv.bus.publisher_stats import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
-from dynamo_semkv.config.schema import Config
+from dynamo_semkv.config.load import Loaded
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.observe.health import Readiness, readiness
@@ -64,48 +60,63 @@ class SubscriberView(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RouteParts:
+    """The parts that know what became of routes."""
+
+    history: History
+    tracker: RouteTracker
+    intake: Intake
+
+
+@dataclass(frozen=True)
+class BusParts:
+    """Both directions of the bus."""
+
+    publisher: PublisherView
+    subscriber: SubscriberView
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Functions that return the present state of one part each. One that raises shows as unknown, and is logged once
+    until it answers again."""
+
+    catalog: Callable[[], Mapping[str, Any]]
+    """`DonorCatalog.snapshot`."""
+    providers: Callable[[], Mapping[str, Any]]
+    """`DeadlineRunner.snapshot`."""
+    replicas: Callable[[], Sequence[ReplicaStatus]]
+    """The live replicas as the router knows them."""
+    fallbacks: Callable[[], Mapping[str, int]]
+    """Counts by reason."""
+    calibration: Callable[[], Mapping[str, Any]] = dict
+    configuration: Callable[[], Mapping[str, Any]] = dict
+    """`ConfigWatch.status`."""
+    dynamo: Callable[[], DynamoTokens | None] = lambda: None
+    spans: Callable[[], Mapping[str, int]] = dict
+
+
 class StateCollector:
-    """Reads the parts anew at each call and keeps nothing but its configuration."""
+    """Reads the parts of a router anew at each call and keeps nothing but its configuration."""
 
     def __init__(
         self,
-        *,
-        config: Config,
-        config_hash: str,
         router: str,
-        history: History,
-        tracker: RouteTracker,
-        intake: Intake,
-        publisher: PublisherView,
-        subscriber: SubscriberView,
-        catalog: Callable[[], Mapping[str, Any]],
-        providers: Callable[[], Mapping[str, Any]],
-        calibration: Callable[[], Mapping[str, Any]] = dict,
-        configuration: Callable[[], Mapping[str, Any]] = dict,
-        replicas: Callable[[], Sequence[ReplicaStatus]],
-        fallbacks: Callable[[], Mapping[str, int]],
-        dynamo: Callable[[], DynamoTokens | None] = lambda: None,
-        spans: Callable[[], Mapping[str, int]] = dict,
+        loaded: Loaded,
+        routes: RouteParts,
+        bus: BusParts,
+        readings: Readings,
         metrics: Metrics,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
-        self._config_hash = config_hash
+        """`router`: its name in route events. `metrics` shows the state at each scrape from now on."""
         self._router = router
-        self._history = history
-        self._tracker = tracker
-        self._intake = intake
-        self._publisher = publisher
-        self._subscriber = subscriber
-        self._catalog = catalog
-        self._providers = providers
-        self._calibration = calibration
-        self._configuration = configuration
-        self._replicas = replicas
-        self._fallbacks = fallbacks
-        self._dynamo = dynamo
-        self._spans = spans
+        self._config, self._config_hash = loaded.config, loaded.hash
+        self._routes = routes
+        self._bus = bus
+        self._readings = readings
         self._metrics = metrics
         self._wall = wall
         self._monotonic = monotonic
@@ -113,13 +124,14 @@ class StateCollector:
         self._failing: set[str] = set()
         metrics.watch(self.state)
 
-    def reload(self, config: Config, config_hash: str) -> None:
+    def reload(self, loaded: Loaded) -> None:
         """Shows the new configuration from now on."""
-        self._config, self._config_hash = config, config_hash
+        self._config, self._config_hash = loaded.config, loaded.hash
 
     def state(self) -> RouterState:
         """Everything at this moment; unknown values for a part that raises."""
-        history, tracker, placement = self._history, self._tracker, self._config.placement
+        history, tracker, intake = self._routes.history, self._routes.tracker, self._routes.intake
+        placement, readings = self._config.placement, self._readings
         return RouterState(
             now=self._wall(),
             uptime_seconds=self._monotonic() - self._began,
@@ -132,21 +144,21 @@ class StateCollector:
             since=history.since,
             recent=history.recent(RECENT_ROUTES),
             course=history.course(),
-            open_routes=tracker.open_routes + self._intake.waiting,
+            open_routes=tracker.open_routes + intake.waiting,
             held_reports=tracker.held_reports,
-            replayed=self._intake.live,
+            replayed=intake.live,
             book=tracker.stats,
-            replicas=tuple(self._ask("replicas", self._replicas, ())),
-            publisher=self._publisher.stats(),
-            subscriber=self._subscriber.stats(),
+            replicas=tuple(self._ask("replicas", readings.replicas, ())),
+            publisher=self._bus.publisher.stats(),
+            subscriber=self._bus.subscriber.stats(),
             streams=[self._stream(name, stream) for name, stream in _STREAMS.items()],
-            catalog=self._ask("catalog", self._catalog, {}),
-            providers=self._ask("providers", self._providers, {}),
-            calibration=self._ask("calibration", self._calibration, {}),
-            configuration=self._ask("configuration", self._configuration, {}),
-            fallbacks=self._ask("fallbacks", self._fallbacks, {}),
-            dynamo=self._ask("dynamo", self._dynamo, None),
-            spans=self._ask("spans", self._spans, {}),
+            catalog=self._ask("catalog", readings.catalog, {}),
+            providers=self._ask("providers", readings.providers, {}),
+            calibration=self._ask("calibration", readings.calibration, {}),
+            configuration=self._ask("configuration", readings.configuration, {}),
+            fallbacks=self._ask("fallbacks", readings.fallbacks, {}),
+            dynamo=self._ask("dynamo", readings.dynamo, None),
+            spans=self._ask("spans", readings.spans, {}),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -162,15 +174,16 @@ class StateCollector:
         return self._metrics.text()
 
     def _stream(self, name: str, stream: str) -> StreamStatus:
-        counts = self._intake.counts
+        intake = self._routes.intake
+        counts = intake.counts
         return StreamStatus(
             name,
-            self._subscriber.caught_up(stream),
+            self._bus.subscriber.caught_up(stream),
             counts[f"{name}.messages"],
             counts[f"{name}.malformed"],
             counts[f"{name}.unsupported_version"],
             counts[f"{name}.foreign_subject"],
-            self._intake.unsupported(name),
+            intake.unsupported(name),
         )
 
     def _ask(self, what: str, call: Callable[[], T], unknown: T) -> T:

@@ -7,7 +7,7 @@ A request: `ingress.py` (strips hints of clients), `attempts.py`, `facts.py` (wh
 (the hint over the bus), `service.py` (dispatch and stream), `disconnects.py` (clients that left), `fallback.py` (our
 faults, counted). What is known: `replicas.py`, `announcements.py`, `shared_ids.py`, `knowledge.py` (wiring). The
 process: `process.py`, `providers.py`, `plugins.py`, `reload.py`, `traced.py`. Routes beside the model:
-`gateway_advice.py` (advice for a gateway) and `explain_route.py`, both behind `guarded_route.py`. Dynamo: `runtime.py`,
-`runtime_dispatch.py`, `runtime_egress.py`, `runtime_cards.py`, `runtime_errors.py`, `runtime_types.py`,
-`runtime_version.py`.
+`gateway_advice.py` (advice for a gateway) and `explain_route.py`, both behind `guarded_route.py`. Dynamo: `runtime.py`
+(the edge), `runtime_settings.py`, `runtime_dispatch.py`, `runtime_egress.py`, `runtime_cards.py`, `runtime_errors.py`,
+`runtime_types.py`, `runtime_version.py`.
 """

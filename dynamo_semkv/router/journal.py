@@ -1,4 +1,4 @@
-"""The journal of a router: writes each record of a route, then counts it, logs it and puts it on the route's span.
+"""Journal and history of a router, with what is counted, logged and traced beside each record.
 
 The log has one line at DEBUG when a route opens and one when its stream ends: what `explain` shows. No text, no tokens,
 no tenant.
@@ -7,11 +7,14 @@ no tenant.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.observe.metrics import Metrics
+from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
+from dynamo_semkv.outcome.history import History
 from dynamo_semkv.router.route_records import Journal
-from dynamo_semkv.router.traced import trace_observed, trace_opened
+from dynamo_semkv.router.traced import trace_observed, trace_opened, trace_outcome
 from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.tracing import Tracing
 
@@ -68,3 +71,41 @@ class ObservedJournal:
             )
         if self._tracing is not None:
             trace_observed(event, self._tracing)
+
+
+class ObservedHistory:
+    """The history of closed routes: keeps each, then counts it and ends its trace.
+
+    Every router receives all routes, so each counts its own (`router`), and sums over routers are right. `is_live`:
+    False during the replay, whose routes were counted by the process that closed them. Reports without a route belong
+    to no router: each counts them.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        metrics: Metrics,
+        tracing: Tracing | None = None,
+        *,
+        router: str,
+        is_live: Callable[[], bool],
+    ) -> None:
+        self._history = history
+        self._metrics = metrics
+        self._tracing = tracing
+        self._router = router
+        self._is_live = is_live
+
+    def add(self, route: ClosedRoute) -> None:
+        """Keeps the route; counts and traces it if it is this router's own and closes now."""
+        self._history.add(route)
+        if route.opened.router == self._router and self._is_live():
+            self._metrics.closed(route)
+            if self._tracing is not None:
+                trace_outcome(route, self._tracing)
+
+    def add_orphan(self, orphan: OrphanReport) -> None:
+        """Keeps the report; counts it unless it is of the replay."""
+        self._history.add_orphan(orphan)
+        if self._is_live():
+            self._metrics.orphan(orphan)

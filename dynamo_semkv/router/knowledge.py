@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dynamo_semkv.bus.publisher import BusPublisher
 from dynamo_semkv.bus.subscriber import BusSubscriber
 from dynamo_semkv.config.load import Loaded
+from dynamo_semkv.config.schema import Config
 from dynamo_semkv.config.watch import ConfigWatch
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.identity import ReplicaKey
@@ -22,10 +23,9 @@ from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.evidence.provider import DonorListener
 from dynamo_semkv.observe import dynamo_counters
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
-from dynamo_semkv.observe.measured import MeasuredHistory
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.observe.state import ReplicaStatus
-from dynamo_semkv.observe.state_collector import StateCollector
+from dynamo_semkv.observe.state_collector import BusParts, Readings, RouteParts, StateCollector
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.history import History
@@ -33,11 +33,11 @@ from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.outcome.route_tracker import RouteTracker, TrackerLimits
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
+from dynamo_semkv.router.journal import ObservedHistory
 from dynamo_semkv.router.plugins import plugged_scorers
 from dynamo_semkv.router.providers import providers
 from dynamo_semkv.router.replicas import ReplicaDirectory
 from dynamo_semkv.router.runtime_types import RankLoad
-from dynamo_semkv.router.traced import ClosedRoutes, TracedHistory
 from dynamo_semkv.telemetry.tracing import Tracing
 
 REPLAY_SECONDS = 2.0
@@ -56,17 +56,8 @@ class Knowledge:
         config = loaded.config
         self.tracing = tracing
         self.watch = ConfigWatch(loaded)
-        fingerprint = config.evidence.fingerprint
         found = providers(config)
-        self.catalog = DonorCatalog(
-            [provider for provider in found if isinstance(provider, DonorListener)],
-            clock=time.monotonic,
-            limits=CatalogLimits(
-                max_donors=fingerprint.max_donors,
-                max_donors_per_namespace=fingerprint.max_donors_per_namespace,
-                max_age_seconds=config.evidence.max_donor_age,
-            ),
-        )
+        self.catalog = _catalog(config, [provider for provider in found if isinstance(provider, DonorListener)])
         self.lookup = DeadlineRunner(
             found,
             config.evidence.deadline_ms / 1000,
@@ -77,34 +68,24 @@ class Knowledge:
             self.catalog.purge_replica, self.catalog.readmit_replica, self.catalog.know_ranks
         )
         self._loads: Mapping[ReplicaKey, RankLoad] = {}
-        self.dynamo: DynamoTokens | None = None
-        """Dynamo's counters as of some seconds ago; for the page only."""
+        self._dynamo: DynamoTokens | None = None
         self._status_url = dynamo_counters.status_url(os.environ)
         self.fallbacks = Fallbacks()
         self.scorers = plugged_scorers(config, lambda error: self.fallbacks.add(FallbackReason.SCORER_ERROR, error))
         self.metrics = Metrics()
         self.history = History(config.outcome.history_size)
-        measured: ClosedRoutes = MeasuredHistory(
-            self.history, self.metrics, router=router, is_live=lambda: self.intake.live
+        self._closed_routes = ObservedHistory(
+            self.history, self.metrics, tracing, router=router, is_live=lambda: self.intake.live
         )
-        if tracing is not None:
-            measured = TracedHistory(measured, tracing, router=router, is_live=lambda: self.intake.live)
         self.calibration = Calibration(config.scoring)
-
-        def closed(route: ClosedRoute) -> None:
-            known = replace(route, saving=self.calibration.saving_of(route))
-            measured.add(known)
-            self.calibration.add(known)
-
         self.tracker = RouteTracker(
             config.outcome.report_ttl_seconds,
-            closed,
-            measured.add_orphan,
+            self._closed,
+            self._closed_routes.add_orphan,
             limits=TrackerLimits(open_routes=config.outcome.max_open_routes),
         )
         name = f"semkv-router-{os.getpid()}"
-        self.publisher = BusPublisher(config.bus, name)
-        self.subscriber = BusSubscriber(config.bus, name)
+        self.publisher, self.subscriber = BusPublisher(config.bus, name), BusSubscriber(config.bus, name)
         self.attempts = Attempts()
         self.intake = Intake(
             self.subscriber,
@@ -114,24 +95,31 @@ class Knowledge:
             route_opened=lambda event: self.attempts.opened_elsewhere(event.request_id, event.tenant, event.attempt),
         )
         self.collector = StateCollector(
-            config=config,
-            config_hash=loaded.hash,
-            router=router,
-            history=self.history,
-            tracker=self.tracker,
-            intake=self.intake,
-            publisher=self.publisher,
-            subscriber=self.subscriber,
+            router,
+            loaded,
+            RouteParts(self.history, self.tracker, self.intake),
+            BusParts(self.publisher, self.subscriber),
+            self._readings(),
+            self.metrics,
+        )
+
+    def _readings(self) -> Readings:
+        tracing = self.tracing
+        return Readings(
             catalog=self.catalog.snapshot,
             providers=self.lookup.snapshot,
-            calibration=self.calibration.snapshot,
-            configuration=self.watch.status,
             replicas=self.statuses,
             fallbacks=lambda: {reason.value: count for reason, count in self.fallbacks.counts.items()},
-            dynamo=lambda: self.dynamo,
+            calibration=self.calibration.snapshot,
+            configuration=self.watch.status,
+            dynamo=lambda: self._dynamo,
             spans=lambda: dict(tracing.counts) if tracing is not None else {},
-            metrics=self.metrics,
         )
+
+    def _closed(self, route: ClosedRoute) -> None:
+        valued = replace(route, saving=self.calibration.saving_of(route))
+        self._closed_routes.add(valued)
+        self.calibration.add(valued)
 
     async def start(self) -> None:
         """Starts the publisher's thread and the reading of the bus; does not wait for the replay."""
@@ -154,7 +142,7 @@ class Knowledge:
         evidence = loaded.config.evidence
         self.lookup.set_limits(evidence.deadline_ms / 1000, evidence.max_matches, evidence.min_overlap_tokens)
         self.calibration.reload(loaded.config.scoring)
-        self.collector.reload(loaded.config, loaded.hash)
+        self.collector.reload(loaded)
 
     def tidy(self) -> None:
         """Does what must happen without requests too: donors of dead and of silent workers end and leave the index, and
@@ -171,14 +159,14 @@ class Knowledge:
     async def count_dynamo(self) -> None:
         """Reads Dynamo's own counters again; the last values stay when it does not answer."""
         if self._status_url is not None:
-            self.dynamo = await asyncio.to_thread(dynamo_counters.read, self._status_url) or self.dynamo
+            self._dynamo = await asyncio.to_thread(dynamo_counters.read, self._status_url) or self._dynamo
 
     def statuses(self) -> list[ReplicaStatus]:
         """The live replicas as the page, metrics and readiness show them."""
         shown = self.directory.shown()
         found = []
         for replica, card in sorted(self.directory.live().items()):
-            said, load = self.directory.announcement_of(replica), self._loads.get(replica)
+            announced, load = self.directory.announcement_of(replica), self._loads.get(replica)
             standing, differs_in = shown[replica]
             found.append(
                 ReplicaStatus(
@@ -187,12 +175,12 @@ class Knowledge:
                     stable_routing_id=card.stable_routing_id,
                     standing=standing.value,
                     differs_in=differs_in,
-                    model=said.model if said is not None else None,
-                    generation=said.generation if said is not None else None,
-                    materialization=said.materialization if said is not None else None,
-                    problem=said.problem if said is not None else None,
-                    slab_blocks=said.slab_blocks if said is not None else None,
-                    resident_blocks=said.resident_blocks if said is not None else None,
+                    model=announced.model if announced is not None else None,
+                    generation=announced.generation if announced is not None else None,
+                    materialization=announced.materialization if announced is not None else None,
+                    problem=announced.problem if announced is not None else None,
+                    slab_blocks=announced.slab_blocks if announced is not None else None,
+                    resident_blocks=announced.resident_blocks if announced is not None else None,
                     total_blocks=card.total_kv_blocks,
                     queued_prefill_tokens=load.prefill_tokens if load is not None else None,
                     active_decode_blocks=load.decode_blocks if load is not None else None,
@@ -209,3 +197,13 @@ class Knowledge:
         await asyncio.to_thread(self.publisher.close, CLOSE_SECONDS)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close, CLOSE_SECONDS)
+
+
+def _catalog(config: Config, listeners: Sequence[DonorListener]) -> DonorCatalog:
+    fingerprint = config.evidence.fingerprint
+    limits = CatalogLimits(
+        max_donors=fingerprint.max_donors,
+        max_donors_per_namespace=fingerprint.max_donors_per_namespace,
+        max_age_seconds=config.evidence.max_donor_age,
+    )
+    return DonorCatalog(listeners, clock=time.monotonic, limits=limits)

@@ -34,7 +34,8 @@ from dynamo_semkv.router.journal import ObservedJournal
 from dynamo_semkv.router.knowledge import Knowledge
 from dynamo_semkv.router.reload import Reloader
 from dynamo_semkv.router.route_records import RouteRecords
-from dynamo_semkv.router.runtime import DynamoEdge, EdgeError, EdgeSettings
+from dynamo_semkv.router.runtime import DynamoEdge
+from dynamo_semkv.router.runtime_settings import EdgeError, EdgeSettings
 from dynamo_semkv.router.runtime_types import Edge
 from dynamo_semkv.router.runtime_version import installed, verdict
 from dynamo_semkv.router.service import RouterIdentity, RouterService

@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo.common.utils.token_ids import token_ids_to_list
@@ -40,6 +39,7 @@ from dynamo_semkv.router.runtime_cards import CardError, CardTable, card_of, non
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
+from dynamo_semkv.router.runtime_settings import EdgeError, EdgeSettings
 from dynamo_semkv.router.runtime_types import (
     Choice,
     Handler,
@@ -60,53 +60,12 @@ the first terminal chunk, which cuts the other choices of an n > 1 request, book
 workers log an ERROR when their end of stream comes after it, and turns typed failures into text. The price: a worker
 learns of a cancellation with its next chunk, so during a long prefill only at its end. 1, 16 and 100 measured alike."""
 
-
 LATE_ARRIVALS_S = 1.0
 """How long after leaving discovery a frontend may still send us a request."""
 
 LIVE_ROUTE = "semkv/live"
 """`/engine/semkv/live` of the status server answers as soon as the runtime is there, for startup and liveness probes.
 Dynamo's own `/live` says the same as `/health`, so it fails for as long as the workers load their model."""
-
-
-@dataclass(frozen=True)
-class EdgeSettings:
-    """Where the workers are, what is offered to clients, and how Dynamo's router behaves.
-
-    `model_name`, `model_path`, the parsers and the context length default to what the workers' card says, so that they
-    are set in one place.
-    """
-
-    worker_endpoint: str = "dynamo.backend.generate"
-    router_endpoint: str = "dynamo.semkv.generate"
-    model_name: str | None = None
-    model_path: str | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    kv_router: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of Dynamo's KvRouterConfig (router_temperature, overlap_score_credit, ...).
-    `router_replica_sync` is on unless said otherwise: with several router processes behind one name, each would know
-    only its own share of the load."""
-    load_thresholds: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of Dynamo's LoadThresholdConfig; empty = no admission limit."""
-    session_affinity_ttl_s: int | None = None
-    wait_workers_s: float = 600.0
-    offer_model: bool = True
-    """Register the public model; without it only the other endpoints can be called."""
-    cards_s: float = 0.2
-    """How old the view of the workers' cards may be."""
-    suspect_s: float = 5.0
-    """How long a lost worker is not pinned to; Dynamo's own router leaves it out for as long."""
-
-    def __post_init__(self) -> None:
-        for name in ("worker_endpoint", "router_endpoint"):
-            value: str = getattr(self, name)
-            if len([part for part in value.split(".") if part]) != 3 or value.count(".") != 2:
-                raise ValueError(f"{name}: {value!r}, expected namespace.component.endpoint")
-
-
-class EdgeError(RuntimeError):
-    """The edge cannot start: no worker in time, or workers that do not fit together."""
 
 
 def runtime_from_env(loop: asyncio.AbstractEventLoop) -> DistributedRuntime:

@@ -6,7 +6,7 @@
     TracedAdvisor(advisor, tracing)          score: what is left of advising once evidence and load are known
     TracedHints(sender, tracing)             the hint over the bus
     trace_opened, trace_observed             dispatch: between the two records of a route (journal.py calls them)
-    TracedHistory(history, tracing, router)  the outcome, when it is known
+    trace_outcome                            the outcome, when it is known
 
 A stage is recorded when it is over, with the times it took; nothing is done per chunk. A fault of a span never reaches
 the stage in it.
@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.keys import PromptKey
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
 from dynamo_semkv.evidence.provider import LookupQuery
-from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
+from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.router.advisor import LookupOutcome, LookupRunner
 from dynamo_semkv.router.pipeline import Advice
 from dynamo_semkv.router.runtime_errors import RequestFailed
@@ -244,50 +244,24 @@ def _record_dispatch(tracing: Tracing, trace: _Trace, dispatch: Dispatch, event:
     trace.span.set_attributes(_present(counted))
 
 
-class ClosedRoutes(Protocol):
-    """The part of outcome.history.History that is used here."""
-
-    def add(self, route: ClosedRoute) -> None:
-        """Takes a route that closed."""
-        ...
-
-    def add_orphan(self, orphan: OrphanReport) -> None:
-        """Takes a report that no route was found for."""
-        ...
+def trace_outcome(route: ClosedRoute, tracing: Tracing) -> None:
+    """Records what became of a route as a span of its trace; none where the route has no trace."""
+    if route.opened.traceparent is not None:
+        _guarded(lambda: _record_outcome(route, tracing))
 
 
-class TracedHistory:
-    """Records an outcome only for this router's own routes that close now: the process that saw the earlier ones
-    recorded those."""
-
-    def __init__(self, history: ClosedRoutes, tracing: Tracing, *, router: str, is_live: Callable[[], bool]) -> None:
-        self._history = history
-        self._tracing = tracing
-        self._router = router
-        self._is_live = is_live
-
-    def add(self, route: ClosedRoute) -> None:
-        """Passes the route on; a span where it is one of this router's."""
-        self._history.add(route)
-        if route.opened.router == self._router and route.opened.traceparent is not None and self._is_live():
-            _guarded(lambda: self._record_outcome(route))
-
-    def add_orphan(self, orphan: OrphanReport) -> None:
-        """Passes the report on: it belongs to no trace."""
-        self._history.add_orphan(orphan)
-
-    def _record_outcome(self, route: ClosedRoute) -> None:
-        now = time.time_ns()
-        ended = int((route.observed.observed_at if route.observed is not None else route.opened.opened_at) * 1e9)
-        report, opened = route.report, route.opened.traceparent
-        span = self._tracing.start(
-            names.OUTCOME,
-            parent=opened,
-            start_ns=min(ended, now),
-            # A connector that makes no spans returns the context that it was sent.
-            links=[text for text in (report.traceparent if report is not None else None,) if text != opened],
-        )
-        self._tracing.end(span, _closed(route), end_ns=now)
+def _record_outcome(route: ClosedRoute, tracing: Tracing) -> None:
+    now = time.time_ns()
+    ended = int((route.observed.observed_at if route.observed is not None else route.opened.opened_at) * 1e9)
+    report, opened = route.report, route.opened.traceparent
+    span = tracing.start(
+        names.OUTCOME,
+        parent=opened,
+        start_ns=min(ended, now),
+        # A connector that makes no spans returns the context that it was sent.
+        links=[text for text in (report.traceparent if report is not None else None,) if text != opened],
+    )
+    tracing.end(span, _closed(route), end_ns=now)
 
 
 def traced(part: T, around: Callable[[T, Tracing], U], tracing: Tracing | None) -> T | U:

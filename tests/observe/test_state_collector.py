@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from dynamo_semkv.config.load import Loaded
 from dynamo_semkv.config.schema import Config, PlacementConfig, PlacementMode
 from dynamo_semkv.observe.metrics import Metrics
-from dynamo_semkv.observe.state_collector import StateCollector
+from dynamo_semkv.observe.state_collector import BusParts, Readings, RouteParts, StateCollector
 from dynamo_semkv.outcome.intake import Intake
 from tests.observe.fake_state import fake_catalog, fake_replicas, fake_state
 from tests.observe.test_metrics import value
@@ -37,27 +38,25 @@ def make_collector(listener: Listener, metrics: Metrics | None = None, **parts: 
     )
     intake.counts["reports.messages"] = 5
     intake.counts["reports.malformed"] = 2
+    readings = {
+        "catalog": fake_catalog,
+        "providers": lambda: {"fingerprint": {"breaker": "closed"}},
+        "calibration": lambda: {"routes": 7, "cells": []},
+        "configuration": lambda: {"reloaded_at": 4_000.0, "last_reload_error": None, "restart_needed": ["bus.url"]},
+        "replicas": fake_replicas,
+        "fallbacks": lambda: {"hint_error": 3},
+        **parts,
+    }
+    config = Config(placement=PlacementConfig(mode=PlacementMode.CANARY, canary_percent=20.0))
     return StateCollector(
-        **{
-            "config": Config(placement=PlacementConfig(mode=PlacementMode.CANARY, canary_percent=20.0)),
-            "config_hash": "abc",
-            "router": "router-1",
-            "history": listener.history,
-            "tracker": listener.tracker,
-            "intake": intake,
-            "publisher": Stats(state.publisher),
-            "subscriber": Stats(state.subscriber),
-            "catalog": fake_catalog,
-            "providers": lambda: {"fingerprint": {"breaker": "closed"}},
-            "calibration": lambda: {"routes": 7, "cells": []},
-            "configuration": lambda: {"reloaded_at": 4_000.0, "last_reload_error": None, "restart_needed": ["bus.url"]},
-            "replicas": fake_replicas,
-            "fallbacks": lambda: {"hint_error": 3},
-            "metrics": metrics or Metrics(),
-            "wall": lambda: 5_000.0,
-            "monotonic": clock,
-            **parts,
-        }
+        "router-1",
+        Loaded(config, "abc", "test"),
+        RouteParts(listener.history, listener.tracker, intake),
+        BusParts(Stats(state.publisher), Stats(state.subscriber)),
+        Readings(**readings),
+        metrics or Metrics(),
+        wall=lambda: 5_000.0,
+        monotonic=clock,
     )
 
 
@@ -83,7 +82,7 @@ def test_everything_is_read() -> None:
     assert value(metrics, "semkv_fallback_total", reason="hint_error") == 3
     assert (snapshot["reloaded_at"], snapshot["last_reload_error"]) == (4_000.0, None)
     assert snapshot["restart_needed"] == ["bus.url"]
-    collector.reload(Config(), "def")
+    collector.reload(Loaded(Config(), "def", "test"))
     assert (collector.snapshot()["mode"], collector.snapshot()["config_hash"]) == ("shadow", "def")
     assert snapshot["calibration"] == {"routes": 7, "cells": []}
     assert "semkv_open_routes 1.0" in collector.metrics_text()

@@ -1,13 +1,15 @@
-"""The journal writes every record, and what it adds around that never gets in its way."""
+"""Journal and history keep every record, and what is counted beside that never gets in its way."""
 
 from __future__ import annotations
 
 import pytest
 
 from dynamo_semkv.observe.metrics import Metrics
-from dynamo_semkv.router.journal import ObservedJournal
+from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason, OrphanReport, close_route
+from dynamo_semkv.outcome.history import History
+from dynamo_semkv.router.journal import ObservedHistory, ObservedJournal
 from tests.observe.test_metrics import value
-from tests.outcome.build import observed, opened
+from tests.outcome.build import observed, opened, report
 
 
 class Recorder:
@@ -30,3 +32,22 @@ def test_a_broken_counter_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(metrics, "opened", lambda event: 1 / 0)
     ObservedJournal(written, metrics).opened(opened())
     assert written.events == [opened()]
+
+
+def test_only_own_routes_that_close_now_are_counted() -> None:
+    metrics, history, live = Metrics(), History(10), [False]
+    measured = ObservedHistory(history, metrics, router="router-1", is_live=lambda: live[0])
+
+    def close(number: int, router: str) -> None:
+        start = opened(number, router=router)
+        measured.add(close_route(start, observed(number), report(number), JoinedBy.ROUTE_ID, 1.0))
+        measured.add_orphan(OrphanReport(report(number), OrphanReason.LATE, 1.0))
+
+    close(1, "router-1")  # the past: whoever closed it has counted it
+    live[0] = True
+    close(2, "router-1")
+    close(3, "router-2")
+    assert value(metrics, "semkv_materialized_tokens_total") == 800
+    assert value(metrics, "semkv_outcome_total", outcome="orphan_report", reason="late") == 2
+    assert history.totals().funnel.tokens["materialized"] == 2_400
+    assert history.totals().orphans == {"late": 3}

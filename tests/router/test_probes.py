@@ -109,7 +109,8 @@ class ReadyPodsOnly:
 
 @pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="ai-dynamo is not installed")
 async def test_a_router_is_ready_before_kubernetes_discovery_lists_it() -> None:
-    from dynamo_semkv.router.runtime import DynamoEdge, EdgeSettings
+    from dynamo_semkv.router.runtime import DynamoEdge
+    from dynamo_semkv.router.runtime_settings import EdgeSettings
 
     runtime: Any = ReadyPodsOnly()
     edge = DynamoEdge(runtime, EdgeSettings(offer_model=False))

@@ -12,12 +12,12 @@ import pytest
 
 from dynamo_semkv.contracts.report import MaterializationReport
 from dynamo_semkv.observe.metrics import Metrics
-from dynamo_semkv.outcome.closed import ClosedRoute
+from dynamo_semkv.outcome.history import History
 from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.gateway_advice import GatewayAdvice
-from dynamo_semkv.router.journal import ObservedJournal
+from dynamo_semkv.router.journal import ObservedHistory, ObservedJournal
 from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, RankOverlap
@@ -27,7 +27,6 @@ from dynamo_semkv.router.traced import (
     TracedEdge,
     TracedHandler,
     TracedHints,
-    TracedHistory,
     TracedLookup,
     traced,
 )
@@ -276,17 +275,6 @@ async def test_a_fault_of_tracing_reaches_no_request(spans: Kept, half: bool) ->
     assert made.rig.fallbacks.counts == {}
 
 
-class Routes:
-    def __init__(self) -> None:
-        self.closed: list[ClosedRoute] = []
-
-    def add(self, route: ClosedRoute) -> None:
-        self.closed.append(route)
-
-    def add_orphan(self, orphan: Any) -> None:
-        return None
-
-
 def closed_by(rig: Rig, history: Any, told: MaterializationReport) -> None:
     tracker = RouteTracker(30.0, history.add, history.add_orphan)
     opened = rig.opened
@@ -306,11 +294,11 @@ async def test_the_outcome_is_told_in_the_routes_trace_by_its_own_router(
     await made.run()
     opened = made.rig.opened
     connector = f"00-{'12' * 16}-{'34' * 8}-01"
-    inner = Routes()
-    history = TracedHistory(inner, spans.tracing, router=router, is_live=lambda: live)
+    inner = History(10)
+    history = ObservedHistory(inner, Metrics(), spans.tracing, router=router, is_live=lambda: live)
     answer = replace_report(report(), opened, traceparent=connector)
     closed_by(made.rig, history, answer)
-    assert len(inner.closed) == 1
+    assert len(inner) == 1
     found = spans.by_name()
     assert ("semkv.outcome" in found) is told
     if told:
@@ -318,7 +306,7 @@ async def test_the_outcome_is_told_in_the_routes_trace_by_its_own_router(
         assert outcome.parent_id == found["semkv.route"].span_id
         assert outcome.trace_id == "ab" * 16
         assert outcome.links == [("12" * 16, "34" * 8)]
-        assert outcome.attributes["semkv.outcome.result"] == inner.closed[0].outcome.value
+        assert outcome.attributes["semkv.outcome.result"] == inner.recent(1)[0].outcome.value
         assert outcome.start <= outcome.end <= time.time_ns()
 
 
@@ -326,7 +314,7 @@ async def test_a_report_that_gives_back_what_it_was_sent_is_no_link(spans: Kept)
     made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
     await made.run()
     opened = made.rig.opened
-    history = TracedHistory(Routes(), spans.tracing, router="r1", is_live=lambda: True)
+    history = ObservedHistory(History(10), Metrics(), spans.tracing, router="r1", is_live=lambda: True)
     closed_by(made.rig, history, replace_report(report(), opened, traceparent=opened.traceparent))
     assert spans.by_name()["semkv.outcome"].links == []
 

@@ -21,8 +21,9 @@ from dynamo.runtime.logging import configure_dynamo_logging
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.keys import as_tokens
 from dynamo_semkv.router.ingress import strip_client_hints
-from dynamo_semkv.router.runtime import DynamoEdge, EdgeSettings, token_ids_list
+from dynamo_semkv.router.runtime import DynamoEdge, token_ids_list
 from dynamo_semkv.router.runtime_errors import RequestFailed
+from dynamo_semkv.router.runtime_settings import EdgeSettings
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Request
 from tests.router.iterated import iterated
 
