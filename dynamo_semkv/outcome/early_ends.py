@@ -1,9 +1,9 @@
 """EarlyEnds: ends of routes whose opening has not come yet, each kept by its sender.
 
-    EarlyEnds(ttl_seconds, limit)   .add(event, speaker, at) -> new?   .take(route_id, speaker) -> event?
+    EarlyEnds(ttl_seconds, limit)   .add(event, subject, at) -> new?   .take(route_id, subject) -> event?
                                     .expire(now)   .shift(seconds)
 
-`speaker` is the subject that the end came on; None where the caller vouches for it. Ends of one route from several
+`subject` is the bus subject that the end came on; None where the caller vouches for it. Ends of one route from several
 senders are kept apart, so a false one cannot take the place of the right one, and the sender with most ends loses its
 own when there is no room.
 """
@@ -19,7 +19,7 @@ from dynamo_semkv.outcome.queues import DueQueue
 
 class _Key(NamedTuple):
     route_id: str
-    speaker: str | None
+    subject: str | None
 
 
 class EarlyEnds:
@@ -33,21 +33,21 @@ class EarlyEnds:
         self._due = DueQueue[_Key](ttl_seconds)
         self._shares = Shares[str | None, _Key]()
 
-    def add(self, event: RouteObserved, speaker: str | None, at: float) -> bool:
+    def add(self, event: RouteObserved, subject: str | None, at: float) -> bool:
         """Keeps an end. False: it is known."""
-        key = _Key(event.route_id, speaker)
+        key = _Key(event.route_id, subject)
         if key in self._ends:
             return False
         self._ends[key] = event
         self._due.add(key, at)
-        self._shares.use(speaker, key)
+        self._shares.use(subject, key)
         while len(self._ends) > self._limit and (victim := self._shares.victim()) is not None:
             self._drop(victim[1])
         return True
 
-    def take(self, route_id: str, speaker: str) -> RouteObserved | None:
-        """Removes and returns the end that `speaker`, or the caller itself, sent for the route; None: there is none."""
-        for key in (_Key(route_id, None), _Key(route_id, speaker)):
+    def take(self, route_id: str, subject: str) -> RouteObserved | None:
+        """Removes and returns the end that `subject`, or the caller itself, sent for the route; None: there is none."""
+        for key in (_Key(route_id, None), _Key(route_id, subject)):
             if key in self._ends:
                 return self._pop(key)
         return None
@@ -67,5 +67,5 @@ class EarlyEnds:
 
     def _pop(self, key: _Key) -> RouteObserved:
         self._due.discard(key)
-        self._shares.drop(key.speaker, key)
+        self._shares.drop(key.subject, key)
         return self._ends.pop(key)

@@ -287,7 +287,7 @@ class Intake:
         counted = (
             self._tracker.opened(event, at)
             if isinstance(event, RouteOpened)
-            else self._tracker.observed(event, at, speaker=subject)
+            else self._tracker.observed(event, at, subject=subject)
         )
         if not counted:
             allowed = f"the router that opened route {event.route_id}"

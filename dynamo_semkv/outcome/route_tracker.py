@@ -2,7 +2,7 @@
 
     RouteTracker(ttl_seconds, on_close, on_orphan=None, settle_seconds=SETTLE_SECONDS, abandoned_seconds=None,
                 limits=TrackerLimits())
-    .opened(event, at)  .observed(event, at, speaker=None)  .report(report, at)  .expire(now)
+    .opened(event, at)  .observed(event, at, subject=None)  .report(report, at)  .expire(now)
 
 A route closes when it has its report *and* its end, or when its time is over: `ttl_seconds` after its end without a
 report, or after `UNOWED_SECONDS` where none is owed, `abandoned_seconds` after it was opened without an end (its router
@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dynamo_semkv.contracts import subjects
@@ -32,12 +32,13 @@ from dynamo_semkv.outcome.closed import (
     JoinedBy,
     OrphanReason,
     OrphanReport,
-    ReplicaName,
     close_route,
     report_is_owed,
     served_by,
 )
+from dynamo_semkv.outcome.closed_routes import ClosedRoutes, Remembered
 from dynamo_semkv.outcome.early_ends import EarlyEnds
+from dynamo_semkv.outcome.held_reports import HeldReports
 from dynamo_semkv.outcome.join import (
     EngineRequest,
     Fit,
@@ -63,7 +64,6 @@ SETTLE_SECONDS = 1.0
 page."""
 UNOWED_SECONDS = 5.0
 """How long a route that ended before its first token waits for a report, though none has to come."""
-_SAME_PROMPT_REMEMBERED = 16
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,6 @@ class _Route:
         return OpenRoute(self.opened, self.observed)
 
 
-@dataclass(frozen=True)
-class _Tombstone:
-    replica: ReplicaName | None
-    reported: bool
-
-
-@dataclass
-class _Reported:
-    """The closed routes that have a report, as a container of ids."""
-
-    closed: Bounded[str, _Tombstone] = field(repr=False)
-
-    def __contains__(self, route_id: object) -> bool:
-        tombstone = self.closed.get(route_id) if isinstance(route_id, str) else None
-        return tombstone is not None and tombstone.reported
-
-
 class RouteTracker:
     """Holds open routes and reports without a route. `on_close` gets each closed route once, `on_orphan` each report
     that belongs to none; an exception of either is counted and logged."""
@@ -159,19 +142,11 @@ class RouteTracker:
         self._by_prompt = Groups[bytes]()
         self._early_ends = EarlyEnds(ttl_seconds, limits.open_routes)
 
-        self._reports: dict[str, HeldReport] = {}
-        self._waiting = DueQueue[str](ttl_seconds)
-        self._reports_by_prompt = Groups[bytes]()
-        self._reports_by_route = Groups[str]()
-        self._shares = Shares[str, str]()
-        """The reports, by the worker that sent them."""
-
+        self._reports = HeldReports(ttl_seconds, limits.held_reports)
         self._unsettled = DueQueue[bytes](settle_seconds)
-        self._closed = Bounded[str, _Tombstone](limits.remembered)
-        self._closed_by_prompt = Bounded[bytes, tuple[str, ...]](limits.remembered)
+        self._closed = ClosedRoutes(limits.remembered)
         self._seen = Bounded[str, None](limits.remembered)
         self._spent = Bounded[EngineRequest, None](limits.remembered)
-        self._reported = _Reported(self._closed)
 
     @property
     def open_routes(self) -> int:
@@ -185,7 +160,7 @@ class RouteTracker:
 
     def opened(self, event: RouteOpened, at: float) -> bool:
         """Takes the opening of a route. False: another router has opened that route, and the event is dropped."""
-        if event.route_id in self._routes or event.route_id in self._closed:
+        if event.route_id in self._routes or self._closed.get(event.route_id) is not None:
             known = self._routes.get(event.route_id)
             if known is not None and known.opened.router != event.router:
                 return False
@@ -206,14 +181,14 @@ class RouteTracker:
         self._touch(event.prompt_key, at)
         return True
 
-    def observed(self, event: RouteObserved, at: float, *, speaker: str | None = None) -> bool:
-        """Takes the end of a route's stream. `speaker`: the subject that it came on; None: the caller vouches for it.
-        False: another router than the one that opened the route sent it, and the event is dropped."""
+    def observed(self, event: RouteObserved, at: float, *, subject: str | None = None) -> bool:
+        """Takes the end of a route's stream. `subject`: the bus subject that it came on; None: the caller vouches for
+        it. False: another router than the one that opened the route sent it, and the event is dropped."""
         route = self._routes.get(event.route_id)
-        if route is not None and speaker is not None and speaker != subjects.routes(route.opened.router):
+        if route is not None and subject is not None and subject != subjects.routes(route.opened.router):
             return False
-        known = event.route_id in self._closed or (route is not None and route.observed is not None)
-        if known or (route is None and not self._early_ends.add(event, speaker, at)):
+        known = self._closed.get(event.route_id) is not None or (route is not None and route.observed is not None)
+        if known or (route is None and not self._early_ends.add(event, subject, at)):
             self.stats.duplicates += 1
             return True
         self.stats.observed += 1
@@ -242,18 +217,17 @@ class RouteTracker:
                     self._finish(route_id, now)
         self._early_ends.expire(now)
         self.stats.unmatched_ends = self._early_ends.unmatched
-        self._give_up(self._waiting.pop_due(now), now)
+        self._give_up(self._reports.pop_due(now), now)
 
     def rebase(self, seconds: float) -> None:
         """Shifts the times of everything that is open, for a caller whose clock went on while nothing could arrive."""
-        for queue in (self._running, self._ended, self._unowed, self._waiting):
+        for queue in (self._running, self._ended, self._unowed):
             queue.shift(seconds)
         self._early_ends.shift(seconds)
         self._unsettled.shift(seconds)
         for route in self._routes.values():
             route.observed_at += seconds
-        for report_id, held in self._reports.items():
-            self._reports[report_id] = held._replace(at=held.at + seconds)
+        self._reports.shift(seconds)
 
     def _end(self, route: _Route, event: RouteObserved, at: float) -> None:
         route.observed, route.observed_at = event, at
@@ -267,22 +241,16 @@ class RouteTracker:
         if request is not None and request in self._spent:
             self.stats.superseded += 1
             return
-        tombstone = self._closed.get(report.route_id) if report.route_id is not None else None
-        if tombstone is not None:
-            if tombstone.replica is not None and not same_replica(tombstone.replica, replica_of(report)):
+        closed = self._closed.get(report.route_id)
+        if closed is not None:
+            if closed.replica is not None and not same_replica(closed.replica, replica_of(report)):
                 self._orphan(report, OrphanReason.WRONG_REPLICA, now)
                 return
-            if not tombstone.reported:
+            if not closed.reported:
                 self._orphan(report, OrphanReason.LATE, now)
                 return
-        self._reports[report.report_id] = held
-        self._reports_by_prompt.add(report.prompt_key, report.report_id)
-        if report.route_id is not None:
-            self._reports_by_route.add(report.route_id, report.report_id)
-        self._waiting.add(report.report_id, held.at)
-        self._shares.use(report.stable_routing_id, report.report_id)
-        while len(self._reports) > self._limits.held_reports and (victim := self._shares.victim()) is not None:
-            self._orphan(self._drop_report(victim[1]), OrphanReason.EVICTED, now)
+        for gone in self._reports.add(held):
+            self._orphan(gone, OrphanReason.EVICTED, now)
         self._touch(self._group_of(report), now)
 
     def _group_of(self, report: MaterializationReport) -> bytes:
@@ -297,10 +265,8 @@ class RouteTracker:
 
     def _match(self, prompt_key: bytes) -> dict[str, Match]:
         routes = [self._routes[route_id] for route_id in self._by_prompt.of(prompt_key)]
-        ids = dict.fromkeys(self._reports_by_prompt.of(prompt_key))
-        for route in routes:
-            ids.update(dict.fromkeys(self._reports_by_route.of(route.opened.route_id)))
-        return match([route.open for route in routes], [self._reports[i] for i in ids], self._reported) if ids else {}
+        reports = self._reports.of(prompt_key, (route.opened.route_id for route in routes))
+        return match([route.open for route in routes], reports, self._closed) if reports else {}
 
     def _process(self, prompt_key: bytes, now: float) -> None:
         """Closes every pair of the group that has its end and has settled."""
@@ -329,11 +295,9 @@ class RouteTracker:
     def _reconsider(self, closed_id: str, now: float) -> None:
         """Looks again at reports that named a route which closed without them: some are orphans now, some may belong to
         another."""
-        for report_id in self._reports_by_route.of(closed_id):
-            held = self._reports.get(report_id)
-            if held is not None:
-                self._drop_report(report_id)
-                self._take(held, now)
+        for report_id in self._reports.naming(closed_id):
+            if report_id in self._reports:  # the one before may have closed a route with it
+                self._take(self._reports.drop(report_id), now)
 
     def _close(self, route_id: str, pair: Match | None, now: float) -> None:
         route = self._routes.pop(route_id)
@@ -346,17 +310,13 @@ class RouteTracker:
         served = served_by(route.opened, route.observed)
         if pair is not None and route.observed is None:
             served = replica_of(pair.report)  # the report names the route, so its replica is surer than the pin
-        self._closed[route_id] = _Tombstone(served, pair is not None)
-        # A tuple: most prompts come once, and an empty deque alone takes more memory than all else that is remembered
-        # of a route.
-        same_prompt = (*(self._closed_by_prompt.get(prompt_key) or ()), route_id)
-        self._closed_by_prompt[prompt_key] = same_prompt[-_SAME_PROMPT_REMEMBERED:]
+        self._closed.add(route_id, prompt_key, Remembered(served, pair is not None))
         if pair is not None:
             request = engine_request(pair.report)
             if request is not None:
                 self._spent[request] = None
             for report_id in pair.report_ids:
-                self._drop_report(report_id)
+                self._reports.drop(report_id)
             self.stats.superseded += len(pair.report_ids) - 1
         self.stats.closed += 1
         report, joined_by = (pair.report, pair.joined_by) if pair is not None else (None, JoinedBy.NONE)
@@ -364,15 +324,6 @@ class RouteTracker:
         told, kept = (each.load_seconds if each is not None else None for each in (report, closed.report))
         self.stats.implausible_loads += told != kept
         self._emit(self._on_close, closed)
-
-    def _drop_report(self, report_id: str) -> MaterializationReport:
-        report = self._reports.pop(report_id).report
-        self._reports_by_prompt.discard(report.prompt_key, report_id)
-        if report.route_id is not None:
-            self._reports_by_route.discard(report.route_id, report_id)
-        self._waiting.discard(report_id)
-        self._shares.drop(report.stable_routing_id, report_id)
-        return report
 
     def _give_up(self, due: Sequence[str], now: float) -> None:
         """Ends the wait of reports whose time is over: those of a route that still runs wait on, the others become
@@ -385,21 +336,21 @@ class RouteTracker:
             if group not in taken:
                 taken[group] = {each for pair in self._match(group).values() for each in pair.report_ids}
             if report_id in taken[group]:
-                self._waiting.add(report_id, now)
+                self._reports.wait_again(report_id, now)
             else:
-                self._drop_report(report_id)
+                self._reports.drop(report_id)
                 self._orphan(report, self._orphan_reason(report), now)
 
     def _orphan_reason(self, report: MaterializationReport) -> OrphanReason:
         """Why no open route took the report: by the route that it names, else by the routes with its prompt."""
         if report.route_id is not None:
             named = self._routes.get(report.route_id)
-            if named is None and report.route_id not in self._closed:
+            if named is None and self._closed.get(report.route_id) is None:
                 return OrphanReason.NO_ROUTE
             wrong = named is not None and fit(named.open, report) is Fit.OTHER
             return OrphanReason.WRONG_REPLICA if wrong else OrphanReason.ALREADY_REPORTED
         replica = replica_of(report)
-        closed = [self._closed.get(route_id) for route_id in self._closed_by_prompt.get(report.prompt_key) or ()]
+        closed = list(self._closed.of_prompt(report.prompt_key))
         here = [t for t in closed if t is not None and (t.replica is None or same_replica(t.replica, replica))]
         if here:
             return OrphanReason.ALREADY_REPORTED if all(t.reported for t in here) else OrphanReason.LATE

@@ -109,9 +109,9 @@ async def test_a_router_ends_its_own_routes_while_the_past_is_read() -> None:
 def test_who_floods_early_ends_gives_up_its_own() -> None:
     listener = Listener(limits=TrackerLimits(open_routes=10))
     tracker = listener.tracker
-    tracker.observed(observed(1), 1.0, speaker=MINE)
+    tracker.observed(observed(1), 1.0, subject=MINE)
     for number in range(2, 200):
-        tracker.observed(observed(number), 1.0, speaker=OTHER)
+        tracker.observed(observed(number), 1.0, subject=OTHER)
     tracker.opened(opened(1), 2.0)
     tracker.report(report(1), 2.0)
     assert listener.only().observed == observed(1)
@@ -126,7 +126,7 @@ def test_who_floods_openings_gives_up_its_own() -> None:
         tracker.opened(opened(number, router="router-2", prompt_key=b"q" * 16), 1.0)
     assert (tracker.open_routes, tracker.stats.evicted_routes) == (10, 189)
     assert {route.opened.router for route in listener.closed} == {"router-2"}
-    tracker.observed(observed(1), 2.0, speaker=MINE)
+    tracker.observed(observed(1), 2.0, subject=MINE)
     tracker.report(report(1), 2.0)
     assert listener.closed[-1].opened == opened(1)
 

@@ -362,7 +362,7 @@ class TestBounds:
         assert len(it.closed) == 500
         sizes = {name: len(value) for name, value in vars(it.tracker).items() if hasattr(value, "__len__")}
         assert {name: size for name, size in sizes.items() if size > 50} == {}
-        assert len(it.tracker._by_prompt._members) == len(it.tracker._reports_by_prompt._members) == 0
+        assert len(it.tracker._by_prompt._members) == len(it.tracker._reports._by_prompt._members) == 0
 
 
 class TestClock:
