@@ -28,7 +28,7 @@ from dynamo_semkv.contracts.keys import TokenArray, block_keys
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.sketch import DonorSketch
-from dynamo_semkv.evidence.donor import CatalogDonor, Life, StreamKey
+from dynamo_semkv.evidence.donor import CatalogDonor, Epoch, StreamKey
 from dynamo_semkv.evidence.embedding import EmbeddingProvider
 from dynamo_semkv.evidence.encoder import OnnxEncoder
 from dynamo_semkv.evidence.fingerprint import FingerprintProvider
@@ -93,7 +93,7 @@ class Provided:
         self._deadline = deadline
         """Seconds after which an answer counts as none, as in a router."""
         self.provider = provider
-        self._where, self._digest, self._life = where, where.digest(), Life("g1")
+        self._where, self._digest, self._epoch = where, where.digest(), Epoch("g1")
 
     def add(self, donor_id: str, tokens: TokenArray) -> None:
         """Feeds prompt and donor, and waits for background work."""
@@ -108,7 +108,7 @@ class Provided:
                 token_count=len(tokens),
                 sketch=DonorSketch.of(tokens, self._digest, query.chain),
                 stream=StreamKey(1, 0),
-                life=self._life,
+                epoch=self._epoch,
                 tokens_per_block=BLOCK,
             )
         )

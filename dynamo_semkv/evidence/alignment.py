@@ -109,9 +109,9 @@ def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) ->
         return [_UNALIKE] * len(donors)
     prompt_at = np.empty(len(prompt.positions) + 2, np.int64)
     prompt_at[0], prompt_at[1:-1], prompt_at[-1] = -1, prompt.positions, prompt_tokens - NGRAM + 1
-    pairs = _once_and_without_strays(pairs, prompt_at, flat, len(prompt.fingerprints))
+    pairs = _without_repeats_and_strays(pairs, prompt_at, flat, len(prompt.fingerprints))
     runs = _Runs.of(prompt, prompt_at, flat, pairs)
-    estimate = runs.verified() + runs.between(donors[0].spacing) + runs.loose_ends()
+    estimate = runs.verified() + runs.between_runs(donors[0].spacing) + runs.loose_ends()
     return _collect(runs, flat, estimate, prompt_tokens)
 
 
@@ -155,7 +155,7 @@ def _around(samples: Samples, begin: int, end: int, tokens: int) -> tuple[int, i
     return before, int(at[begin]), int(at[end]), after
 
 
-def _once_and_without_strays(found: Partners, prompt_at: I64, flat: Flat, m: int) -> Partners:
+def _without_repeats_and_strays(found: Partners, prompt_at: I64, flat: Flat, m: int) -> Partners:
     """`m`: samples of the prompt. Donor order throughout: a place that is met twice makes a step that does not go
     forward."""
     target, donor, sure = found
@@ -239,7 +239,7 @@ class _Runs(NamedTuple):
         """Tokens inside runs, by candidate."""
         return self.total(self.owner, self.tokens)
 
-    def between(self, spacing: int) -> F64:
+    def between_runs(self, spacing: int) -> F64:
         """Tokens between near runs that the change left alone, by candidate. `spacing` of the samples."""
         step = self.near.nonzero()[0]
         if len(step) == 0:
@@ -251,12 +251,12 @@ class _Runs(NamedTuple):
         ends, begins = self.ends[1, step], self.ends[0, step + 1]
         dead, donor_dead = target[begins] - target[ends] - 1, donor[begins] - donor[ends] - 1
         mean = (dead + donor_dead) / 2
-        few = self._few(step, mean, np.maximum(dead, donor_dead), tokens == donor_tokens, SAMPLING // spacing)
+        few = self._isolated(step, mean, np.maximum(dead, donor_dead), tokens == donor_tokens, SAMPLING // spacing)
         isolated = np.maximum(1.0, mean * spacing / NGRAM) + np.abs(tokens - donor_tokens)
         replaced = np.maximum(1.0, mean * spacing - NGRAM + 1)
         return self.total(self.owner[step], np.maximum(0.0, gap - np.where(few, isolated, replaced)))
 
-    def _few(self, step: I64, dead: F64, most_dead: I64, same_length: Bools, density: int) -> Bools:
+    def _isolated(self, step: I64, dead: F64, most_dead: I64, same_length: Bools, density: int) -> Bools:
         """Gaps whose samples isolated changes may have killed: the more die in the candidate's small gaps, the more may
         die in a row. A replaced passage hardly ever has the length of what it replaced, so where the diagonal stays the
         same, more may die."""

@@ -1,7 +1,7 @@
 """DonorCatalog: every donor that may still be somewhere, from lifecycle events alone.
 
 It belongs to one thread (the router's event loop). Listeners are told there; other threads may hold CatalogDonors and
-read `creditable`. Whole streams are fenced by one assignment (see Life); their donors leave the listeners in small
+read `creditable`. Whole streams are fenced by one assignment (see Epoch); their donors leave the listeners in small
 steps, so that no purge stalls.
 
 It does not know which replicas are alive (`router/replicas.py` says so through `purge_replica` and `readmit_replica`),
@@ -70,11 +70,11 @@ class DonorCatalog:
         self._donors: Sharded[str, CatalogDonor] = Sharded()
         self._by_slot: Row[CatalogDonor] = Row()
         self._chains = Chains(self._slots)
-        self._of_stream: dict[StreamKey, int] = {}
-        """Head of the chain of a stream's donors, in the life that it is in."""
+        self._chain_of: dict[StreamKey, int] = {}
+        """Head of the chain of a stream's donors, in the epoch that it is in."""
         self._sizes: Counter[StreamKey] = Counter()
         self._ended: deque[int] = deque()
-        """Chains of donors whose life is over."""
+        """Chains of donors whose epoch is over."""
         self._retention = Retention(self._slots)
         self._expiry = Expiry(self._slots, limits.max_age_seconds)
         self._count = 0
@@ -104,7 +104,7 @@ class DonorCatalog:
         decoded)."""
         stream = self._streams.get(StreamKey(worker_id, dp_rank))
         if stream is not None:
-            self._streams.distrust(stream)
+            self._streams.mark_lost(stream)
             self.counts["quarantined"] += 1
 
     def purge_replica(self, worker_wire_id: int, dp_rank: int) -> int:
@@ -114,28 +114,28 @@ class DonorCatalog:
         stream = self._streams.get(key)
         if stream is None:
             return 0
-        stream.leave(self._clock())
+        stream.mark_absent(self._clock())
         return self._sizes[key]
 
     def readmit_replica(self, worker_wire_id: int, dp_rank: int, generation: str) -> bool:
         """The worker is back and says which generation it is in: True when its donors count again. Another generation
         stays out until its own reset arrives; a restarted worker is never scored as warm."""
         stream = self._streams.get(StreamKey(worker_wire_id, dp_rank))
-        return stream is not None and stream.come_back(generation)
+        return stream is not None and stream.readmit(generation)
 
-    def know_ranks(self, worker_wire_id: int, ranks: frozenset[int]) -> None:
+    def set_ranks(self, worker_wire_id: int, ranks: frozenset[int]) -> None:
         """The ranks of a live worker's model card: events of others are refused from now on, and what came of them is
         over. Empty: the worker is not listed, and its ranks are not known."""
-        self._streams.know_ranks(worker_wire_id, ranks)
+        self._streams.set_ranks(worker_wire_id, ranks)
 
     def get(self, donor_id: str) -> CatalogDonor | None:
-        """None also for a donor whose life is over and that merely has not been swept."""
+        """None also for a donor whose epoch is over and that merely has not been swept."""
         donor = self._donors.get(donor_id)
-        return donor if donor is not None and not donor.life.over else None
+        return donor if donor is not None and not donor.epoch.over else None
 
     def donors_of(self, worker_wire_id: int, dp_rank: int) -> list[CatalogDonor]:
         """The donors of one rank that are still registered, in order of registration."""
-        return [donor for donor in self._donors_in(StreamKey(worker_wire_id, dp_rank)) if not donor.life.over]
+        return [donor for donor in self._donors_in(StreamKey(worker_wire_id, dp_rank)) if not donor.epoch.over]
 
     def touch(self, donor_id: str) -> None:
         """The donor was a match: it is evicted later than one that never was. Any thread."""
@@ -144,8 +144,8 @@ class DonorCatalog:
             self._retention.touch(donor.slot)
 
     def sweep(self, limit: int = 64) -> int:
-        """Takes at most `limit` donors whose life is over from the listeners. Every applied event sweeps a little; call
-        it when idle."""
+        """Takes at most `limit` donors whose epoch is over from the listeners. Every applied event sweeps a little;
+        call it when idle."""
         swept = 0
         while self._ended and swept < limit:
             slot = self._chains.first(self._ended[0])
@@ -153,7 +153,7 @@ class DonorCatalog:
                 self._chains.end(self._ended.popleft())
                 continue
             donor = self._by_slot[slot]
-            # One that was registered again in a later life is in that one's chain.
+            # One that was registered again in a later epoch is in that one's chain.
             self._chains.remove(slot)
             if donor is not None:
                 self._remove(donor)
@@ -221,11 +221,11 @@ class DonorCatalog:
             return self._relocate(stream, data)
         if isinstance(data, DonorsPurged):
             return self._purge(stream, data)
-        return Verdict.APPLIED  # a reset: the stream has begun a new life already
+        return Verdict.APPLIED  # a reset: the stream has begun a new epoch already
 
     def _register(self, stream: Stream, data: DonorRegistered, stored_at: float) -> Verdict:
-        life = stream.life
-        if life is None or not may_place(stream.key, data.location):
+        epoch = stream.epoch
+        if epoch is None or not may_place(stream.key, data.location):
             return Verdict.FOREIGN_LOCATION
         known = self.get(data.donor_id)
         if known is not None and known.stream != stream.key:
@@ -235,11 +235,11 @@ class DonorCatalog:
             return Verdict.MALFORMED_NAMESPACE
         try:
             ends_at = stored_at + min(self._max_age if data.ttl is None else data.ttl, self._max_age)
-            donor = donor_from(data, partition, stream.key, life, self._on_use, ends_at)
+            donor = donor_from(data, partition, stream.key, epoch, self._on_use, ends_at)
         except ContractError as error:
             _throttled.warning("donor %r of %s dropped: %s", data.donor_id, stream.key, error)
             return Verdict.BAD_SKETCH
-        self._put(donor)
+        self._store(donor)
         return Verdict.APPLIED
 
     def _evict(self, stream: Stream, data: DonorEvicted) -> Verdict:
@@ -256,7 +256,7 @@ class DonorCatalog:
             self.counts["unknown_segment"] += 1
         else:
             sketch = restricted(donor.sketch, donor.token_count, left, donor.tokens_per_block)
-            self._put(replace(donor, parts=parts_of(left, donor.token_count), sketch=sketch))
+            self._store(replace(donor, parts=parts_of(left, donor.token_count), sketch=sketch))
         return Verdict.APPLIED
 
     def _relocate(self, stream: Stream, data: DonorRelocated) -> Verdict:
@@ -267,7 +267,7 @@ class DonorCatalog:
             return Verdict.FOREIGN_DONOR
         if not may_place(stream.key, data.new_location):
             return Verdict.FOREIGN_LOCATION
-        self._put(replace(donor, location=data.new_location))
+        self._store(replace(donor, location=data.new_location))
         return Verdict.APPLIED
 
     def _purge(self, stream: Stream, data: DonorsPurged) -> Verdict:
@@ -276,14 +276,14 @@ class DonorCatalog:
         own = list(self._donors_in(stream.key))
         leaving = [donor for donor in own if in_scope(donor, data.scope)]
         if len(leaving) == len(own):
-            stream.renew()
+            stream.begin_empty()
             self._end_donors(stream.key)
         else:
             for donor in leaving:
                 self._remove(donor)
         return Verdict.APPLIED
 
-    def _put(self, donor: CatalogDonor) -> None:
+    def _store(self, donor: CatalogDonor) -> None:
         """Adds or replaces: donors are a set, so two registrations and one eviction leave nothing."""
         known = self._donors.get(donor.donor_id)
         if known is not None:
@@ -294,9 +294,9 @@ class DonorCatalog:
             self._count += 1
         self._donors[donor.donor_id] = donor
         self._by_slot[donor.slot] = donor
-        head = self._of_stream.get(donor.stream)
+        head = self._chain_of.get(donor.stream)
         if head is None:
-            head = self._of_stream[donor.stream] = self._chains.new()
+            head = self._chain_of[donor.stream] = self._chains.new()
         self._chains.append(head, donor.slot)
         self._sizes[donor.stream] += 1
         self._retention.add(donor.namespace_digest_hex, donor.stream.worker_id, donor.slot)
@@ -304,7 +304,7 @@ class DonorCatalog:
         self._bytes += _sketch_bytes(donor)
         self._make_room(donor.namespace_digest_hex)
         if self._donors.get(donor.donor_id) is donor:
-            self._tell(lambda listener: listener.donor_added(donor))
+            self._notify(lambda listener: listener.donor_added(donor))
 
     def _make_room(self, namespace: str) -> None:
         while self._retention.size(namespace) > self._max_per_namespace:
@@ -325,35 +325,35 @@ class DonorCatalog:
         self._by_slot[donor.slot] = None
         self._slots.give_back(donor.slot)
         self._count -= 1
-        self._tell(lambda listener: listener.donor_removed(donor.donor_id))
+        self._notify(lambda listener: listener.donor_removed(donor.donor_id))
 
     def _unlink(self, donor: CatalogDonor) -> None:
         self._retention.discard(donor.namespace_digest_hex, donor.stream.worker_id, donor.slot)
         self._expiry.discard(donor.slot)
         self._bytes -= _sketch_bytes(donor)
         self._chains.remove(donor.slot)
-        if not donor.life.over:
+        if not donor.epoch.over:
             self._sizes[donor.stream] -= 1
             if not self._sizes[donor.stream]:
                 del self._sizes[donor.stream]
-                self._chains.end(self._of_stream.pop(donor.stream))
+                self._chains.end(self._chain_of.pop(donor.stream))
 
     def _end_donors(self, key: StreamKey) -> None:
-        """The stream's donors so far belong to a life that is over; they leave step by step."""
-        ended = self._of_stream.pop(key, None)
+        """The stream's donors so far belong to an epoch that is over; they leave step by step."""
+        ended = self._chain_of.pop(key, None)
         del self._sizes[key]
         if ended is not None:
             self._ended.append(ended)
 
     def _donors_in(self, key: StreamKey) -> Iterator[CatalogDonor]:
         """In order of registration. Not to be changed meanwhile."""
-        head = self._of_stream.get(key)
+        head = self._chain_of.get(key)
         for slot in self._chains.members(head) if head is not None else ():
             donor = self._by_slot[slot]
             if donor is not None:
                 yield donor
 
-    def _tell(self, what: Callable[[DonorListener], None]) -> None:
+    def _notify(self, what: Callable[[DonorListener], None]) -> None:
         for listener in self._listeners:
             try:
                 what(listener)

@@ -1,7 +1,7 @@
 """What a provider returned -> a bounded tuple of matches that are possible for the prompt. Runs in the provider's own
 thread.
 
-checked(said, query) -> Claims
+checked(returned, query) -> Claims
 
 A provider may return what it likes: an endless generator, a list whose iteration sleeps, a million matches, numbers
 that are none. All of that costs its own thread and its own deadline; the event loop, which every stream needs, only
@@ -55,14 +55,14 @@ class Claims(NamedTuple):
 _NO_CLAIMS = Claims()
 
 
-def checked(said: object, query: LookupQuery) -> Claims:
+def checked(returned: object, query: LookupQuery) -> Claims:
     """Raises TypeError for what is no list or tuple, and whatever the provider's own objects raise when they are looked
     at."""
-    if not isinstance(said, (list, tuple)):
-        raise TypeError(f"a lookup returns a list or tuple of matches, not {type(said).__name__}")
-    if type(said) in (list, tuple) and not said:
+    if not isinstance(returned, (list, tuple)):
+        raise TypeError(f"a lookup returns a list or tuple of matches, not {type(returned).__name__}")
+    if type(returned) in (list, tuple) and not returned:
         return _NO_CLAIMS  # what most lookups say
-    looked = list(islice(said, MAX_CLAIMS + 1))
+    looked = list(islice(returned, MAX_CLAIMS + 1))
     claimed = looked[:MAX_CLAIMS]
     prompt = len(query.tokens)
     matches = tuple(_plain(match) for match in claimed if _is_sound(match, prompt))
@@ -71,7 +71,7 @@ def checked(said: object, query: LookupQuery) -> Claims:
 
 def _is_sound(match: object, prompt: int) -> TypeGuard[SemanticTrtMatch]:
     """What a match claims is possible for a prompt of so many tokens, and of the types that the contract says: they are
-    compared, hashed, summed and written down in the event loop later, beside what other providers said."""
+    compared, hashed, summed and written down in the event loop later, beside what other providers returned."""
     return (
         type(match) is SemanticTrtMatch
         and isinstance(match.exact_prefix_tokens, _WHOLE)

@@ -62,7 +62,7 @@ class LookupResult(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class _Seat:
+class _ProviderSlot:
     worker: ProviderWorker
     breaker: Breaker
     counts: Counter[str] = field(default_factory=Counter)
@@ -86,9 +86,9 @@ class DeadlineRunner:
         breaker_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.set_limits(deadline_seconds, max_matches, min_overlap_tokens)
-        self._seats = [_Seat(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
+        self._slots = [_ProviderSlot(ProviderWorker(provider), Breaker(breaker_clock)) for provider in providers]
         self._listening = [
-            (seat, seat.worker.provider) for seat in self._seats if isinstance(seat.worker.provider, PromptListener)
+            (slot, slot.worker.provider) for slot in self._slots if isinstance(slot.worker.provider, PromptListener)
         ]
 
     def set_limits(self, deadline_seconds: float, max_matches: int, min_overlap_tokens: int) -> None:
@@ -103,9 +103,9 @@ class DeadlineRunner:
         began = time.monotonic()
         expires = began + self._deadline
         asked = {}
-        for seat in self._seats:
-            if seat.worker.free() and seat.breaker.allow():
-                asked[seat.worker.name] = seat.worker.submit(query, expires)
+        for slot in self._slots:
+            if slot.worker.free() and slot.breaker.allow():
+                asked[slot.worker.name] = slot.worker.submit(query, expires)
         if asked:
             try:
                 needless = await self._wait(asked, query, expires)
@@ -119,14 +119,14 @@ class DeadlineRunner:
         waited = time.monotonic() - began
         by_provider: dict[str, tuple[LookupStatus, float]] = {}
         matches: list[SemanticTrtMatch] = []
-        for seat in self._seats:
-            answer = asked.get(seat.worker.name)
-            status, seconds, found = self._settle(seat, answer, waited)
-            seat.counts[status.value] += 1
-            by_provider[seat.worker.name] = (status, seconds)
+        for slot in self._slots:
+            answer = asked.get(slot.worker.name)
+            status, seconds, found = self._result_of(slot, answer, waited)
+            slot.counts[status.value] += 1
+            by_provider[slot.worker.name] = (status, seconds)
             matches += found
-        for seat, listener in self._listening:
-            self._tell(seat, listener, query)
+        for slot, listener in self._listening:
+            self._pass_prompt(slot, listener, query)
         best = self._best(matches) if matches else ()
         overall = LookupStatus.HIT if best else _overall({status for status, _ in by_provider.values()})
         return LookupResult(overall, best, time.monotonic() - began, by_provider)
@@ -138,7 +138,7 @@ class DeadlineRunner:
             (answer,) = asked.values()
             await _until(expires, answer)
             return []
-        order = [seat.worker.name for seat in self._seats if seat.worker.name in asked]
+        order = [slot.worker.name for slot in self._slots if slot.worker.name in asked]
         pending = set(asked.values())
         while pending and (left := expires - time.monotonic()) > 0:
             _, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -150,66 +150,66 @@ class DeadlineRunner:
         return []
 
     @staticmethod
-    def _enough(said: Answer, query: LookupQuery) -> bool:
-        return said.error is None and any(
-            _located(match) >= ENOUGH * len(query.tokens) for match in said.claims.matches
+    def _enough(answered: Answer, query: LookupQuery) -> bool:
+        return answered.error is None and any(
+            _located(match) >= ENOUGH * len(query.tokens) for match in answered.claims.matches
         )
 
     @staticmethod
-    def _tell(seat: _Seat, listener: PromptListener, query: LookupQuery) -> None:
+    def _pass_prompt(slot: _ProviderSlot, listener: PromptListener, query: LookupQuery) -> None:
         try:
             listener.prompt_routed(query)
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - somebody else's code, and SystemExit or CancelledError of its would end the loop or the request
-            seat.counts["prompt_errors"] += 1
-            name = seat.worker.name
+            slot.counts["prompt_errors"] += 1
+            name = slot.worker.name
             text = "provider %s failed to take note of a prompt; donors made of it have no text there"
             _throttled.exception(text, name, key=name)
 
     def _abandon(self, asked: Container[str]) -> None:
         """The answer is not wanted any more: a trial that the lookup was carrying is owed to the next one."""
-        for seat in self._seats:
-            if seat.worker.name in asked:
-                seat.breaker.abandon()
+        for slot in self._slots:
+            if slot.worker.name in asked:
+                slot.breaker.abandon()
 
     def close(self, timeout: float = 1.0) -> None:
         """Ends the threads that can end within `timeout`; one that is inside a lookup dies with the process."""
-        for seat in self._seats:
-            seat.worker.stop()
+        for slot in self._slots:
+            slot.worker.stop()
         until = time.monotonic() + timeout
-        for seat in self._seats:
-            if isinstance(seat.worker.provider, Closes):
+        for slot in self._slots:
+            if isinstance(slot.worker.provider, Closes):
                 try:
-                    seat.worker.provider.close(max(0.0, until - time.monotonic()))
+                    slot.worker.provider.close(max(0.0, until - time.monotonic()))
                 except Exception:  # the others are still to be closed
-                    logger.exception("provider %s could not be closed", seat.worker.name)
-            if not seat.worker.join(max(0.0, until - time.monotonic())):
+                    logger.exception("provider %s could not be closed", slot.worker.name)
+            if not slot.worker.join(max(0.0, until - time.monotonic())):
                 logger.warning(
-                    "provider %s is still inside a lookup; its thread is left to the process", seat.worker.name
+                    "provider %s is still inside a lookup; its thread is left to the process", slot.worker.name
                 )
 
     def snapshot(self) -> dict[str, Any]:
         """JSON-able: each provider's counters, breaker, and own state if it offers one."""
         plain: dict[str, Any] = {}
-        for seat in self._seats:
-            plain[seat.worker.name] = {
-                "lookups": dict(seat.counts),
-                "late": seat.worker.counts["late"],
-                "expired": seat.worker.counts["expired"],
-                "stuck": not seat.worker.free(),
-                "breaker": seat.breaker.state.value,
-                "opened": seat.breaker.opened,
-                "last_error": seat.last_error,
-                "state": self._state_of(seat),
+        for slot in self._slots:
+            plain[slot.worker.name] = {
+                "lookups": dict(slot.counts),
+                "late": slot.worker.counts["late"],
+                "expired": slot.worker.counts["expired"],
+                "stuck": not slot.worker.free(),
+                "breaker": slot.breaker.state.value,
+                "opened": slot.breaker.opened,
+                "last_error": slot.last_error,
+                "state": self._state_of(slot),
             }
         return plain
 
     @staticmethod
-    def _state_of(seat: _Seat) -> dict[str, Any]:
+    def _state_of(slot: _ProviderSlot) -> dict[str, Any]:
         """What the provider shows of itself; nothing where it fails at that, or it is not JSON-able or too much: a page
         is one document, and one part of it that cannot be written costs all others."""
-        provider = seat.worker.provider
+        provider = slot.worker.provider
         if not isinstance(provider, Snapshots):
             return {}
         try:
@@ -220,8 +220,8 @@ class DeadlineRunner:
             if len(text) > MAX_STATE:
                 raise ValueError(f"a snapshot of {len(text)} characters, allowed: {MAX_STATE}")
         except Exception as error:  # noqa: BLE001 - somebody else's code; counted and logged
-            seat.counts["snapshot_errors"] += 1
-            name = seat.worker.name
+            slot.counts["snapshot_errors"] += 1
+            name = slot.worker.name
             _throttled.warning("provider %s has no state to show: %r", name, error, key=name)
             return {}
         copied: dict[str, Any] = json.loads(
@@ -229,37 +229,37 @@ class DeadlineRunner:
         )  # whoever writes the page is not the only one who holds the provider's own
         return copied
 
-    def _settle(
-        self, seat: _Seat, answer: asyncio.Future[Answer] | None, waited: float
+    def _result_of(
+        self, slot: _ProviderSlot, answer: asyncio.Future[Answer] | None, waited: float
     ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
         if answer is None:
             return LookupStatus.SKIPPED, 0.0, []
         if not answer.done() or answer.result() is LATE:
             # The answer that may still come is dropped: the future is settled or cancelled, and so never set.
             answer.cancel()
-            seat.breaker.failure()
+            slot.breaker.failure()
             return LookupStatus.TIMEOUT, waited, []
-        said = answer.result()
-        if said.error is not None:
-            return self._failed(seat, said.seconds, said.error)
-        sound, unsound, excess = said.claims
-        seat.counts["too_many_matches"] += excess
-        seat.counts["unsound_matches"] += unsound
+        answered = answer.result()
+        if answered.error is not None:
+            return self._failed(slot, answered.seconds, answered.error)
+        sound, unsound, excess = answered.claims
+        slot.counts["too_many_matches"] += excess
+        slot.counts["unsound_matches"] += unsound
         if unsound and not sound:
-            return self._failed(seat, said.seconds, ValueError("every match was unsound"))
-        seat.breaker.success()
+            return self._failed(slot, answered.seconds, ValueError("every match was unsound"))
+        slot.breaker.success()
         enough = [match for match in sound if match.reusable_token_count >= self._min_overlap]
-        return (LookupStatus.HIT if enough else LookupStatus.MISS), said.seconds, enough
+        return (LookupStatus.HIT if enough else LookupStatus.MISS), answered.seconds, enough
 
     @staticmethod
     def _failed(
-        seat: _Seat, seconds: float, error: BaseException
+        slot: _ProviderSlot, seconds: float, error: BaseException
     ) -> tuple[LookupStatus, float, list[SemanticTrtMatch]]:
-        seat.breaker.failure()
+        slot.breaker.failure()
         # The type only: a message may quote the prompt.
-        name, seat.last_error = seat.worker.name, type(error).__name__
+        name, slot.last_error = slot.worker.name, type(error).__name__
         text = "provider %s failed with %s; its lookups are misses"
-        _throttled.warning(text, name, seat.last_error, key=f"{name} {seat.last_error}")
+        _throttled.warning(text, name, slot.last_error, key=f"{name} {slot.last_error}")
         return LookupStatus.ERROR, seconds, []
 
     def _best(self, matches: list[SemanticTrtMatch]) -> tuple[SemanticTrtMatch, ...]:

@@ -1,4 +1,4 @@
-"""CatalogDonor: one registered donor, and the life that it belongs to."""
+"""CatalogDonor: one registered donor, and the epoch that it belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo_semkv.contracts.sketch import DonorSketch
 
 T = TypeVar("T", bound=Hashable)
 MAX_INTERNED = 1_024
-"""A life: tiers and shared places of a rank, tenants that are active on it."""
+"""Of one epoch: the tiers and shared places of a rank, tenants that are active on it."""
 
 
 class StreamKey(NamedTuple):
@@ -23,7 +23,7 @@ class StreamKey(NamedTuple):
     dp_rank: int
 
 
-class Life:
+class Epoch:
     """One generation of one stream, shared by all its donors: purging, quarantining or fencing off any number of donors
     is one assignment, seen at once by every thread that holds one of them."""
 
@@ -38,7 +38,7 @@ class Life:
         """For good: a reset or a purge ended it."""
 
     def end(self) -> None:
-        """Ends the credit of every donor of this life, for good."""
+        """Ends the credit of every donor of this epoch, for good."""
         self.creditable = False
         self.over = True
 
@@ -74,7 +74,7 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
     sketch: DonorSketch | None
     """None for donors of other emitters: they give no fingerprint evidence."""
     stream: StreamKey
-    life: Life
+    epoch: Epoch
     tokens_per_block: int = 1
     parts: tuple[Segment, ...] = ()
     """What `segments` is made of; empty for the one segment that nearly every donor has, number 0 over all its
@@ -93,12 +93,12 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def generation(self) -> str:
         """The emitter's generation in which the donor was registered."""
-        return self.life.generation
+        return self.epoch.generation
 
     @property
     def creditable(self) -> bool:
         """Read it last, right before a match is handed out: it may turn False at any moment."""
-        return self.life.creditable
+        return self.epoch.creditable
 
     def used(self) -> None:
         """A provider made a match of it: its turn to be evicted comes later. Any thread."""

@@ -5,7 +5,7 @@
     lookup: a few windows of the prompt, as many as `budget_ms` pays for -> nearest windows
             -> donors that most of them point to
 
-* Donors are embedded after their event came, never on the event loop and never in a lookup; a registration whose life
+* Donors are embedded after their event came, never on the event loop and never in a lookup; a registration whose epoch
   ended meanwhile is dropped. Which text a donor has says `routed.py`, and only for prompts that this router routed
   itself.
 * A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the
@@ -98,7 +98,7 @@ class EmbeddingProvider(DonorLearner):
         # Counts: `remembered` windows, which cost nothing, `lookups`, `tenant_unknown`, `no_partition`, `no_time`,
         # `no_text`, `unlike`, `matches`; `queued`, `queue_full`, `indexed`, `stale`, `failed`, `removed`,
         # `crowded_out`.
-        self._begin()
+        self._start_thread()
 
     def __len__(self) -> int:
         return len(self._indexed)
@@ -115,15 +115,15 @@ class EmbeddingProvider(DonorLearner):
             self.counts["no_partition"] += 1
             return ()
         starts = _centred(len(query.tokens), self._config.window_tokens, self._config.query_windows)
-        new = [start for start in starts if self._recall(query.digest, query.tokens, start) is None]
-        count = min(len(new), self._affordable())
+        new = [start for start in starts if self._remembered_vector(query.digest, query.tokens, start) is None]
+        count = min(len(new), self._windows_in_budget())
         read = sorted({*starts} - {*new} | {*_some(new, count)})
         if not read:
             self.counts["no_time"] += 1
             return ()
         vectors = self._vectors(query.digest, query.tokens, read)
         if count:
-            self._measured((self._clock() - began) / count)
+            self._record_cost((self._clock() - began) / count)
         vectors = vectors[np.any(vectors != 0, axis=1)]
         if len(vectors) == 0:
             self.counts["no_text"] += 1
@@ -139,7 +139,7 @@ class EmbeddingProvider(DonorLearner):
         matches = []
         for row, donor in donors.items():
             found = self._match(query, donor, scores[row], background)
-            if found is not None and self._is_first(row, means, donors):
+            if found is not None and self._is_unrivalled(row, means, donors):
                 donor.used()
                 matches.append(found)
         if not matches:
@@ -195,20 +195,20 @@ class EmbeddingProvider(DonorLearner):
             metadata={"donor_tokens": donor.token_count},
         )
 
-    def _is_first(self, row: int, means: dict[int, float], donors: dict[int, CatalogDonor]) -> bool:
+    def _is_unrivalled(self, row: int, means: dict[int, float], donors: dict[int, CatalogDonor]) -> bool:
         """Much alike, or more so than every donor of another text: of two that are equally alike neither is meant."""
         if means[row] >= self._config.min_similarity_alone:
             return True
         rivals = [other for other in donors if other != row and means[other] > means[row] - _CLEARLY]
         return all(_one_text(donors[row], donors[other]) for other in rivals)
 
-    def _affordable(self) -> int:
+    def _windows_in_budget(self) -> int:
         if self._window_seconds is None:
             return 1
         self._window_seconds *= _FORGETTING
         return min(self._config.query_windows, int(self._config.budget_ms / 1_000 / max(self._window_seconds, 1e-6)))
 
-    def _measured(self, seconds: float) -> None:
+    def _record_cost(self, seconds: float) -> None:
         """Slow ones count at once, fast ones little by little: a lookup that is late costs more than one window
         less."""
         known = self._window_seconds
@@ -218,14 +218,14 @@ class EmbeddingProvider(DonorLearner):
         """With the namespace's digest in it: how long a lookup takes must not tell what another tenant wrote."""
         return digest + tokens[start : start + self._config.window_tokens].tobytes()
 
-    def _recall(self, digest: bytes, tokens: TokenArray, start: int) -> Vectors | None:
+    def _remembered_vector(self, digest: bytes, tokens: TokenArray, start: int) -> Vectors | None:
         with self._memory:
             return self._remembered.get(self._key(digest, tokens, start))
 
     def _vectors(self, digest: bytes, tokens: TokenArray, starts: Sequence[int]) -> Vectors:
         """Shape [len(starts), dimension]. What was not read before is read now."""
         window = self._config.window_tokens
-        found = {start: self._recall(digest, tokens, start) for start in starts}
+        found = {start: self._remembered_vector(digest, tokens, start) for start in starts}
         new = [start for start, vector in found.items() if vector is None]
         self.counts["remembered"] += len(starts) - len(new)
         if new:
@@ -237,11 +237,11 @@ class EmbeddingProvider(DonorLearner):
                     self._remembered.popitem(last=False)
         return np.stack([vector for vector in found.values() if vector is not None])
 
-    def _carry_on(self, donor: CatalogDonor) -> None:
+    def _refresh(self, donor: CatalogDonor) -> None:
         if donor.donor_id in self._indexed:
             self._indexed[donor.donor_id].donor = donor
 
-    def _drop(self, donor_id: str) -> None:
+    def _forget(self, donor_id: str) -> None:
         known = self._indexed.pop(donor_id, None)
         if known is None:
             return
@@ -254,7 +254,7 @@ class EmbeddingProvider(DonorLearner):
             partition.index.remove(known.row, range(known.windows))
         self.counts["removed"] += 1
 
-    def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+    def _index_donor(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         starts = _spread(min(len(tokens), donor.token_count), self._config.window_tokens, self._config.max_windows)
         donor_digest = bytes.fromhex(donor.namespace_digest_hex)
         for first in range(0, len(starts), _AT_ONCE):
@@ -264,18 +264,18 @@ class EmbeddingProvider(DonorLearner):
             began = self._clock()
             vectors = self._vectors(donor_digest, tokens, starts[first : first + _AT_ONCE])
             if self._window_seconds is None:
-                self._measured((self._clock() - began) / len(vectors))
+                self._record_cost((self._clock() - began) / len(vectors))
             with self._lock:
                 if self._is_wanted(donor):
-                    self._place(donor, vectors)
+                    self._add_vectors(donor, vectors)
         self.counts["indexed"] += 1
 
     def _is_wanted(self, donor: CatalogDonor) -> bool:
-        """Still in the catalog, in the life it was registered in."""
+        """Still in the catalog, in the epoch it was registered in."""
         wanted = self._wanted.get(donor.donor_id)
-        return wanted is not None and wanted.sketch is donor.sketch and not donor.life.over
+        return wanted is not None and wanted.sketch is donor.sketch and not donor.epoch.over
 
-    def _place(self, donor: CatalogDonor, vectors: Vectors) -> None:
+    def _add_vectors(self, donor: CatalogDonor, vectors: Vectors) -> None:
         known = self._indexed.get(donor.donor_id)
         if known is None:
             known = self._indexed[donor.donor_id] = _Indexed(self._wanted[donor.donor_id], self._next_row)

@@ -20,7 +20,7 @@ from dynamo_semkv.contracts.donor_events import (
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.location import Location, SharedLocation
 from dynamo_semkv.contracts.sketch import ALGORITHM, DonorSketch, merged_ranges
-from dynamo_semkv.evidence.donor import CatalogDonor, Life, Segment, StreamKey, parts_of
+from dynamo_semkv.evidence.donor import CatalogDonor, Epoch, Segment, StreamKey, parts_of
 
 WIRE_PREFIX = "wire:"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -72,7 +72,7 @@ def donor_from(
     data: DonorRegistered,
     partition: str,
     emitter: StreamKey,
-    life: Life,
+    epoch: Epoch,
     on_use: Callable[[str], None],
     ends_at: float,
 ) -> CatalogDonor:
@@ -86,12 +86,12 @@ def donor_from(
             raise ContractError("sketch.token_count", sketch.token_count, f"{data.token_count}, as registered")
     return CatalogDonor(
         donor_id=data.donor_id,
-        namespace_digest_hex=life.interned(partition),
-        location=life.interned(data.location),
+        namespace_digest_hex=epoch.interned(partition),
+        location=epoch.interned(data.location),
         token_count=data.token_count,
         sketch=restricted(sketch, data.token_count, segments, data.namespace.block_size),
         stream=emitter,
-        life=life,
+        epoch=epoch,
         tokens_per_block=data.namespace.block_size,
         parts=parts_of(segments, data.token_count),
         ends_at=ends_at,

@@ -125,5 +125,5 @@ class TokenizerFile:
 
     def text(self, tokens: TokenArray) -> str:
         """Decodes in the caller's thread, without special tokens."""
-        said: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return said
+        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text

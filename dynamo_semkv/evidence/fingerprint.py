@@ -75,24 +75,24 @@ class FingerprintProvider:
         self._config = config if config is not None else FingerprintConfig()
         self._lock = threading.Lock()
         self._partitions: dict[str, tuple[int, Partition]] = {}
-        self._numbered: list[Partition | None] = []
+        self._by_number: list[Partition | None] = []
         """The same partitions by number; a number is not used twice at a time."""
         self._numbers = Slots()
-        self._where: Sharded[str, int] = Sharded()
+        self._places: Sharded[str, int] = Sharded()
         """Partition number and row of each donor: one small integer a donor."""
         self.counts: Counter[str] = Counter()
         """`indexed`, `removed`, `without_sketch`, `partition_full`, `lookups`, `no_partition`, `tenant_unknown`,
         `candidates`, `matches`; why candidates were rejected: `weak`, `short`, `small`, `stale`."""
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._places)
 
     def donor_added(self, donor: CatalogDonor) -> None:
         """Indexes the donor's sketch; only its row changes if the same sketch is indexed already. A donor without
         samples, or beyond the room of its partition, is counted and left out."""
         sketch = donor.sketch
         with self._lock:
-            known = self._known(donor.donor_id)
+            known = self._place_of(donor.donor_id)
             if known is not None:
                 at, partition, row = known
                 before = partition.donor(row)
@@ -109,20 +109,20 @@ class FingerprintProvider:
                 most = min(self._config.max_donors, self._config.max_donors_per_namespace)
                 found = (self._numbers.take(), Partition(self._config.max_postings, most))
                 self._partitions[donor.namespace_digest_hex] = found
-                while len(self._numbered) <= found[0]:
-                    self._numbered.append(None)
-                self._numbered[found[0]] = found[1]
+                while len(self._by_number) <= found[0]:
+                    self._by_number.append(None)
+                self._by_number[found[0]] = found[1]
             number, partition = found
             if partition.full:
                 self.counts["partition_full"] += 1
                 return
-            self._where[donor.donor_id] = number << ROW_BITS | partition.add(donor, sketch)
+            self._places[donor.donor_id] = number << ROW_BITS | partition.add(donor, sketch)
             self.counts["indexed"] += 1
 
     def donor_removed(self, donor_id: str) -> None:
         """Takes the donor out of every later search; nothing happens if it was not indexed."""
         with self._lock:
-            known = self._known(donor_id)
+            known = self._place_of(donor_id)
             if known is not None:
                 self._remove(donor_id, known[0])
 
@@ -140,7 +140,7 @@ class FingerprintProvider:
                 self.counts["no_partition"] += 1
                 return ()
             partition = numbered[1]
-            asked, places = partition.asked(widest.fingerprints[:MAX_SAMPLES])
+            asked, places = partition.postable(widest.fingerprints[:MAX_SAMPLES])
             candidates, rarity = self._candidates(partition, asked, partition.find(asked))
         if not candidates or rarity is None:
             return ()
@@ -161,12 +161,12 @@ class FingerprintProvider:
             else:
                 weights = _weights(samples.fingerprints, asked, rarity)
             # What a sample weighs in a donor that posts only one in 2**k.
-            said = {
+            weights_by_thinning = {
                 k: weights * (samples.fingerprints & unposted_bits(k) == 0)
                 for k in {thinned for _, _, thinned in alike}
             }
             for (donor, sketch, thinned), alignment in zip(alike, found, strict=True):
-                evidence = float(said[thinned].take(alignment.shared).sum()) * (1 << thinned)
+                evidence = float(weights_by_thinning[thinned].take(alignment.shared).sum()) * (1 << thinned)
                 match = self._match(query, donor, sketch, samples, alignment, evidence, tokens_per_block)
                 if match is not None:
                     donor.used()
@@ -182,23 +182,23 @@ class FingerprintProvider:
             largest = max(map(len, partitions), default=0)
             postings = sum(partition.nbytes for partition in partitions)
             return {
-                "donors": len(self._where),
+                "donors": len(self._places),
                 "partitions": len(self._partitions),
                 "largest_partition": largest,
                 "posting_bytes": postings,
                 "counts": dict(self.counts),
             }
 
-    def _known(self, donor_id: str) -> tuple[int, Partition, int] | None:
+    def _place_of(self, donor_id: str) -> tuple[int, Partition, int] | None:
         """Where it is: as kept, the partition, its row there."""
-        at = self._where.get(donor_id)
-        partition = self._numbered[at >> ROW_BITS] if at is not None else None
+        at = self._places.get(donor_id)
+        partition = self._by_number[at >> ROW_BITS] if at is not None else None
         return (at, partition, at & MAX_ROWS - 1) if at is not None and partition is not None else None
 
     def _remove(self, donor_id: str, at: int) -> None:
         number = at >> ROW_BITS
-        partition = self._numbered[number]
-        del self._where[donor_id]
+        partition = self._by_number[number]
+        del self._places[donor_id]
         self.counts["removed"] += 1
         if partition is None:
             return
@@ -206,7 +206,7 @@ class FingerprintProvider:
         partition.remove(at & MAX_ROWS - 1)
         if not len(partition) and donor is not None:
             del self._partitions[donor.namespace_digest_hex]
-            self._numbered[number] = None
+            self._by_number[number] = None
             self._numbers.give_back(number)
 
     def _candidates(

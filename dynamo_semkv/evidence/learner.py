@@ -1,7 +1,7 @@
 """DonorLearner: what a provider has in common that must know a donor's text and takes long to take it in.
 
-routed prompt, donor event (event loop) -> whose text is known (routed.py) -> a bounded queue -> `_take_in` (a thread of
-its own)
+routed prompt, donor event (event loop) -> whose text is known (routed.py) -> a bounded queue -> `_index_donor` (a
+thread of its own)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _throttled = Throttled(logger)
 
 
 class DonorLearner:
-    """A DonorListener and a PromptListener (both in the event loop). `close` ends the thread. A provider calls `_begin`
-    when it is whole, implements `_take_in` and, where it has an index of its own, the two hooks."""
+    """A DonorListener and a PromptListener (both in the event loop). `close` ends the thread. A provider calls
+    `_start_thread` when it is whole, implements `_index_donor` and, where it has an index of its own, the two hooks."""
 
     name: str
 
@@ -37,7 +37,7 @@ class DonorLearner:
         self._jobs: queue.Queue[tuple[CatalogDonor, TokenArray] | None] = queue.Queue(max_queued)
         self._thread = threading.Thread(target=self._run, name=f"semkv-{self.name}-donors", daemon=True)
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         self._thread.start()
 
     def close(self, timeout: float = 1.0) -> None:
@@ -58,34 +58,34 @@ class DonorLearner:
             return
         donor = self._prompts.routed(query.digest.hex(), query.chain, query.tokens)
         if donor is not None:
-            self._want(donor, query.tokens)
+            self._enqueue(donor, query.tokens)
 
     def donor_added(self, donor: CatalogDonor) -> None:
         """Queues the donor if the prompt that it was made of is known. The same sketch registered again is not queued
         twice."""
         with self._lock:
             known = self._wanted.get(donor.donor_id)
-            if known is not None and known.sketch is donor.sketch and known.life is donor.life:
+            if known is not None and known.sketch is donor.sketch and known.epoch is donor.epoch:
                 self._wanted[donor.donor_id] = donor
-                self._carry_on(donor)
+                self._refresh(donor)
                 return
         self.donor_removed(donor.donor_id)
         tokens = self._prompts.added(donor)
         if tokens is not None:
-            self._want(donor, tokens)
+            self._enqueue(donor, tokens)
 
     def donor_removed(self, donor_id: str) -> None:
         """Drops the donor, queued or taken in."""
         self._prompts.removed(donor_id)
         with self._lock:
             self._wanted.pop(donor_id, None)
-            self._drop(donor_id)
+            self._forget(donor_id)
 
-    def _want(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+    def _enqueue(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         with self._lock:
             while len(self._wanted) >= self._max_donors:
                 oldest, _ = self._wanted.popitem(last=False)
-                self._drop(oldest)
+                self._forget(oldest)
                 self.counts["crowded_out"] += 1
             self._wanted[donor.donor_id] = donor
         try:
@@ -97,17 +97,17 @@ class DonorLearner:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._take_in(*job)
+                self._index_donor(*job)
             except Exception:  # noqa: BLE001 - the thread must live on: one donor that cannot be taken in is one donor less
                 self.counts["failed"] += 1
                 _throttled.exception("%s could not take in a donor", self.name)
 
-    def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+    def _index_donor(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         """In the thread."""
         raise NotImplementedError
 
-    def _carry_on(self, donor: CatalogDonor) -> None:
+    def _refresh(self, donor: CatalogDonor) -> None:
         """Under the lock: the same registration came again, elsewhere perhaps."""
 
-    def _drop(self, donor_id: str) -> None:
+    def _forget(self, donor_id: str) -> None:
         """Under the lock: it is not wanted any more."""

@@ -93,17 +93,17 @@ class Partition:
         """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
         self._thinned = np.zeros(16, np.uint8)
         self._by_thinning: Counter[int] = Counter()
-        self._sayers: FloatArray | None = None
+        self._posters: FloatArray | None = None
         """By the low bits of a fingerprint, how many donors here would post it. None: to be counted again."""
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
-        self._owed = 0
+        self._adds_since_upkeep = 0
         """Adds since the last upkeep."""
         self._table = Postings(_FIRST_CAPACITY, ways)
         self._next: Postings | None = None
-        self._coming: Postings | None = None
+        self._warming: Postings | None = None
         """Will be the next one as soon as all its memory is there."""
-        self._going: Postings | None = None
+        self._releasing: Postings | None = None
         """Was the current one; its memory is given back."""
         self._cursor = 0
 
@@ -113,7 +113,7 @@ class Partition:
     @property
     def nbytes(self) -> int:
         """Bytes of all tables that searches and moves use."""
-        return sum(table.nbytes for table in (self._table, self._next, self._coming) if table is not None)
+        return sum(table.nbytes for table in (self._table, self._next, self._warming) if table is not None)
 
     @property
     def full(self) -> bool:
@@ -132,15 +132,15 @@ class Partition:
         k = thinning(sketch)
         self._thinned[row] = k
         self._by_thinning[k] += 1
-        self._sayers = None
+        self._posters = None
         self._arriving[row] = sketch
-        self._owed += 1
-        if self._owed >= AT_ONCE:
-            self._clean(CLEANED_PER_STEP * self._owed)
-            self._settle()
-            self._make_ready(BYTES_PER_STEP * self._owed)
-            self._move(MOVED_PER_STEP * self._owed)
-            self._owed = 0
+        self._adds_since_upkeep += 1
+        if self._adds_since_upkeep >= AT_ONCE:
+            self._clear_departed(CLEANED_PER_STEP * self._adds_since_upkeep)
+            self._post_arrivals()
+            self._prepare_tables(BYTES_PER_STEP * self._adds_since_upkeep)
+            self._move_rows(MOVED_PER_STEP * self._adds_since_upkeep)
+            self._adds_since_upkeep = 0
         return row
 
     def replace(self, row: int, donor: CatalogDonor) -> None:
@@ -154,13 +154,13 @@ class Partition:
         donor = self._donors[row]
         self._donors[row] = None
         self._by_thinning[int(self._thinned[row])] -= 1
-        self._sayers = None
+        self._posters = None
         if self._arriving.pop(row, None) is not None:
             self._free.append(row)
             return
         self._leaving.append((row, donor.sketch if donor is not None else None))
 
-    def asked(self, fingerprints: U32Array) -> tuple[U32Array, npt.NDArray[np.intp] | None]:
+    def postable(self, fingerprints: U32Array) -> tuple[U32Array, npt.NDArray[np.intp] | None]:
         """Those of a prompt's, shape [n], that any donor here would have posted: ascending, each once. And where each
         stands among the prompt's; None where one stands at several places."""
         least = min((k for k, count in self._by_thinning.items() if count), default=0)
@@ -175,7 +175,7 @@ class Partition:
 
     def find(self, fingerprints: U32Array) -> Hits:
         """`fingerprints`: shape [n], each once."""
-        self._settle()
+        self._post_arrivals()
         hits = self._table.find(fingerprints)
         if self._next is None:
             return hits
@@ -193,9 +193,9 @@ class Partition:
         """
         donors = max(1, self._count)
         found = hits.carriers()
-        if self._sayers is None:
-            self._sayers = self._count_sayers()
-        asked = self._sayers.take(fingerprints & np.uint32(len(self._sayers) - 1))
+        if self._posters is None:
+            self._posters = self._count_posters()
+        asked = self._posters.take(fingerprints & np.uint32(len(self._posters) - 1))
         carriers = found / asked
         np.minimum(carriers, 1.0, out=carriers)
         carriers *= donors
@@ -204,14 +204,14 @@ class Partition:
         weight[found == 0] = 0.0
         return weight
 
-    def _count_sayers(self) -> FloatArray:
+    def _count_posters(self) -> FloatArray:
         """At least 1 each: who is gone may be found for a while."""
         most = max(self._by_thinning, default=0)
         low = np.arange(1 << _SPACING_BITS + most, dtype=np.uint32)
-        sayers = np.zeros(len(low))
+        posters = np.zeros(len(low))
         for k, count in self._by_thinning.items():
-            sayers += count * (low & unposted_bits(k) == 0)
-        return np.maximum(sayers, 1.0)
+            posters += count * (low & unposted_bits(k) == 0)
+        return np.maximum(posters, 1.0)
 
     def _take_row(self) -> int:
         if self._free:
@@ -222,30 +222,30 @@ class Partition:
             self._moved = np.concatenate((self._moved, np.zeros_like(self._moved)))
         return self._rows - 1
 
-    def _settle(self) -> None:
+    def _post_arrivals(self) -> None:
         """Posts who was added since the last time: all that a search has to wait for."""
         if not self._arriving:
             return
         arriving = list(self._arriving.items())
         self._arriving.clear()
         fingerprints, rows = posted_by(arriving)
-        if self._next is None and self._coming is None and self._table.used + len(rows) > self._table.capacity:
-            self._coming = Postings(self._next_capacity(), self._ways)
-            self._make_ready(0)
+        if self._next is None and self._warming is None and self._table.used + len(rows) > self._table.capacity:
+            self._warming = Postings(self._next_capacity(), self._ways)
+            self._prepare_tables(0)
         self._moved[[row for row, _ in arriving]] = self._next is not None
         (self._next or self._table).insert(fingerprints, rows)
 
-    def _make_ready(self, size: int) -> None:
+    def _prepare_tables(self, size: int) -> None:
         """The next table, as soon as its memory is there: until then the current one gets a few per cent fuller than it
         should."""
-        if self._going is not None and self._going.release(size):
-            self._going = None
-        if self._coming is not None and self._coming.warm(size):
-            self._next, self._coming = self._coming, None
+        if self._releasing is not None and self._releasing.release(size):
+            self._releasing = None
+        if self._warming is not None and self._warming.warm(size):
+            self._next, self._warming = self._warming, None
             self._cursor = 0
             self._moved[:] = False
 
-    def _clean(self, rows: int) -> None:
+    def _clear_departed(self, rows: int) -> None:
         here: list[tuple[int, DonorSketch]] = []
         there: list[tuple[int, DonorSketch]] = []
         for _ in range(min(rows, len(self._leaving))):
@@ -267,7 +267,7 @@ class Partition:
         # More donors than was said, or longer ones.
         return max(wanted, int(GROWTH * self._table.capacity))
 
-    def _move(self, rows: int) -> None:
+    def _move_rows(self, rows: int) -> None:
         """Takes a few more rows along to the next table; the last step replaces the current one."""
         if self._next is None:
             return
@@ -283,6 +283,6 @@ class Partition:
             self._next.insert(*posted_by(moving))
             self._moved[[row for row, _ in moving]] = True
         if self._cursor >= self._rows:
-            self._going, self._table, self._next = self._table, self._next, None
+            self._releasing, self._table, self._next = self._table, self._next, None
             self._leaving = deque((row, sketch if self._moved[row] else None) for row, sketch in self._leaving)
             self._moved[:] = False

@@ -48,7 +48,7 @@ class EvidenceProvider(Protocol):
 class DonorListener(Protocol):
     """Told by the catalog, in its thread, what to index. Adding an id again replaces it.
 
-    `donor_removed` may be late for donors whose life is over: a listener checks `CatalogDonor.creditable` before it
+    `donor_removed` may be late for donors whose epoch is over: a listener checks `CatalogDonor.creditable` before it
     hands out a match.
     """
 

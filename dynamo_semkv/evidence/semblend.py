@@ -98,7 +98,7 @@ class SemBlendProvider(DonorLearner):
         self._serial = 0
         # Counts: `lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`;
         # `queued`, `queue_full`, `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`.
-        self._begin()
+        self._start_thread()
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -183,10 +183,10 @@ class SemBlendProvider(DonorLearner):
         if registered is None:
             return None
         donor = self._wanted.get(registered.donor.donor_id)
-        same = donor is not None and donor.sketch is registered.donor.sketch and donor.life is registered.donor.life
-        return donor if same and donor is not None and not donor.life.over else None
+        same = donor is not None and donor.sketch is registered.donor.sketch and donor.epoch is registered.donor.epoch
+        return donor if same and donor is not None and not donor.epoch.over else None
 
-    def _take_in(self, donor: CatalogDonor, tokens: TokenArray) -> None:
+    def _index_donor(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         job = _Registered(donor, tokens)
         if self._alive(job) is None:
             self.counts["stale"] += 1

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from enum import Enum
 
 from dynamo_semkv.contracts.donor_events import DonorEvent, GenerationReset
-from dynamo_semkv.evidence.donor import Life, StreamKey
+from dynamo_semkv.evidence.donor import Epoch, StreamKey
 
 RETIRED_KEPT = 64
 
@@ -60,7 +60,7 @@ class Stream:
 
     def __init__(self, key: StreamKey, max_held: int) -> None:
         self.key = key
-        self.life: Life | None = None
+        self.epoch: Epoch | None = None
         """None until the stream is understood for the first time."""
         self.absent_since: float | None = None
         """The worker is gone from discovery: no credit, whatever its events say."""
@@ -83,16 +83,16 @@ class Stream:
     @property
     def generation(self) -> str | None:
         """The current generation; None before the first one, and after the last one was given up."""
-        return self.life.generation if self.life is not None else None
+        return self.epoch.generation if self.epoch is not None else None
 
     def admit(self, event: DonorEvent, *, may_hold: bool = True) -> tuple[Verdict, list[DonorEvent]]:
         """The events that may be applied now, in order (this one, those that waited for it, or none). If they start
-        with a new life, `self.life` is already the new one and the old one has ended. `may_hold`: there is room left to
-        keep events that came early."""
+        with a new epoch, `self.epoch` is already the new one and the old one has ended. `may_hold`: there is room left
+        to keep events that came early."""
         generation = generation_of(event)
         if generation in self._retired:
             return Verdict.STALE_GENERATION, []
-        if not self._enter(event, generation):
+        if not self._enter_generation(event, generation):
             return self._hold(event, generation, may_hold)
         if event.event_id < self.expected:
             return Verdict.DUPLICATE, []
@@ -103,66 +103,66 @@ class Stream:
         while (waiting := self._held.pop((generation, self.expected), None)) is not None:
             ready.append(waiting)
             self.expected += 1
-        self._credit()
+        self._update_credit()
         return Verdict.APPLIED, ready
 
-    def leave(self, at: float) -> None:
+    def mark_absent(self, at: float) -> None:
         """The worker is gone from discovery (idempotent)."""
         if self.absent_since is None:
             self.absent_since = at
-        self._credit()
+        self._update_credit()
 
-    def come_back(self, generation: str) -> bool:
+    def readmit(self, generation: str) -> bool:
         """The worker is there again. True if it is known to be the same generation; otherwise it has to announce itself
         by a reset."""
-        if self.absent_since is None or self.life is None or self.life.generation != generation:
+        if self.absent_since is None or self.epoch is None or self.epoch.generation != generation:
             return False
         self.absent_since = None
-        self._credit()
+        self._update_credit()
         return True
 
-    def renew(self) -> None:
+    def begin_empty(self) -> None:
         """The same generation goes on with nothing in it: all donors so far are gone."""
-        if self.life is not None:
-            self.life.end()
-            self.life = Life(self.life.generation)
-            self._credit()
+        if self.epoch is not None:
+            self.epoch.end()
+            self.epoch = Epoch(self.epoch.generation)
+            self._update_credit()
 
     def forget(self) -> None:
         """The generation is not coming back: its late events are refused from now on."""
-        if self.life is not None:
-            self.life.end()
-            self._retire(self.life.generation)
-            self.life = None
+        if self.epoch is not None:
+            self.epoch.end()
+            self._retire(self.epoch.generation)
+            self.epoch = None
         self._held.clear()
 
-    def distrust(self) -> None:
+    def mark_lost(self) -> None:
         """Events were lost that nobody can bring back."""
         self._held.clear()
         self.lost = True
-        self._credit()
+        self._update_credit()
 
-    def _enter(self, event: DonorEvent, generation: str) -> bool:
+    def _enter_generation(self, event: DonorEvent, generation: str) -> bool:
         """Makes `generation` the current one where this event may do so. False: it belongs to a generation that has not
         begun."""
         reset = isinstance(event.data, GenerationReset)
-        current = self.life is not None and self.life.generation == generation
+        current = self.epoch is not None and self.epoch.generation == generation
         if reset and (not current or event.event_id >= self.expected):
-            self._begin(generation, event.event_id)
+            self._begin_epoch(generation, event.event_id)
         elif not current and event.event_id == 0:
-            self._begin(generation, 0)
+            self._begin_epoch(generation, 0)
         elif not current:
             return False
         return True
 
-    def _begin(self, generation: str, event_id: int) -> None:
-        if self.life is not None:
-            self.life.end()
-            if self.life.generation != generation:
-                self._retire(self.life.generation)
-                # The worker restarted: what made it absent was its last life.
+    def _begin_epoch(self, generation: str, event_id: int) -> None:
+        if self.epoch is not None:
+            self.epoch.end()
+            if self.epoch.generation != generation:
+                self._retire(self.epoch.generation)
+                # The worker restarted: what made it absent was its last epoch.
                 self.absent_since = None
-        self.life = Life(generation)
+        self.epoch = Epoch(generation)
         self.expected = event_id
         self.lost = False
         self._held = {at: event for at, event in self._held.items() if at[0] == generation and at[1] > event_id}
@@ -180,9 +180,9 @@ class Stream:
             self.lost = True
         else:
             self._held[(generation, event.event_id)] = event
-        self._credit()
+        self._update_credit()
         return (Verdict.LOST if self.lost else Verdict.HELD), []
 
-    def _credit(self) -> None:
-        if self.life is not None and not self.life.over:
-            self.life.creditable = not self.quarantined and self.absent_since is None
+    def _update_credit(self) -> None:
+        if self.epoch is not None and not self.epoch.over:
+            self.epoch.creditable = not self.quarantined and self.absent_since is None

@@ -57,15 +57,15 @@ class Streams:
             return Verdict.TOO_MANY_STREAMS, [], None
         self._of.move_to_end(key)
         self._room.use(*key)
-        life, held = stream.life, stream.held
+        epoch, held = stream.epoch, stream.held
         verdict, ready = stream.admit(event, may_hold=self.held < self._limits.max_held or self._may_hold(key))
         if stream.held != held:
             self._count_held(key.worker_id, stream.held - held)
-        if stream.life is not life and life is not None:
+        if stream.epoch is not epoch and epoch is not None:
             self._on_end(key)
         return verdict, ready, stream
 
-    def know_ranks(self, worker_id: int, ranks: frozenset[int]) -> None:
+    def set_ranks(self, worker_id: int, ranks: frozenset[int]) -> None:
         """The ranks that a live worker has by its model card; what came of others is over. Empty: it is not listed,
         nobody knows."""
         if not ranks:
@@ -76,17 +76,17 @@ class Streams:
             if rank not in ranks:
                 self.drop(StreamKey(worker_id, rank))
 
-    def distrust(self, stream: Stream) -> None:
+    def mark_lost(self, stream: Stream) -> None:
         """The stream lost events: it drops what it holds and gives no credit until a reset."""
         held = stream.held
-        stream.distrust()
+        stream.mark_lost()
         self._count_held(stream.key.worker_id, -held)
 
     def forget(self, streams: Iterable[Stream]) -> None:
         """Of workers that are gone for good: late events of theirs are refused, and the next time the stream goes
         too."""
         for stream in streams:
-            if stream.life is None:
+            if stream.epoch is None:
                 self.drop(stream.key)
                 continue
             self._count_held(stream.key.worker_id, -stream.held)
@@ -98,8 +98,8 @@ class Streams:
         stream = self._of.pop(key)
         self._room.drop(*key)
         self._count_held(key.worker_id, -stream.held)
-        if stream.life is not None:
-            stream.life.end()
+        if stream.epoch is not None:
+            stream.epoch.end()
             self._on_end(key)
 
     def _new(self, key: StreamKey) -> Stream | None:
@@ -128,7 +128,7 @@ class Streams:
         if self._held[greedy] <= self._held.get(key.worker_id, 0) + 1:
             return False
         streams = (self._of[StreamKey(greedy, rank)] for rank in self._room.of(greedy))
-        self.distrust(max(streams, key=lambda stream: stream.held))
+        self.mark_lost(max(streams, key=lambda stream: stream.held))
         return True
 
     def _count_held(self, worker_id: int, by: int) -> None:

@@ -65,7 +65,7 @@ class Knowledge:
             min_overlap_tokens=config.evidence.min_overlap_tokens,
         )
         self.directory = ReplicaDirectory(
-            self.catalog.purge_replica, self.catalog.readmit_replica, self.catalog.know_ranks
+            self.catalog.purge_replica, self.catalog.readmit_replica, self.catalog.set_ranks
         )
         self._loads: Mapping[ReplicaKey, RankLoad] = {}
         self._dynamo: DynamoTokens | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from dynamo_semkv.evidence.donor import CatalogDonor, Life, StreamKey
+from dynamo_semkv.evidence.donor import CatalogDonor, Epoch, StreamKey
 from tests.evidence.documents import BLOCK, sketch_of
 
-LIFE = Life("g1")
+EPOCH = Epoch("g1")
 
 
 def donor(
-    donor_id: str, tokens: TokenArray, where: CacheNamespace, *, worker: int = 1, life: Life = LIFE
+    donor_id: str, tokens: TokenArray, where: CacheNamespace, *, worker: int = 1, epoch: Epoch = EPOCH
 ) -> CatalogDonor:
     return CatalogDonor(
         donor_id=donor_id,
@@ -21,6 +21,6 @@ def donor(
         token_count=len(tokens),
         sketch=sketch_of(tokens, where),
         stream=StreamKey(worker, 0),
-        life=life,
+        epoch=epoch,
         tokens_per_block=BLOCK,
     )

@@ -15,7 +15,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from dynamo_semkv.evidence.donor import Life
+from dynamo_semkv.evidence.donor import Epoch
 from dynamo_semkv.evidence.embedding import EmbeddingProvider
 from dynamo_semkv.evidence.encoder import OnnxEncoder, TokenizerFile, Vectors
 from dynamo_semkv.evidence.vectors import VectorIndex
@@ -65,11 +65,11 @@ def make(models: Path) -> Iterator[Callable[..., EmbeddingProvider]]:
 
 
 def learn(
-    provider: EmbeddingProvider, name: str, tokens: TokenArray, where: CacheNamespace = A, *, life: Life | None = None
+    provider: EmbeddingProvider, name: str, tokens: TokenArray, where: CacheNamespace = A, *, epoch: Epoch | None = None
 ) -> None:
     """As it happens: the prompt is routed, the donor announced, the thread does its part."""
     provider.prompt_routed(query_of(tokens, where))
-    provider.donor_added(donor(name, tokens, where, **({"life": life} if life else {})))
+    provider.donor_added(donor(name, tokens, where, **({"epoch": epoch} if epoch else {})))
     wait_for("embedded", lambda: settled(provider))
 
 
@@ -118,13 +118,13 @@ def test_a_donor_of_a_prompt_that_was_never_here_has_no_text(make: Callable[...,
 
 
 def test_removal_and_the_end_of_a_life(make: Callable[..., EmbeddingProvider]) -> None:
-    provider, life = make(), Life("g1")
+    provider, epoch = make(), Epoch("g1")
     learn(provider, "gone", words(1))
-    learn(provider, "over", words(2), life=life)
+    learn(provider, "over", words(2), epoch=epoch)
     learn(provider, "stays", words(3))
     provider.donor_removed("gone")
     assert provider.lookup(query_of(words(1), A)) == []
-    life.end()
+    epoch.end()
     assert provider.lookup(query_of(words(2), A)) == [], "not creditable, though nobody removed it yet"
     assert [match.donor_id for match in provider.lookup(query_of(words(3), A))] == ["stays"]
     provider.donor_removed("over")
@@ -149,11 +149,11 @@ def test_a_registration_whose_generation_ended_while_it_was_embedded_is_dropped(
     make: Callable[..., EmbeddingProvider], models: Path
 ) -> None:
     encoder = SlowEncoder(OnnxEncoder(models))
-    provider, life = make(encoder), Life("g1")
+    provider, epoch = make(encoder), Epoch("g1")
     provider.prompt_routed(query_of(words(1), A))
-    provider.donor_added(donor("d", words(1), A, life=life))
+    provider.donor_added(donor("d", words(1), A, epoch=epoch))
     assert encoder.entered.wait(30)
-    life.end()
+    epoch.end()
     encoder.gate.set()
     wait_for("dropped", lambda: provider.counts["stale"] == 1)
     assert (len(provider), provider.snapshot()["partitions"]) == (0, 0)

@@ -59,7 +59,7 @@ def test_a_restatement_in_a_new_generation_counts_from_then() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttl", "max_age", "lives"),
+    ("ttl", "max_age", "seconds"),
     [
         (60.0, 3 * HOUR, 60.0),
         (1e10, 3 * HOUR, 3 * HOUR),
@@ -68,14 +68,14 @@ def test_a_restatement_in_a_new_generation_counts_from_then() -> None:
         (0.0, HOUR, 0.0),
     ],
 )
-def test_the_time_to_live_is_the_emitters_and_at_most_ours(ttl: float | None, max_age: float, lives: float) -> None:
+def test_the_time_to_live_is_the_emitters_and_at_most_ours(ttl: float | None, max_age: float, seconds: float) -> None:
     target, _, clock = catalog(max_age_seconds=max_age)
     tape = EventTape()
     tape.reset()
     tape.register("a", TEXT, NS, ttl=ttl)
     feed(target, tape)
-    if lives:
-        clock.advance(lives - 1)
+    if seconds:
+        clock.advance(seconds - 1)
         target.expire()
         assert creditable(target) == {"a"}
     clock.advance(4)

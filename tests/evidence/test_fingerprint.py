@@ -16,7 +16,7 @@ from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.evidence.catalog import DonorCatalog
-from dynamo_semkv.evidence.donor import Life
+from dynamo_semkv.evidence.donor import Epoch
 from dynamo_semkv.evidence.fingerprint import MAX_CANDIDATES, MAX_SEGMENTS, FingerprintProvider
 from dynamo_semkv.evidence.limits import CatalogLimits
 from dynamo_semkv.testing import EventTape, ManualClock
@@ -256,13 +256,13 @@ def test_a_donor_without_samples_is_no_evidence_and_replaces_one_that_had_some()
 
 
 def test_donors_of_a_life_without_credit_are_not_evidence() -> None:
-    life = Life("g1")
+    epoch = Epoch("g1")
     provider = provider_with(*BACKGROUND)
-    provider.donor_added(donor("x", document(32, 2_000), NS, life=life))
+    provider.donor_added(donor("x", document(32, 2_000), NS, epoch=epoch))
     assert found_by(provider, document(32, 2_000)) == ["x"]
-    life.creditable = False
+    epoch.creditable = False
     assert found_by(provider, document(32, 2_000)) == []
-    life.creditable = True
+    epoch.creditable = True
     assert found_by(provider, document(32, 2_000)) == ["x"]
 
 

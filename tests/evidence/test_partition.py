@@ -153,7 +153,7 @@ def test_growth_happens_in_small_steps_and_loses_nobody(large: int, monkeypatch:
         partition.add(one, one.sketch)
         moving += partition._next is not None
         assert int(partition._moved.sum()) - before <= (MOVED_PER_STEP + 1) * AT_ONCE
-        coming += partition._coming is not None
+        coming += partition._warming is not None
         if n % 40 == 0:
             assert all(findable(partition, earlier.donor_id, earlier.sketch) for earlier in donors[: n + 1 : 7])
     assert moving > 20, "the test went through exchanges of tables"
@@ -215,7 +215,7 @@ def test_asked_is_all_that_any_donor_here_would_have_posted(lengths: tuple[int, 
         partition.add(one, one.sketch)
     tokens = np.concatenate([document(n, length) for n, length in enumerate(lengths)] * (1 + repeats))
     prompt = SampledText(tokens, sketch_key(NS.digest())).windows(32, 16_384).fingerprints
-    asked, places = partition.asked(prompt)
+    asked, places = partition.postable(prompt)
     assert asked.tolist() == sorted(set(asked.tolist()))
     assert set(asked) <= set(prompt)
     for one in donors:

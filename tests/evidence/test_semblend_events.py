@@ -189,7 +189,7 @@ async def test_a_restarted_process_starts_over(side: Side) -> None:
 
 
 async def test_a_restart_that_keeps_its_generation_adds_nothing(side: Side) -> None:
-    """Generation 0 is the emitter's default. Its events of the second life have ids that were seen: duplicates, never
+    """Generation 0 is the emitter's default. Its events of the second epoch have ids that were seen: duplicates, never
     donors."""
     await side.run(RESET, register("first"), generation=0)
     await side.run(RESET, register("second"), generation=0)

@@ -13,7 +13,7 @@ import pytest
 from dynamo_semkv.config.schema import SemBlendConfig
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.namespace import CacheNamespace
-from dynamo_semkv.evidence.donor import Life
+from dynamo_semkv.evidence.donor import Epoch
 from dynamo_semkv.evidence.encoder import TokenizerFile
 from dynamo_semkv.evidence.semblend import SemBlendProvider, verified_runs
 from tests.bus.waiting import wait_for
@@ -72,10 +72,10 @@ def settled(provider: SemBlendProvider) -> bool:
 
 
 def learn(
-    provider: SemBlendProvider, name: str, tokens: TokenArray, where: CacheNamespace = A, life: Life | None = None
+    provider: SemBlendProvider, name: str, tokens: TokenArray, where: CacheNamespace = A, epoch: Epoch | None = None
 ) -> None:
     provider.prompt_routed(query_of(tokens, where))
-    provider.donor_added(donor(name, tokens, where, **({"life": life} if life else {})))
+    provider.donor_added(donor(name, tokens, where, **({"epoch": epoch} if epoch else {})))
     wait_for("registered", lambda: settled(provider))
 
 
@@ -114,19 +114,19 @@ def test_one_tenants_text_is_never_found_by_another(make: Callable[..., SemBlend
 def test_a_donor_that_is_gone_is_not_returned_and_its_place_is_taken_back(
     make: Callable[..., SemBlendProvider],
 ) -> None:
-    provider, life = make(), Life("g1")
+    provider, epoch = make(), Epoch("g1")
     for n in range(17):
-        learn(provider, f"d{n}", words(n), life=life)
-    learn(provider, "other life", words(80))
+        learn(provider, f"d{n}", words(n), epoch=epoch)
+    learn(provider, "other epoch", words(80))
     provider.donor_removed("d3")
     assert found(provider, asked(words(3))) == []
     assert provider.counts["gone"] == 1
-    life.end()
+    epoch.end()
     assert found(provider, asked(words(4))) == []
     learn(provider, "last", words(81))
     wait_for("filled anew", lambda: provider.counts["refilled"] == 1)
     assert provider.snapshot()["in_store"] == 2
-    assert found(provider, asked(words(80))) == ["other life"]
+    assert found(provider, asked(words(80))) == ["other epoch"]
 
 
 def test_an_id_that_comes_again_has_its_new_tokens(make: Callable[..., SemBlendProvider]) -> None:

@@ -33,7 +33,7 @@ def test_5_000_invented_ranks_take_no_stream_from_others_and_none_that_comes_lat
 
 def test_a_live_worker_has_the_ranks_of_its_card_and_no_other() -> None:
     target, index, _ = catalog()
-    directory = ReplicaDirectory(target.purge_replica, target.readmit_replica, target.know_ranks)
+    directory = ReplicaDirectory(target.purge_replica, target.readmit_replica, target.set_ranks)
     wire = stable_worker_id("w-a")
     for rank in range(3):  # before anybody knows the worker
         feed(target, tape_of(f"d{rank}", worker_id=wire, dp_rank=rank))
@@ -51,10 +51,10 @@ def test_a_live_worker_has_the_ranks_of_its_card_and_no_other() -> None:
 
 def test_a_worker_that_went_and_comes_back_with_other_ranks_may_have_them() -> None:
     target, _, _ = catalog()
-    target.know_ranks(1, frozenset({0}))
-    target.know_ranks(1, frozenset())
+    target.set_ranks(1, frozenset({0}))
+    target.set_ranks(1, frozenset())
     assert feed(target, tape_of("d", worker_id=1, dp_rank=1)) == [Verdict.APPLIED] * 2
-    target.know_ranks(1, frozenset({1}))
+    target.set_ranks(1, frozenset({1}))
     assert creditable(target, 1, 1) == {"d"}
 
 
