@@ -49,13 +49,14 @@ def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSetti
     connector = ours or name == KV_CONNECTOR
     return GraphSettings(
         model=group.model,
+        profile=group.profile,
         workers=group.workers,
         data_parallel_size=1,
         connector=connector,
         blocks_per_rank=group.blocks_per_rank,
         max_num_tokens=group.max_num_tokens,
         threads=group.threads,
-        engine_niceness=GIVES_WAY,
+        engine_niceness=GIVES_WAY if group.profile is None else 0,
         mode="off" if name == PASSING else "enforce",
         router_mode=None if ours or name == PASSING else "kv" if name in (KV, KV_CONNECTOR) else "round-robin",
         overrides=_overrides(name, group, model_dir, disk) if connector else {},

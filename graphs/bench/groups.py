@@ -41,6 +41,8 @@ class Group:
     """(text, sizes with the measured gap, seed, intervals of the trace) -> the scenarios of one repeat."""
     characters: int
     """Characters of text that one repeat uses, at most."""
+    profile: str | None = None
+    """Of the model `timed`: the GPU whose time the engines take."""
     workers: int = 2
     threads: int = 1
     max_num_tokens: int = 512
@@ -154,6 +156,19 @@ def groups() -> dict[str, Group]:
             contenders=ALL,
             plan=_everything,
             characters=1_500 * 64 + 24 * 500,
+        ),
+        "gpu": Group(
+            name="gpu",
+            title="the RFC's scenarios on the clock of an 8B model on an H200, prompts of 8k tokens",
+            model="timed",
+            profile="llama-8b-h200",
+            blocks_per_rank=500,
+            sizes=Sizes(characters=8_000, gap=0.0, documents=8, passes=3, negatives=10),
+            contenders=tuple(name for name in ALL if name not in ("semblend", "cold")),
+            plan=_everything,
+            characters=8_000 * 68 + 24 * 500,
+            max_num_tokens=8_192,
+            slab_bytes=8 * MIB,
         ),
         "long": long,
         "longest": replace(

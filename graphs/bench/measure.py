@@ -32,9 +32,10 @@ from dynamo_semkv.bus.child_process import wait_until
 from graphs.bench.contenders import COLD, KV, OURS, settings
 from graphs.bench.groups import Group, Planned
 from graphs.local.graph import LocalGraph
-from graphs.local.settings import MODELS
+from graphs.local.settings import MODELS, GraphSettings
 from worker_connector.reference_engine.models.model_directory import write_model_directory
 from worker_connector.reference_engine.models.presets import ModelSource, load_model
+from worker_connector.reference_engine.timing.profile import load_profile
 
 GAP = 1.0
 """Arrivals are on average so many cold prefills apart. So two engines are busy for half of the time at most, and bursts
@@ -92,7 +93,7 @@ def measure(
 ) -> dict[str, Any]:
     """Returns {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...], ...}. GraphError if a
     graph does not come up."""
-    model_dir = write_model_directory(ModelSource(_served(group)), folder / "models")
+    model_dir = write_model_directory(source(group), folder / "models")
     warm_up = len(group.contenders) * WARM_UPS * _warm_up_characters(group)
     library = Library(group.characters * repeats + warm_up, installed())
     with ExitStack() as stack:
@@ -138,9 +139,23 @@ def _served(group: Group) -> str:
     return MODELS[group.model]
 
 
+def source(group: Group) -> ModelSource:
+    """The model of a group's engines."""
+    return GraphSettings(model=group.model, profile=group.profile).model_source()
+
+
 def _engine(group: Group) -> dict[str, float]:
-    """What the physical limits of a prefill follow from. The attention figure is per square token: a prompt of n tokens
-    takes n**2 times as many on top."""
+    """What the physical limits of a prefill follow from. Rates are those of a GPU; without one the machine's own count.
+    The attention figure is per square token: a prompt of n tokens takes n**2 times as many on top."""
+    if group.profile is not None:
+        profile = load_profile(group.profile)
+        return {
+            "flops_per_token": 2.0 * profile.parameters,
+            "attention_flops_per_square_token": 2.0 * profile.layers * profile.heads * profile.head_dim,
+            "kv_bytes_per_token": profile.kv_bytes_per_token,
+            "flops_per_second": profile.flops_per_second,
+            "copy_bytes_per_second": profile.bus_bytes_per_second,
+        }
     config = load_model(ModelSource(_served(group))).config
     width, kv = config.num_heads * config.head_dim, config.kv_elements_per_token
     weights = config.hidden_size * (2 * width + 2 * kv + 3 * config.intermediate_size) * config.num_layers
