@@ -39,6 +39,7 @@ from worker_connector.leader.leader import Leader
 from worker_connector.link.channel import leader_channel, rank_channel
 from worker_connector.link.rank_endpoint import RankEndpoint
 from worker_connector.rank.disk import DiskPlace
+from worker_connector.rank.options import RankOptions
 from worker_connector.rank.rank import Rank
 from worker_connector.requests.attempt_trace import AttemptTracer
 from worker_connector.requests.engine_namespace import CONNECTOR_VERSION
@@ -252,10 +253,8 @@ def assemble_rank_with(
         restarts_failed = settings.connector.restarts_failed_loads
     number = rank_of(llm_args, env) if settings.exact else 0
     alone = world_of(llm_args) == 1
-    return Rank(
-        rank_channel(llm_args),
-        number,
-        settings.connector.slab_bytes if settings.exact else None,
+    options = RankOptions(
+        slab_bytes=settings.connector.slab_bytes if settings.exact else None,
         inline=inline,
         restarts_failed=alone and (restarts_failed_loads() if restarts_failed is None else restarts_failed),
         restarts_failed_parked=alone
@@ -266,6 +265,7 @@ def assemble_rank_with(
         trust_layer_hooks=settings.connector.trust_layer_hooks,
         disk=_disk_place(settings, number, world_of(llm_args)),
     )
+    return Rank(rank_channel(llm_args), number, options)
 
 
 def _disk_place(settings: Settings, number: int, world: int) -> DiskPlace | None:

@@ -40,6 +40,7 @@ class DeviceBlock:
     children: dict[BlockKey, DeviceBlock] = field(default_factory=dict)
 
     def chain(self) -> list[DeviceBlock]:
+        """The blocks of its prefix, block 0 first, itself last."""
         path: list[DeviceBlock] = []
         at: DeviceBlock | None = self
         while at is not None:
@@ -98,6 +99,7 @@ class DeviceBlocks:
         return moved
 
     def clear(self) -> None:
+        """Forgets every block; nobody is told."""
         self._new.clear()
         self._moved.clear()
         self._by_key.clear()
@@ -123,15 +125,18 @@ class DeviceBlocks:
             above.level = block.get("cache_level") or 0
 
     def removed(self, scope: Scope, names: Sequence[str]) -> None:
+        """Blocks of this scope left the engine's cache."""
         if self._decides(scope):
             for name in names:
                 self._remove(name)
 
     def cleared(self) -> None:
+        """The engine's cache is empty."""
         self.clear()
         self._cleared = True
 
     def moved(self, scope: Scope, name: str, level: int) -> None:
+        """A block went to another cache level of the engine."""
         block = self._by_name.get(name)
         if block is not None and self._decides(scope) and block.level != level:
             block.level = level

@@ -111,6 +111,7 @@ class DeviceEvents:
         return block is not None and block.level == 0
 
     def block(self, key: BlockKey) -> DeviceBlock | None:
+        """The block of this key in the engine's cache; None where events do not say that it is there."""
         return self._blocks.get(key)
 
     def forget(self) -> None:
@@ -134,6 +135,7 @@ class DeviceEvents:
                 self._unvouched.popitem(last=False)
 
     def snapshot(self) -> dict[str, Any]:
+        """Counters and sizes for metrics and tests."""
         return {
             **self.counts,
             **self._blocks.counts,

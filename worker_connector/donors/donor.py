@@ -49,6 +49,8 @@ NO_TIERS = Tiers()
 
 @dataclass
 class Donor:
+    """A prompt whose KV is here in some tier, as others are told of it."""
+
     donor_id: DonorId
     namespace: CacheNamespace
     digest: bytes
@@ -70,10 +72,12 @@ class Donor:
 
     @property
     def in_slab(self) -> int:
+        """How many of its blocks, from block 0 on, the slab holds."""
         return 0 if self.tip is None else self.tip.ordinal + 1
 
     @property
     def tier(self) -> Tier:
+        """The tier that its location names."""
         return tier_of(self.blocks, self.tip, self.device, by_engine=self.by_engine)
 
     @property

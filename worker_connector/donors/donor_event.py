@@ -55,6 +55,7 @@ def describe(
 
 
 def with_generation(event: DonorRegistered, generation: Generation) -> DonorRegistered:
+    """The same registration in another generation of the cache."""
     return msgspec.structs.replace(event, provider_generation=generation)
 
 

@@ -30,6 +30,7 @@ class DonorIndex:
         self._by_device: _ByKey = {}
 
     def at_end(self, key: BlockKey) -> Donor | None:
+        """The donor that ends in this block; None where there is none."""
         return self._by_end.get(key)
 
     def ends_in(self, chain: Iterable[BlockKey]) -> list[Donor]:
@@ -54,16 +55,19 @@ class DonorIndex:
         return found
 
     def enter(self, donor: Donor) -> None:
+        """Adds a donor, which takes the place of another one that ends in the same block."""
         self._by_end[donor.end_key] = donor
         for places, key in self._places(donor):
             places.setdefault(key, {})[donor.donor_id] = donor
 
     def leave(self, donor: Donor) -> None:
+        """Takes a donor out; no effect if it is not here."""
         if self._by_end.get(donor.end_key) is donor:
             del self._by_end[donor.end_key]
         self._leave_tiers(donor)
 
     def clear(self) -> None:
+        """Takes all donors out."""
         for places in (self._by_end, self._by_tip, self._by_below, self._by_device):
             places.clear()
 

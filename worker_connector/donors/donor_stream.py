@@ -58,6 +58,7 @@ class DonorStream:
 
     @property
     def subject(self) -> str:
+        """The bus subject of its events."""
         return self._subject
 
     @property
@@ -67,6 +68,7 @@ class DonorStream:
 
     @property
     def dp_rank(self) -> int:
+        """The data-parallel rank that its locations name."""
         return self._dp_rank
 
     @property
@@ -76,6 +78,7 @@ class DonorStream:
         return self._sink.has_room(self._subject)
 
     def reset(self, generation: str) -> Sent:
+        """Announces a new generation: what was said before is void."""
         return self.emit(GenerationReset(generation=generation))
 
     def emit(self, data: DonorEventData) -> Sent:

@@ -91,6 +91,7 @@ class EventStream:
         fault."""
 
     def start(self) -> None:
+        """Starts the thread; once."""
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:

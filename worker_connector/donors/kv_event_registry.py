@@ -34,7 +34,10 @@ MAX_PIPES = 64
 
 
 class Hearer(Protocol):
-    def kv_events(self, events: KvEvents) -> None: ...
+    """Whoever needs the engine's KV events."""
+
+    def kv_events(self, events: KvEvents) -> None:
+        """Takes events in the order in which the engine made them. On the thread that hands them over."""
 
 
 _hearers: weakref.WeakSet[Hearer] = weakref.WeakSet()

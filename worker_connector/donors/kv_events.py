@@ -52,6 +52,8 @@ class Listener(Protocol):
 
 
 class Standing(str, Enum):
+    """Whether the events of a rank can be believed."""
+
     FRESH = "fresh"
     QUARANTINED = "quarantined"
     """Events of this rank were lost: what it holds is unknown until `resync`."""
@@ -135,6 +137,7 @@ class KvFreshness:
         _quarantine(self._rank(rank))
 
     def standing(self, rank: int = 0) -> Standing:
+        """Whether the events of this rank can be believed."""
         return self._rank(rank).standing
 
     def resident(

@@ -86,6 +86,7 @@ class DonorRegistry:
 
     @property
     def generation(self) -> Generation:
+        """The generation of the cache that its events belong to."""
         return self._generation
 
     @property
@@ -102,6 +103,7 @@ class DonorRegistry:
         return len(self._donors)
 
     def get(self, donor_id: str) -> KnownDonor | None:
+        """What is here of a donor; None if it is not known. Any thread."""
         with self._lock:
             donor = self._donors.get(DonorId(donor_id))
             if donor is None:

@@ -37,7 +37,8 @@ class ResidencySink(Protocol):
         """Consecutive blocks that continue `parent` (None: block 0 first), each with its tokens as little-endian
         u32."""
 
-    def removed(self, blocks: Sequence[BlockKey]) -> None: ...
+    def removed(self, blocks: Sequence[BlockKey]) -> None:
+        """These blocks are not resident any more, deepest first."""
 
     def cleared(self) -> None:
         """Nothing is resident any more."""

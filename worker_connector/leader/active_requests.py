@@ -49,9 +49,11 @@ class ActiveRequests:
         return len(self._finishing)
 
     def get(self, request_id: int) -> RequestState | None:
+        """What is known of a request; None if it does not run."""
         return self.tracked.get(request_id)
 
     def add(self, tracked: RequestState) -> None:
+        """Takes a request in that was reported for the first time."""
         self.tracked[tracked.request_id] = tracked
 
     def batch_dropped(self, iteration: int, tokens_per_block: int) -> None:
@@ -119,6 +121,7 @@ class ActiveRequests:
             self._saves.take_admitted()
 
     def close(self) -> None:
+        """Forgets all requests and withdraws the saves that have not begun."""
         for tracked in list(self.tracked.values()):
             self._withdraw(tracked)
         self.tracked.clear()

@@ -182,6 +182,8 @@ class CacheGeneration:
         return Offer(plan.offered, plan.is_async) if plan is not None else Offer(0, False)
 
     def allocated(self, request: Any, flat: Iterable[int], grouped: Grouped) -> None:
+        """The engine has pages for a request: binds them to what was offered. `flat`: page slots of one group,
+        `grouped`: of each layer group."""
         attempt = self.attempts.get(int(request.request_id))
         if attempt is None or attempt.scheduled:
             return
@@ -280,6 +282,7 @@ class CacheGeneration:
     # what ranks did
 
     def copied(self, done: LoadDone) -> None:
+        """All ranks have answered a load order, well or not."""
         self.parked.answered(done.key)
         attempt = self.attempts.copied(done.key, done.iteration, done.ok, done.seconds, done.reason)
         if attempt is None or attempt.plan is None:
@@ -290,12 +293,14 @@ class CacheGeneration:
             self._confirm(attempt)
 
     def forwarded(self, iteration: int) -> None:
+        """The forward pass of an iteration has run on all ranks: what it loaded is confirmed."""
         self._forwards.append(iteration)
         for attempt in self.attempts.awaiting_forward():
             if attempt.plan is not None and attempt.plan.iteration == iteration:
                 self._confirm(attempt)
 
     def landed(self, save_id: int, ok: bool) -> None:
+        """All ranks have answered a save; `ok`: the block is resident now."""
         if self.saves is None:
             return
         self.saves.landed(save_id, ok)
@@ -303,6 +308,7 @@ class CacheGeneration:
         self.running.flush()
 
     def damaged(self, slot: int, loaded: bool) -> None:
+        """A rank found that the bytes of a slot do not have their checksum; `loaded`: after a load had read them."""
         entry = self.ledger.by_slot(slot) if self.ledger is not None else None
         if entry is None or entry.removed or not entry.resident:
             return

@@ -32,9 +32,11 @@ MAX_REVISION = 256
 class Owner(Protocol):
     """A leader."""
 
-    def reset_cache(self) -> None: ...
+    def reset_cache(self) -> None:
+        """Drops everything that is cached, in every tier."""
 
-    def weights_changed(self, revision: str) -> None: ...
+    def weights_changed(self, revision: str) -> None:
+        """The engine's weights are another revision: what is cached belongs to no request any more."""
 
 
 _lock = threading.Lock()

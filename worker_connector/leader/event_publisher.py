@@ -61,13 +61,17 @@ _throttled = Throttled(_log)
 
 
 class JobQueue(Protocol):
-    def submit(self, job: Job) -> bool: ...
+    """The background thread."""
+
+    def submit(self, job: Job) -> bool:
+        """Runs the job later, in order. False: the queue is full, and the job never runs."""
 
 
 class Owner(Protocol):
     """The leader, as the event_publisher needs it. Called on the background and bus threads."""
 
-    def resident_blocks(self) -> int: ...
+    def resident_blocks(self) -> int:
+        """How many blocks the slab holds."""
 
     def donor_events_lost(self) -> None:
         """Consumers of our donor events have a gap: the owner decides on a new generation."""
@@ -91,6 +95,8 @@ _DONORS_AT_ONCE = 8
 
 
 class EventPublisher:
+    """Publishes what the leader's cache and attempts become: donor events, reports, residency."""
+
     def __init__(
         self,
         sink: ReportSink,
@@ -137,6 +143,7 @@ class EventPublisher:
     # from the leader, under its lock
 
     def attach_owner(self, owner: Owner) -> None:
+        """Names the leader, before anything is published."""
         self._owner = owner
 
     def open(self, identity: Identity, generation: Generation) -> None:
@@ -188,6 +195,7 @@ class EventPublisher:
         self._disk, self._ledger = disk, ledger
 
     def attempt_closed(self, closed: ClosedAttempt) -> None:
+        """Publishes the report of an attempt; counts it as dropped where the queue is full."""
         if not self._queue.submit(lambda: self._report(closed)):
             self.counts["reports_dropped"] += 1
 
@@ -220,9 +228,11 @@ class EventPublisher:
             self.counts["donors_not_restored"] += len(rest)
 
     def donor_resident(self, namespace: CacheNamespace, tip: BlockEntry) -> None:
+        """A prompt's blocks are resident up to `tip`."""
         self._changed(ResidentDonor(namespace, tip))
 
     def donor_computed(self, namespace: CacheNamespace, digest: bytes, tokens: bytes) -> None:
+        """A prompt was computed on an engine whose own cache makes it a donor."""
         self._changed(ComputedDonor(namespace, digest, tokens))
 
     def reset(self, generation: Generation, *, resident: bool) -> None:

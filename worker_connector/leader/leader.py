@@ -410,6 +410,7 @@ class Leader:
             self._event_publisher.attach_residency(sink, self._life.resident() if self._life is not None else ())
 
     def resident_blocks(self) -> int:
+        """How many blocks the slab holds; 0 before the pool is registered. Any thread."""
         with self._lock:
             return self._life.ledger.stats().resident if self._life is not None and self._life.ledger is not None else 0
 

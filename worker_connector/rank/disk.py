@@ -159,6 +159,7 @@ class RankDisk:
 
     @property
     def store(self) -> DiskStore:
+        """The files of this rank."""
         return self._store
 
     def start(self) -> None:
@@ -168,6 +169,8 @@ class RankDisk:
             self._thread.start()
 
     def order(self, order: DiskOrder) -> None:
+        """Takes an order of the leader; its thread carries it out. Reads that a request waits for go before everything
+        else."""
         with self._wake:
             if isinstance(order, Tell):
                 self._life = order.order_id

@@ -35,6 +35,8 @@ class LayerHooks:
 
     @property
     def reliable(self) -> bool:
+        """Whether loads may be left to the hooks: they are trusted by the settings, and a pass has shown that the
+        engine calls them."""
         return self._trusted and self._proven
 
     def pass_begins(self) -> None:

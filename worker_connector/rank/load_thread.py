@@ -16,20 +16,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dynamo_semkv.contracts.report import Reason
 from dynamo_semkv.telemetry.throttled import Throttled
-from worker_connector.engine_api.geometry import PoolGeometry
 from worker_connector.errors import LoadFailed
 from worker_connector.ledger.plan import PlanKey
 from worker_connector.link.channel import LoadDone, LoadGivenUp
 from worker_connector.link.metadata import LoadOrder
 from worker_connector.memory.copy_stream import CopyStream, Ticket
-from worker_connector.memory.slab import HostSlab
 from worker_connector.memory.transfer import check_moves, copy_to_pages
+from worker_connector.rank.options import CopyPlace
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -80,14 +79,9 @@ class LoadThread:
 
     def __init__(
         self,
-        number: int,
-        geometry: PoolGeometry,
-        slab: HostSlab,
+        place: CopyPlace,
         side: CopyStream,
         ahead: CopyStream,
-        post: Callable[[LoadDone | LoadGivenUp], None],
-        on_damaged: Callable[[Sequence[int], bool], None],
-        counts: Counter[str],
         *,
         deadline_seconds: float,
         restarts_failed: bool,
@@ -96,19 +90,19 @@ class LoadThread:
     ) -> None:
         """`side`: a stream of this thread's own. `ahead`: that of the loads in front of a forward pass. `run`: in place
         of a thread (tests)."""
-        self._number = number
-        self._geometry = geometry
-        self._slab = slab
+        self._number = place.number
+        self._geometry = place.geometry
+        self._slab = place.slab
         self._side = side
         self._ahead = ahead
-        self._post = post
-        self._on_damaged = on_damaged
-        self._counts = counts
+        self._post = place.post
+        self._on_damaged = place.on_damaged
+        self._counts = place.counts
         self._deadline = deadline_seconds
         self._restarts_failed = restarts_failed
         self._clock = clock
         self._run = run or self._enqueue
-        self._step = max(1, STEP_BYTES // slab.row_bytes)
+        self._step = max(1, STEP_BYTES // place.slab.row_bytes)
         self._loads: dict[PlanKey, _Load] = {}
         self._results: OrderedDict[int, str | None] = OrderedDict()
         self._waiting: dict[int, None] = {}

@@ -28,11 +28,12 @@ from worker_connector.memory.copy_stream import CopyStream, CpuStream, Ticket
 from worker_connector.memory.slab import OFFER_BUDGET, HostSlab, slots_for
 from worker_connector.memory.slab_scrubber import Scrubber, SlabScrubber
 from worker_connector.memory.transfer import copy_stream_for, copy_to_pages, load_by_layer, prepare_copies
-from worker_connector.rank.disk import DiskPlace, RankDisk
+from worker_connector.rank.disk import RankDisk
 from worker_connector.rank.landing import LandingLoads
 from worker_connector.rank.layer_hooks import LayerHooks
 from worker_connector.rank.load_checks import check_load
 from worker_connector.rank.load_thread import LoadThread
+from worker_connector.rank.options import CopyPlace, RankOptions
 from worker_connector.rank.save_copies import RankSaves
 
 _log = logging.getLogger(__name__)
@@ -43,37 +44,13 @@ class Rank:
     """The engine's calls come from its thread; `verify` and `verify_soon` from the leader's, which is the same one in
     TensorRT-LLM."""
 
-    def __init__(
-        self,
-        channel: RankChannel,
-        number: int,
-        slab_bytes: int | None,
-        *,
-        inline: bool = False,
-        restarts_failed: bool = False,
-        restarts_failed_parked: bool = False,
-        async_loads: bool = False,
-        async_deadline_seconds: float = 2.0,
-        disk: DiskPlace | None = None,
-        trust_layer_hooks: bool = False,
-        apart: bool = False,
-    ) -> None:
-        """`slab_bytes` None: materialization is off, there is no slab. `restarts_failed`: the engine asks `take_failed`
-        before the forward pass, and takes those requests out of the batch; `restarts_failed_parked`: it asks
-        `take_failed_parked` after `get_finished`, and does the same with those that it had parked. `disk`: the tier
-        below the slab. `trust_layer_hooks`: see rank/layer_hooks.py. `apart`: the leader is in another process (tensor
-        parallelism)."""
-        self._apart = apart
+    def __init__(self, channel: RankChannel, number: int, options: RankOptions) -> None:
+        """`number`: of the rank among those of its leader."""
         self._number = number
-        self._slab_bytes = slab_bytes
-        self._inline = inline
-        self.restarts_failed = restarts_failed
-        self._restarts_failed_parked = restarts_failed_parked
-        self._async_loads = async_loads
-        self._async_deadline = async_deadline_seconds
+        self._options = options
+        self._inline = options.inline
+        self.restarts_failed = options.restarts_failed
         self._loads: LoadThread | None = None
-        self._place = disk
-        self._trust_layer_hooks = trust_layer_hooks
         self._disk: RankDisk | None = None
         self._untaken: set[int] = set()
         self._without_pages: set[int] = set()
@@ -91,7 +68,7 @@ class Rank:
         self.counts: Counter[str] = Counter()
         """`loaded_blocks`, `saved_blocks`, `load_errors`, `save_errors`, `moved_channel`, `foreign_channel`,
         `called_leader`, `restarted`; of parked loads `late_loads`, `repeated_loads`."""
-        self._link = LeaderLink(channel, self, number, apart, self.counts)
+        self._link = LeaderLink(channel, self, number, options.apart, self.counts)
         self._landing = LandingLoads(number)
 
     # bring-up
@@ -101,7 +78,7 @@ class Rank:
 
         `keeps_pages` False: the engine may free a parked request's pages while they are being filled.
         """
-        if self._async_loads and not keeps_pages:
+        if self._options.async_loads and not keeps_pages:
             raise Refused(
                 "connector.async_load_min_tokens",
                 "a number",
@@ -111,30 +88,10 @@ class Rank:
         self.close()
         self._geometry = geometry
         self._stream = copy_stream_for(geometry.device)
-        self.hooks = LayerHooks(geometry.layers, trusted=self._trust_layer_hooks)
+        self.hooks = LayerHooks(geometry.layers, trusted=self._options.trust_layer_hooks)
         self._save_stream = copy_stream_for(geometry.device)  # a load need not wait behind a long save
-        slots = 0
-        if self._slab_bytes is not None:
-            slots = slots_for(self._slab_bytes, geometry.bytes_per_block, available_memory())
-            self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
-            prepare_copies(self._stream, geometry, self._slab, by_layer=self._trust_layer_hooks)
-            self._scrubber = Scrubber(self._slab, self._on_damaged)
-            self._keeper = SlabScrubber(str(self._number), self._scrubber, inline=self._inline)
-            self._saves = RankSaves(self._number, geometry, self._slab, self._link.post, self.counts)
-            self._loads = LoadThread(
-                self._number,
-                geometry,
-                self._slab,
-                copy_stream_for(geometry.device),
-                self._stream,
-                self._link.post,
-                self._on_damaged,
-                self.counts,
-                deadline_seconds=self._async_deadline,
-                restarts_failed=self._restarts_failed_parked,
-                run=(lambda job: job()) if self._inline else None,
-            )
-            self._open_disk(geometry, self._slab)
+        if self._options.slab_bytes is not None:
+            self._make_slab(geometry, self._options.slab_bytes)
         ready = RankReady(
             rank=self._number,
             tokens_per_block=geometry.tokens_per_block,
@@ -143,7 +100,7 @@ class Rank:
             bytes_per_block=geometry.bytes_per_block,
             kv_dtype=geometry.dtype,
             kv_layout=geometry.fingerprint,
-            slots=slots,
+            slots=self._slab.slots if self._slab is not None else 0,
             incarnation=self._slab.incarnation if self._slab is not None else secrets.token_hex(8),
             block_size_configured=geometry.block_size_configured,
         )
@@ -151,16 +108,27 @@ class Rank:
             self._disk.start()
         self._link.post(ready)
 
-    def _open_disk(self, geometry: PoolGeometry, slab: HostSlab) -> None:
-        if self._place is None:
-            return
-        self._disk = RankDisk(
-            self._number,
-            self._place.open(geometry.fingerprint, geometry.bytes_per_block),
-            slab,
-            self._link.post,
-            manual=self._inline,
+    def _make_slab(self, geometry: PoolGeometry, slab_bytes: int) -> None:
+        """The host memory of blocks, what checks it, what copies from and to it, and the disk below it."""
+        options = self._options
+        slots = slots_for(slab_bytes, geometry.bytes_per_block, available_memory())
+        slab = self._slab = HostSlab(slots, geometry.bytes_per_block, pinned=geometry.device.type == "cuda")
+        prepare_copies(self._stream, geometry, slab, by_layer=options.trust_layer_hooks)
+        self._scrubber = Scrubber(slab, self._on_damaged)
+        self._keeper = SlabScrubber(str(self._number), self._scrubber, inline=self._inline)
+        place = CopyPlace(self._number, geometry, slab, self._link.post, self._on_damaged, self.counts)
+        self._saves = RankSaves(place)
+        self._loads = LoadThread(
+            place,
+            copy_stream_for(geometry.device),
+            self._stream,
+            deadline_seconds=options.async_deadline_seconds,
+            restarts_failed=options.restarts_failed_parked,
+            run=(lambda job: job()) if self._inline else None,
         )
+        if options.disk is not None:
+            store = options.disk.open(geometry.fingerprint, geometry.bytes_per_block)
+            self._disk = RankDisk(self._number, store, slab, self._link.post, manual=self._inline)
 
     def meet(self, metadata: ConnectorMetadata, find: Callable[[int], RankChannel | None]) -> None:
         """Speaks to the leader that made this metadata from now on."""
@@ -172,6 +140,7 @@ class Rank:
         self._link.close()
 
     def close(self) -> None:
+        """Ends the threads, waits for the copies that are under way, and gives the slab back."""
         if self._disk is not None:
             self._disk.close()  # it reads and writes the slab
             self._disk = None
@@ -186,18 +155,22 @@ class Rank:
 
     @property
     def slab(self) -> HostSlab | None:
+        """The host memory of blocks; None before it was made, and after `close`."""
         return self._slab
 
     @property
     def keeper(self) -> SlabScrubber | None:
+        """The thread that computes and checks checksums; None where the caller does it, and after `close`."""
         return self._keeper
 
     @property
     def disk_thread(self) -> RankDisk | None:
+        """The disk below the slab; None without one."""
         return self._disk
 
     @property
     def scrubber(self) -> Scrubber | None:
+        """Which slots are to be checked next; None before the slab was made, and after `close`."""
         return self._scrubber
 
     def start_load(self, metadata: ConnectorMetadata | None, engine_stream: Any) -> None:
@@ -314,17 +287,21 @@ class Rank:
             self._link.post(result)
 
     def verify(self, slots: Sequence[int]) -> list[int]:
+        """Those of the slots whose bytes do not have their checksum; all of them without a slab."""
         return list(slots) if self._slab is None else self._slab.verify(slots, OFFER_BUDGET)
 
     def verify_soon(self, slots: Sequence[int]) -> None:
+        """Has the slots checked before others."""
         if self._scrubber is not None:
             self._scrubber.urgent(slots, loaded=False)
 
     def make_resets_durable(self) -> None:
+        """Returns when what resets deleted is gone from the disk too."""
         if (disk := self._disk) is not None:
             disk.make_resets_durable()
 
     def disk(self, order: DiskOrder) -> None:
+        """Hands an order of the leader to the disk; without a disk it is ignored."""
         if self._disk is not None:
             self._disk.order(order)
 
@@ -404,7 +381,7 @@ class Rank:
     def _check(self, order: LoadOrder, metadata: ConnectorMetadata) -> tuple[PoolGeometry, HostSlab]:
         if self._slab is None or self._geometry is None:
             raise LoadFailed("there is no slab on this rank")
-        check_load(order, metadata, self._geometry, self._slab, self._on_damaged if self._apart else None)
+        check_load(order, metadata, self._geometry, self._slab, self._on_damaged if self._options.apart else None)
         return self._geometry, self._slab
 
     def _load(self, order: LoadOrder, metadata: ConnectorMetadata, *, copied: bool) -> None:

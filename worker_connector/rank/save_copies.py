@@ -9,18 +9,16 @@ into cold caches does.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dynamo_semkv.telemetry.throttled import Throttled
-from worker_connector.engine_api.geometry import PoolGeometry
 from worker_connector.link.channel import SaveDone
 from worker_connector.link.metadata import SaveOrder
 from worker_connector.memory.copy_stream import CopyStream, Ticket
-from worker_connector.memory.slab import HostSlab
 from worker_connector.memory.slab_scrubber import SlabScrubber
 from worker_connector.memory.transfer import check_moves, copy_to_slab
+from worker_connector.rank.options import CopyPlace
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -29,20 +27,13 @@ _throttled = Throttled(_log)
 class RankSaves:
     """Of one registered pool."""
 
-    def __init__(
-        self,
-        number: int,
-        geometry: PoolGeometry,
-        slab: HostSlab,
-        post: Callable[[SaveDone], None],
-        counts: Counter[str],
-    ) -> None:
-        """`counts`: `saved_blocks`, `save_errors`."""
-        self._number = number
-        self._geometry = geometry
-        self._slab = slab
-        self._post = post
-        self._counts = counts
+    def __init__(self, place: CopyPlace) -> None:
+        """Counts `saved_blocks` and `save_errors`."""
+        self._number = place.number
+        self._geometry = place.geometry
+        self._slab = place.slab
+        self._post = place.post
+        self._counts = place.counts
 
     def save(self, orders: Sequence[SaveOrder], stream: CopyStream, engine_stream: Any, keeper: SlabScrubber) -> None:
         """Enqueues the copies of one forward pass on `stream`. What cannot be enqueued is answered as not saved; never

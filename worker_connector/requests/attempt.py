@@ -16,6 +16,9 @@ from worker_connector.timings import Timings
 
 @dataclass(eq=False, slots=True)
 class Attempt:
+    """One question of the engine about one request, and what became of it: a plan, or the reason why nothing was
+    offered."""
+
     key: PlanKey
     tokens: bytes
     """The prompt when it was asked about, packed u32."""

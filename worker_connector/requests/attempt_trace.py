@@ -33,6 +33,8 @@ _FAILED = (Outcome.LOAD_FAILED,)
 
 
 class AttemptTracer:
+    """Begins the span of an attempt that a traced request asks for."""
+
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
@@ -56,6 +58,8 @@ class AttemptTracer:
 
 
 class AttemptTrace:
+    """The span of one attempt, which ends when its report was handed over."""
+
     def __init__(self, tracing: Tracing, span: Span, closed: ClosedAttempt) -> None:
         self._tracing = tracing
         self._span = span

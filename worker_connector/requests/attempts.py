@@ -52,6 +52,7 @@ class AttemptBook:
         return iter(list(self._newest.values()))
 
     def get(self, request_id: int) -> Attempt | None:
+        """The newest attempt of a request; None if the engine has not asked about it, or it is gone."""
         return self._newest.get(request_id)
 
     def load_failed(self, request_id: int) -> bool:
@@ -139,6 +140,8 @@ class AttemptBook:
             self.end(attempt, reason)
 
     def confirm(self, attempt: Attempt) -> None:
+        """The forward pass that reads the loaded blocks has run: the plan's tokens count as confirmed, and the attempt
+        is settled."""
         plan = attempt.plan
         assert plan is not None
         plan.confirm()
@@ -219,6 +222,7 @@ class AttemptBook:
                 del self._given_up[next(iter(self._given_up))]
 
     def was_given_up(self, request_id: int) -> bool:
+        """Whether `give_up` ended an offer of this request that the engine relied on."""
         return request_id in self._given_up
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ class HintListener:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
+        """Ends the thread; waits for it `timeout` seconds at most."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._stop.set)

@@ -156,6 +156,8 @@ class HintTable:
         return delivery
 
     def put(self, delivery: HintDelivery) -> None:
+        """Keeps a hint until its time to live is over. The oldest hints go first where a prompt, or the table, has too
+        many. Any thread."""
         now = self._clock()
         with self._lock:
             self.counts["received"] += 1

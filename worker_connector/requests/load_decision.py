@@ -38,15 +38,20 @@ class Question(NamedTuple):
 
     @property
     def local_blocks(self) -> int:
+        """Full blocks of the prompt that the engine has itself."""
         return self.local_tokens // self.tokens_per_block
 
 
 class Accept(NamedTuple):
+    """The decision to offer blocks."""
+
     blocks: int
     """Blocks of the prompt, counted from its start, that are local or offered; more than `local_blocks`."""
 
 
 class Decline(NamedTuple):
+    """The decision to offer nothing, and why; `differing_field` names the namespace field where that is the reason."""
+
     outcome: Outcome
     reason: Reason
     differing_field: str | None = None

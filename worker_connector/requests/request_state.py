@@ -35,6 +35,8 @@ class PendingSave:
 
 @dataclass(eq=False, slots=True)
 class RequestState:
+    """What the leader knows of a running request: its tokens, pages, and how far its KV is computed and saved."""
+
     request_id: int
     namespace: CacheNamespace
     digest: bytes
@@ -68,6 +70,7 @@ class RequestState:
 
     @property
     def token_count(self) -> int:
+        """Tokens of prompt and answer so far."""
         return len(self.tokens) // 4
 
     def doubt_last_pages(self, tokens_per_block: int) -> None:
