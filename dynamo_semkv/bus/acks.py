@@ -1,4 +1,4 @@
-"""Acks: messages into JetStream streams over one connection, many in flight, one wake for all of them.
+"""Acks: messages into JetStream streams over one connection, many in batch, one wake for all of them.
 
 nats-py makes a future, a random inbox and a parsed acknowledgement for each message; a router that records two events a
 request spends more on that than on sending them. Here messages that go out together share one future, and an answer is
@@ -68,7 +68,7 @@ class _Answer(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
-class _Flight:
+class _Batch:
     """Messages that were sent together, and what became of each: None is stored."""
 
     def __init__(self, count: int, stream: str) -> None:
@@ -76,13 +76,13 @@ class _Flight:
         """Whose acknowledgements count."""
         self.errors: list[Exception | None] = [nats.errors.TimeoutError() for _ in range(count)]
         self.left = count
-        self.landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def told(self, at: int, error: Exception | None) -> None:
+    def answered(self, at: int, error: Exception | None) -> None:
         self.errors[at] = error
         self.left -= 1
-        if self.left == 0 and not self.landed.done():
-            self.landed.set_result(None)
+        if self.left == 0 and not self.done.done():
+            self.done.set_result(None)
 
 
 class Acks:
@@ -92,12 +92,12 @@ class Acks:
         self._client = client
         self._inbox = f"{client.new_inbox()}."
         self._numbers = itertools.count()
-        self._waiting: dict[str, tuple[_Flight, int]] = {}
+        self._waiting: dict[str, tuple[_Batch, int]] = {}
         self._answer = msgspec.json.Decoder(_Answer)
 
     async def open(self) -> None:
-        """Once, before the first `send`. The broker hears one connection in order: no answer can come before this was
-        heard."""
+        """Once, before the first `send`. The broker reads one connection in order, so no answer can come before the
+        subscription."""
         await self._client.subscribe(f"{self._inbox}*", cb=self._on_answer)
 
     async def send(
@@ -106,21 +106,21 @@ class Acks:
         """Publishes them in their order and waits until each is answered, at most `timeout` seconds. For each: None
         when `stream` has stored it, or why not (TimeoutError: no answer came, so nothing is known; WrongStream: another
         stream took it). Raises only its own cancellation."""
-        flight = _Flight(len(messages), stream)
+        batch = _Batch(len(messages), stream)
         names: list[str] = []
         try:
             for at, message in enumerate(messages):
                 name = f"{self._inbox}{next(self._numbers)}"
-                self._waiting[name] = flight, at
+                self._waiting[name] = batch, at
                 names.append(name)
                 try:
                     await self._publish(subject, message, name)
-                except Exception as error:  # noqa: BLE001 - told as what became of it, as what the broker answers is
+                except Exception as error:  # noqa: BLE001 - the outcome of this message, as an answer of the broker is
                     del self._waiting[name]
-                    flight.told(at, error)
-            if flight.left:
-                await asyncio.wait((flight.landed,), timeout=timeout)
-            return list(flight.errors)
+                    batch.answered(at, error)
+            if batch.left:
+                await asyncio.wait((batch.done,), timeout=timeout)
+            return list(batch.errors)
         finally:
             for name in names:
                 self._waiting.pop(name, None)
@@ -136,8 +136,8 @@ class Acks:
     async def _on_answer(self, msg: Msg) -> None:
         found = self._waiting.pop(msg.subject, None)
         if found is not None:
-            flight, at = found
-            flight.told(at, self.error_in(msg, flight.stream))
+            batch, at = found
+            batch.answered(at, self.error_in(msg, batch.stream))
 
     def error_in(self, msg: Msg, stream: str) -> Exception | None:
         """None: the message is stored in `stream`."""

@@ -29,8 +29,8 @@ BACKOFF_MIN_SECONDS = 0.05
 BACKOFF_MAX_SECONDS = 2.0
 _CONNECT_SECONDS = 2
 _CLOSE_SECONDS = 3.0
-_LOOK_SECONDS = 0.25
-_AGAIN_SECONDS = 2.0
+_CHECK_SECONDS = 0.25
+_CANCEL_AGAIN_SECONDS = 2.0
 _PING_SECONDS = 10
 _MISSED_PINGS = 2
 
@@ -64,7 +64,7 @@ async def end_tasks(*tasks: asyncio.Task[None]) -> None:
     while pending:
         for task in pending:
             task.cancel()
-        done, pending = await asyncio.wait(pending, timeout=_AGAIN_SECONDS)
+        done, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
         for task in done:
             if not task.cancelled():
                 task.exception()  # taken, so that asyncio does not report it as never retrieved
@@ -115,7 +115,7 @@ class Connection:
             try:
                 if await self._try_connect(client, ended):
                     started = asyncio.get_running_loop().time()
-                    await self._use(client, session, ended)
+                    await self._run_session(client, session, ended)
                     if asyncio.get_running_loop().time() - started > BACKOFF_MAX_SECONDS:
                         backoff.reset()
             finally:
@@ -135,12 +135,12 @@ class Connection:
         if self._outage_logged:
             _log.info("bus %s: connected to %s", self._name, self._shown_urls())
         self._outage_logged = False
-        self._see_version(client)
+        self._warn_about_version(client)
         self.sessions += 1
         self.connected = True
         return True
 
-    def _see_version(self, client: Client) -> None:
+    def _warn_about_version(self, client: Client) -> None:
         """Warns once of a server that our permissions may not hold on."""
         words = objection(version_of(client))
         if words is not None and not self._version_logged:
@@ -164,14 +164,14 @@ class Connection:
             client, self._settings, self._name, error_cb=on_error, disconnected_cb=on_end, closed_cb=on_end
         )
 
-    async def _use(self, client: Client, session: Session, ended: asyncio.Event) -> None:
+    async def _run_session(self, client: Client, session: Session, ended: asyncio.Event) -> None:
         work = asyncio.ensure_future(session(client))
         end = asyncio.ensure_future(_until_set(ended))
         try:
             # Asked as well as told: when bytes are left to send on a broken socket, the client closes without a
             # callback.
             while client.is_connected:
-                done, _ = await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_SECONDS)
+                done, _ = await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED, timeout=_CHECK_SECONDS)
                 if done:
                     break
         finally:
@@ -210,15 +210,15 @@ class Connection:
 async def connect_once(client: Client, settings: BusConfig, name: str) -> None:
     """For a short task. Raises nats.errors.Error, OSError or asyncio.TimeoutError: the first of what the servers
     said."""
-    said: list[Exception] = []
+    errors: list[Exception] = []
 
     async def on_error(error: Exception) -> None:
-        said.append(error)
+        errors.append(error)
 
     try:
         await _connect_client(client, settings, name, error_cb=on_error)
     except nats.errors.NoServersError as error:
-        raise (said[0] if said else error) from error
+        raise (errors[0] if errors else error) from error
 
 
 async def _connect_client(client: Client, settings: BusConfig, name: str, **callbacks: Any) -> None:

@@ -27,7 +27,7 @@ class Outbox:
         self._use = BufferUse(settings)
         self._kept: dict[str, deque[Message]] = {}
         """To be sent. What is on its way is not here; what could not be delivered is put back."""
-        self._passing: deque[tuple[str, Message]] = deque()
+        self._transient: deque[tuple[str, Message]] = deque()
         self._lost: set[str] = set()
         self._watched: set[str] = set()
         """Subjects whose queue a task looks at again by itself."""
@@ -63,14 +63,14 @@ class Outbox:
                 if persistent:
                     self._lost.add(subject)
             elif persistent:
-                self._use.kept(subject, size)
+                self._use.add_kept(subject, size)
                 queue = self._kept.get(subject)
                 if queue is None:
                     queue = self._kept[subject] = deque()
                 queue.append(message)
             else:
-                self._use.passes(size)
-                self._passing.append((subject, message))
+                self._use.add_transient(size)
+                self._transient.append((subject, message))
             if not self._wake_pending and not (persistent and subject in self._watched):
                 self._wake_pending = True
                 self._wake()
@@ -108,19 +108,19 @@ class Outbox:
             with self._lock:
                 self._kept.setdefault(subject, deque()).extendleft(m._replace(fixed=True) for m in reversed(left))
 
-    def next_passing(self) -> tuple[str, Message] | None:
+    def next_transient(self) -> tuple[str, Message] | None:
         """Removes the oldest message that no stream keeps."""
         with self._lock:
-            if not self._passing:
+            if not self._transient:
                 return None
-            subject, message = self._passing.popleft()
-            self._use.passed(len(message.payload))
+            subject, message = self._transient.popleft()
+            self._use.remove_transient(len(message.payload))
         return subject, message
 
     def settled(self, subject: str, records: int, size: int, impossible: int) -> None:
         """So many records, of `size` bytes, are stored, but for `impossible` ones, which can never be."""
         with self._lock:
-            self._use.left(subject, records, size)
+            self._use.remove_kept(subject, records, size)
             self._published += records - impossible
             if impossible:
                 self._drop(impossible)
@@ -137,8 +137,8 @@ class Outbox:
         """Nothing is connected any more: what no stream keeps is dropped, and no task looks at a queue."""
         with self._lock:
             self._watched.clear()
-            self._drop(self._use.forget_passing())
-            self._passing.clear()
+            self._drop(self._use.drop_transient())
+            self._transient.clear()
 
     def take_lost(self) -> list[str]:
         """The subjects of which persistent messages were dropped, once the buffer is at most half full."""
@@ -155,7 +155,7 @@ class Outbox:
             left = self._use.records
             self._drop(self._use.clear())
             self._kept.clear()
-            self._passing.clear()
+            self._transient.clear()
         return left
 
     def waiting(self, subject: str) -> int:
@@ -172,7 +172,7 @@ class Outbox:
     def empty(self) -> bool:
         """Nothing waits, and nothing is on its way."""
         with self._lock:
-            return not self._use.records and not self._passing
+            return not self._use.records and not self._transient
 
     def stats(self, connection: Connection, refused_streams: Mapping[str, str]) -> PublisherStats:
         """Counters of this moment, with the connection's beside them."""

@@ -146,7 +146,7 @@ class BusPublisher:
 
     def stats(self) -> PublisherStats:
         """Counters and buffer of this moment. Any thread."""
-        return self._outbox.stats(self._connection, self._refusals.now())
+        return self._outbox.stats(self._connection, self._refusals.current())
 
     def close(self, timeout: float = 5.0) -> bool:
         """Refuse new messages, send what is buffered for at most `timeout` seconds, end the thread. True: nothing was
@@ -195,7 +195,7 @@ class BusPublisher:
             while True:
                 for subject in self._outbox.watch():
                     self._senders[subject] = asyncio.ensure_future(self._drain(client, js, acks, streams, subject))
-                await self._send_passing(client)
+                await self._send_transient(client)
                 self._report_losses()
                 await self._wake.wait()
                 self._wake.clear()
@@ -217,10 +217,10 @@ class BusPublisher:
             if stream in refused:
                 self._refusals.refused(stream, words_of(refused[stream]), at_set_up=True)
             else:
-                self._refusals.there(stream)
+                self._refusals.exists(stream)
 
-    async def _send_passing(self, client: Client) -> None:
-        while (found := self._outbox.next_passing()) is not None:
+    async def _send_transient(self, client: Client) -> None:
+        while (found := self._outbox.next_transient()) is not None:
             subject, message = found
             try:
                 await client.publish(subject, message.payload, headers=message.headers or None)

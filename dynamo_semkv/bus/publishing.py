@@ -21,7 +21,7 @@ class Publisher(Protocol):
         ...
 
 
-class Unsent(Publisher):
+class DiscardingPublisher(Publisher):
     """Takes everything and sends nothing: for measurements, since a real one hands it to a thread just so."""
 
     def publish(

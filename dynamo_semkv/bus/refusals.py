@@ -50,13 +50,13 @@ class Refusals:
         if self._open.pop(stream, None) is not None:
             _log.info("bus %s: %s takes messages again", self._name, stream)
 
-    def there(self, stream: str) -> None:
+    def exists(self, stream: str) -> None:
         """The stream exists as it should. What was refused of its messages is open until one is stored."""
         known = self._open.get(stream)
         if known is not None and known[1]:
             self.stored(stream)
 
-    def now(self) -> dict[str, str]:
+    def current(self) -> dict[str, str]:
         """Stream -> the broker's words, of what is refused now."""
         return {stream: words for stream, (words, _) in list(self._open.items())}
 

@@ -77,7 +77,7 @@ class _Track:
 
 @dataclass
 class _Cell:
-    pace: float
+    half_life_factor: float
     """The cell's half-life, as a multiple of the configured one."""
     share: _Track | None = None
     saving: _Track | None = None
@@ -145,7 +145,7 @@ class Calibration:
     def add(self, route: ClosedRoute) -> None:
         """Learns from a closed route; each comes once, by the tracker's contract, and with the `saving` that
         `saving_of` gave before."""
-        self._time(route)
+        self._learn_rate(route)
         served = route.replica
         if served is not None and served.dp_rank is not None:
             name = StableReplica(served.stable_routing_id, served.dp_rank)
@@ -153,13 +153,13 @@ class Calibration:
             if known is not None:
                 known.routes += 1
                 self._age += 1.0 / (self._config.calibration.half_life_routes * max(1, len(self._replicas)))
-                self._present(name, known)
+                self._mark_present(name, known)
         placed, learned, load = placed_on(route.opened), lessons(route), load_lesson(route)
         if learned and placed is not None and placed.dp_rank is not None:
             name = StableReplica(placed.stable_routing_id, placed.dp_rank)
             for lesson in learned:
                 self._learn(name, lesson, "share")
-        if load is not None and not self._is_found_out(load[0], route):
+        if load is not None and not self._discredits_clock(load[0], route):
             self._learn(*load, "saving")
         self.routes_learned_from += bool(learned or load is not None)
 
@@ -253,7 +253,7 @@ class Calibration:
             "routes": cell.share.routes if cell.share is not None else 0,
         }
 
-    def _time(self, route: ClosedRoute) -> None:
+    def _learn_rate(self, route: ClosedRoute) -> None:
         """Learns the replica's prefill rate from a cold route."""
         observed, served = route.observed, route.replica
         if route.ttft_class is not TtftClass.COLD or observed is None or observed.ttft_seconds is None:
@@ -272,22 +272,22 @@ class Calibration:
 
     def _learn(self, name: StableReplica, lesson: Lesson, what: str) -> None:
         replica = self._replicas.setdefault(name, _Replica())
-        self._present(name, replica)
+        self._mark_present(name, replica)
         half_life, kind = self._config.calibration.half_life_routes, lesson.kind
         cell = replica.cells.get(kind)
         if cell is None:
-            cell = replica.cells[kind] = _Cell(self._pace(name, kind))
+            cell = replica.cells[kind] = _Cell(self._half_life_factor(name, kind))
         track: _Track | None = getattr(cell, what)
         if track is None:
             track = _Track(Sums(at=replica.routes), Sums(at=self._age))
             setattr(cell, what, track)
-        track.own.add(lesson, replica.routes, half_life * cell.pace)
+        track.own.add(lesson, replica.routes, half_life * cell.half_life_factor)
         track.in_fleet.add(lesson, self._age)
         track.routes += 1
         pool = self._pools.setdefault(_key(what, kind), Pool())
         pool.add(name.stable_routing_id, lesson, self._age, self._cap, new_cell=track.routes == 1)
 
-    def _is_found_out(self, name: StableReplica, route: ClosedRoute) -> bool:
+    def _discredits_clock(self, name: StableReplica, route: ClosedRoute) -> bool:
         """True when, with this load, the replica's clock is not believed any more: what was learned by it is
         forgotten."""
         saving = route.saving
@@ -315,7 +315,7 @@ class Calibration:
         if not len(self._pools[key]):
             del self._pools[key]
 
-    def _present(self, name: StableReplica, replica: _Replica) -> None:
+    def _mark_present(self, name: StableReplica, replica: _Replica) -> None:
         """Marks the replica as present, and forgets those that were absent for long or exceed the limit."""
         replica.seen = self._age
         self._replicas.move_to_end(name)
@@ -332,14 +332,15 @@ class Calibration:
         self, prior: float, key: tuple[str, ...], cell: _Cell | None, track: _Track | None, name: StableReplica
     ) -> tuple[float, float, float]:
         """(posterior mean, the cell's start value, its own trials that are left)."""
-        begins, replica = self._begins(prior, key, track, name), self._replicas.get(name)
+        begins, replica = self._start_value(prior, key, track, name), self._replicas.get(name)
         if cell is None or track is None or replica is None:
             return begins, begins, 0.0
-        total, trials = track.own.faded(replica.routes, self._config.calibration.half_life_routes * cell.pace)
+        half_life = self._config.calibration.half_life_routes * cell.half_life_factor
+        total, trials = track.own.faded(replica.routes, half_life)
         strength = self._config.prior.strength
         return (begins * strength + total) / (strength + trials), begins, trials
 
-    def _begins(self, prior: float, key: tuple[str, ...], track: _Track | None, name: StableReplica) -> float:
+    def _start_value(self, prior: float, key: tuple[str, ...], track: _Track | None, name: StableReplica) -> float:
         """The start value of a cell: the configured share, moved by what all other cells of its kind observed."""
         pool, known = self._pools.get(key), self._replicas.get(name)
         if key[0] == "saving" and known is not None and not known.clock.believed:
@@ -352,7 +353,7 @@ class Calibration:
         least = 0.0 if key[0] == "share" else -trials
         return (prior * strength + max(least, min(total, trials))) / (strength + trials)
 
-    def _pace(self, replica: StableReplica, kind: Kind) -> float:
+    def _half_life_factor(self, replica: StableReplica, kind: Kind) -> float:
         claim = (kind.match_type.value, kind.overlap.value, kind.tier.value)
         name = "\0".join((replica.stable_routing_id, str(replica.dp_rank), *claim))
         key = self._config.seed.to_bytes(8, "little")

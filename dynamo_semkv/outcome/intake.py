@@ -152,7 +152,7 @@ class Intake:
             f"{subjects.ROUTES}.>",
             self.on_route_event,
             on_caught_up=self._catching_up(routes),
-            known=self.own_echoes,
+            known=self.is_own_echo,
         )
         subscribe(reports, f"{subjects.REPORTS}.>", self.on_report, on_caught_up=self._catching_up(reports))
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
@@ -175,7 +175,7 @@ class Intake:
                 event.worker_id,
                 event.dp_rank,
             ):
-                self._foreign(message, "donors", f"worker {event.worker_id} rank {event.dp_rank}")
+                self._refuse_foreign(message, "donors", f"worker {event.worker_id} rank {event.dp_rank}")
                 return
         self._apply_donor_event(event, message.timestamp)
 
@@ -185,7 +185,7 @@ class Intake:
         if announcement is not None and self._sent_by_its_replica(message, "announcements", announcement):
             self._announce(announcement)
 
-    def own_echoes(self, subject: str, records: int) -> bool:
+    def is_own_echo(self, subject: str, records: int) -> bool:
         """Whether a message of the route stream, of so many records, is an echo of this router's own; the records are
         counted here then, and need not be read."""
         # An own event that was dropped during the replay comes back from the bus only, so it must be read.
@@ -199,7 +199,7 @@ class Intake:
         """Puts a route event into the tracker; only the router that opened a route may open or end it."""
         event = self._decoded(message, "routes", decode_route_event)
         if isinstance(event, RouteOpened) and message.subject != subjects.routes(event.router):
-            self._foreign(message, "routes", f"router {event.router}")
+            self._refuse_foreign(message, "routes", f"router {event.router}")
         elif event is not None:
             counted = self._arrived(subjects.ROUTE_STREAM, message.timestamp, (event, message.subject))
             if counted and self._route_opened is not None and isinstance(event, RouteOpened):
@@ -216,7 +216,7 @@ class Intake:
         every request."""
         self._own_subject = subject
 
-    def own(self, event: RouteEvent) -> None:
+    def record_own(self, event: RouteEvent) -> None:
         """Takes an event of this router: into the tracker at once, or after the replay while that goes on."""
         if self._replay is None:
             self._apply((event, None), self._now())
@@ -232,7 +232,7 @@ class Intake:
         if self._replay is None:
             return
         self._replay.caught_up(stream)
-        self._fold()
+        self._apply_ready()
         if self._replay.done:
             self._go_live()
 
@@ -259,10 +259,10 @@ class Intake:
         if self._replay is None:
             return self._apply(received, self._now())
         self._replay.add(stream, timestamp, received)
-        self._fold()
+        self._apply_ready()
         return True
 
-    def _fold(self) -> None:
+    def _apply_ready(self) -> None:
         assert self._replay is not None
         for timestamp, received in self._replay.ready():
             self._tracker.expire(timestamp)
@@ -291,25 +291,25 @@ class Intake:
         )
         if not counted:
             allowed = f"the router that opened route {event.route_id}"
-            self._refused("routes", "foreign_subject", ContractError("subject", subject, allowed))
+            self._refuse("routes", "foreign_subject", ContractError("subject", subject, allowed))
         return counted
 
     def _now(self) -> float:
         return self._epoch + self._monotonic()
 
     def _sent_by_its_replica(
-        self, message: Message, stream: str, said: ReplicaAnnouncement | MaterializationReport
+        self, message: Message, stream: str, event: ReplicaAnnouncement | MaterializationReport
     ) -> bool:
         """Whether a worker reports or announces itself only: a broker with users lets it publish under its own name
         alone."""
-        if subjects.speaker(message.subject) == (said.stable_routing_id, said.dp_rank):
+        if subjects.speaker(message.subject) == (event.stable_routing_id, event.dp_rank):
             return True
-        self._foreign(message, stream, f"{said.stable_routing_id} rank {said.dp_rank}")
+        self._refuse_foreign(message, stream, f"{event.stable_routing_id} rank {event.dp_rank}")
         return False
 
-    def _foreign(self, message: Message, stream: str, said: str) -> None:
-        self._refused(
-            stream, "foreign_subject", ContractError("subject", message.subject, f"the subject of the sender, {said}")
+    def _refuse_foreign(self, message: Message, stream: str, sender: str) -> None:
+        self._refuse(
+            stream, "foreign_subject", ContractError("subject", message.subject, f"the subject of the sender, {sender}")
         )
 
     def _decoded(self, message: Message, stream: str, decode: Callable[[bytes], _T]) -> _T | None:
@@ -322,12 +322,12 @@ class Intake:
             return decode(message.payload)
         except UnsupportedVersion as error:
             self._unsupported[stream] = (self._monotonic(), str(error.value)[:40])
-            self._refused(stream, "unsupported_version", error)
+            self._refuse(stream, "unsupported_version", error)
         except ContractError as error:
-            self._refused(stream, "malformed", error)
+            self._refuse(stream, "malformed", error)
         return None
 
-    def _refused(self, stream: str, kind: str, error: ContractError) -> None:
+    def _refuse(self, stream: str, kind: str, error: ContractError) -> None:
         name = f"{stream}.{kind}"
         self.counts[name] += 1
         _throttled.warning("%s: message dropped: %s", name, error, key=name)
@@ -365,7 +365,7 @@ class RouteJournal:
 
     def _write(self, event: RouteEvent) -> None:
         try:
-            self._intake.own(event)
+            self._intake.record_own(event)
             accepted = self._publisher.publish(self._subject, encode_route_event(event), content_type=MSGPACK)
         except Exception:  # noqa: BLE001 - whatever is wrong here, the request goes on; counted and logged
             self.counts["errors"] += 1

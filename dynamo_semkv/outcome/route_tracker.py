@@ -174,11 +174,11 @@ class RouteTracker:
         self._running.add(event.route_id, at)
         end = self._early_ends.take(event.route_id, subjects.routes(event.router))
         if end is not None:
-            self._end(route, end, at)
+            self._record_end(route, end, at)
         while len(self._routes) > self._limits.open_routes and (victim := self._routers.victim()) is not None:
             self.stats.evicted_routes += 1
-            self._finish(victim[1], at)
-        self._touch(event.prompt_key, at)
+            self._close_overdue(victim[1], at)
+        self._schedule_match(event.prompt_key, at)
         return True
 
     def observed(self, event: RouteObserved, at: float, *, subject: str | None = None) -> bool:
@@ -194,8 +194,8 @@ class RouteTracker:
         self.stats.observed += 1
         self.stats.unmatched_ends = self._early_ends.unmatched
         if route is not None:
-            self._end(route, event, at)
-            self._touch(route.opened.prompt_key, at)
+            self._record_end(route, event, at)
+            self._schedule_match(route.opened.prompt_key, at)
         return True
 
     def report(self, report: MaterializationReport, at: float) -> None:
@@ -210,11 +210,11 @@ class RouteTracker:
     def expire(self, now: float) -> None:
         """Close what is due. Call it about once a second, and only while reports can arrive."""
         for prompt_key in self._unsettled.pop_due(now):
-            self._process(prompt_key, now)
+            self._close_settled(prompt_key, now)
         for queue in (self._ended, self._unowed, self._running):
             for route_id in queue.pop_due(now):
                 if route_id in self._routes:  # the one before may have closed it
-                    self._finish(route_id, now)
+                    self._close_overdue(route_id, now)
         self._early_ends.expire(now)
         self.stats.unmatched_ends = self._early_ends.unmatched
         self._give_up(self._reports.pop_due(now), now)
@@ -229,7 +229,7 @@ class RouteTracker:
             route.observed_at += seconds
         self._reports.shift(seconds)
 
-    def _end(self, route: _Route, event: RouteObserved, at: float) -> None:
+    def _record_end(self, route: _Route, event: RouteObserved, at: float) -> None:
         route.observed, route.observed_at = event, at
         self._running.discard(event.route_id)
         (self._ended if report_is_owed(event) else self._unowed).add(event.route_id, at)
@@ -251,15 +251,15 @@ class RouteTracker:
                 return
         for gone in self._reports.add(held):
             self._orphan(gone, OrphanReason.EVICTED, now)
-        self._touch(self._group_of(report), now)
+        self._schedule_match(self._group_of(report), now)
 
     def _group_of(self, report: MaterializationReport) -> bytes:
         named = self._routes.get(report.route_id) if report.route_id is not None else None
         return named.opened.prompt_key if named is not None else report.prompt_key
 
-    def _touch(self, prompt_key: bytes, at: float) -> None:
+    def _schedule_match(self, prompt_key: bytes, at: float) -> None:
         if self._settle == 0.0:
-            self._process(prompt_key, at)
+            self._close_settled(prompt_key, at)
         elif prompt_key not in self._unsettled:
             self._unsettled.add(prompt_key, at)
 
@@ -268,7 +268,7 @@ class RouteTracker:
         reports = self._reports.of(prompt_key, (route.opened.route_id for route in routes))
         return match([route.open for route in routes], reports, self._closed) if reports else {}
 
-    def _process(self, prompt_key: bytes, now: float) -> None:
+    def _close_settled(self, prompt_key: bytes, now: float) -> None:
         """Closes every pair of the group that has its end and has settled."""
         closed: list[str] = []
         unripe = False
@@ -286,7 +286,7 @@ class RouteTracker:
         for route_id in closed:
             self._reconsider(route_id, now)
 
-    def _finish(self, route_id: str, now: float) -> None:
+    def _close_overdue(self, route_id: str, now: float) -> None:
         """Closes a route whose time is over, with the report that is its own, or with none."""
         route = self._routes[route_id]
         self._close(route_id, self._match(route.opened.prompt_key).get(route_id), now)

@@ -135,10 +135,13 @@ def choose(
     ]
     names = tuple(scorer.name for scorer in extra)
     matched = [donor.match if donor is not None else None for donor in strongest] if extra else []
-    said = list(zip(*(scorer.values(views, matched, situation) for scorer in extra), strict=True)) or [()] * len(views)
+    by_scorer = [scorer.values(views, matched, situation) for scorer in extra]
+    by_view = list(zip(*by_scorer, strict=True)) or [()] * len(views)
     rows = [
-        _row(view, exact, donor, situation, reason, config, names, column)
-        for view, exact, donor, reason, column in zip(views, exact_values, strongest, filters, said, strict=True)
+        _row(view, exact, donor, situation, reason, config, names, extra_values)
+        for view, exact, donor, reason, extra_values in zip(
+            views, exact_values, strongest, filters, by_view, strict=True
+        )
     ]
     _sort(rows, seed_material)
     ignored = sum([len(found) for replica, found in donors.items() if replica not in by_replica])
@@ -167,14 +170,14 @@ def _row(
     filtered: FilteredBy | None,
     config: ScoringConfig,
     extra: tuple[str, ...],
-    said: tuple[TokenValue, ...],
+    extra_values: tuple[TokenValue, ...],
 ) -> ScoreRow:
-    """`extra`: names of scorers of somebody else, and beside them in `said` what they say of this replica."""
+    """`extra`: names of scorers of somebody else, and beside them in `extra_values` what they give this replica."""
     device, host, disk = exact_values
     match, donor, _, claimed, proven = strongest if strongest is not None else _NO_DONOR
     load = TokenValue(-config.load_weight * situation.excess(view))
     decode = TokenValue(-config.decode_weight * situation.excess_active(view))
-    values = (device, host, disk, donor, load, decode, *said)
+    values = (device, host, disk, donor, load, decode, *extra_values)
     return ScoreRow(
         view.replica,
         view.stable,

@@ -57,7 +57,7 @@ def test_a_connection_warns_once_of_an_old_server(
     client: Any = SimpleNamespace(connected_server_version=SimpleNamespace(major=version[0], minor=version[1]))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            connection._see_version(client)
+            connection._warn_about_version(client)
     assert len([r for r in caplog.records if "is older than 2.11" in r.getMessage()]) == lines
 
 

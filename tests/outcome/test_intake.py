@@ -396,13 +396,13 @@ async def test_an_own_event_is_not_read_again_when_it_comes_back(broker: FakeBro
 
 async def test_own_events_that_come_back_in_a_pack_are_counted_and_not_read(broker: FakeBroker, routers: Any) -> None:
     it = (await routers(ROUTES, REPORTS)).intake
-    assert it.own_echoes(subjects.routes("router-1"), 12)
-    assert not it.own_echoes(subjects.routes("router-2"), 3)
+    assert it.is_own_echo(subjects.routes("router-1"), 12)
+    assert not it.is_own_echo(subjects.routes("router-2"), 3)
     assert (it.counts["own_echoes"], it.counts["routes.messages"]) == (12, 12)
     it.counts["own_dropped"] = 1  # one that was dropped while the past was read comes back only so
-    assert not it.own_echoes(subjects.routes("router-1"), 12)
+    assert not it.is_own_echo(subjects.routes("router-1"), 12)
     reading = Router(broker).intake
-    assert not reading.own_echoes(subjects.routes("router-1"), 12)
+    assert not reading.is_own_echo(subjects.routes("router-1"), 12)
 
 
 async def test_a_pack_that_the_bus_could_not_take_apart_is_refused_as_any_message(

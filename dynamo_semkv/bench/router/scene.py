@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.bench.alike import FAMILY, alike, asked, unknown
-from dynamo_semkv.bus.publishing import Unsent
+from dynamo_semkv.bus.publishing import DiscardingPublisher
 from dynamo_semkv.config.load import Loaded, build, config_hash
 from dynamo_semkv.config.schema import Config
 from dynamo_semkv.contracts.announcement import ANNOUNCEMENT_VERSION, ReplicaAnnouncement
@@ -166,7 +166,7 @@ class Scene:
         self.calibration = Calibration(self.config.scoring)
         self.record = Record()
         self.fallbacks = Fallbacks()
-        self.hints = HintSender(Unsent())
+        self.hints = HintSender(DiscardingPublisher())
         self.advisor = Advisor(
             edge=self.edge,
             directory=self.directory,
