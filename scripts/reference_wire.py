@@ -7,9 +7,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import ModuleType
+from typing import NamedTuple
 
 import msgspec
 from field_docs import cell, class_doc
@@ -174,91 +175,107 @@ def enum_page(kind: type[Enum]) -> str:
     return "\n".join(lines) + "\n"
 
 
+class Message(NamedTuple):
+    """A row of the table of messages, as Markdown."""
+
+    where: str
+    what: str
+    encoding: str
+    stream: str
+    """Of JetStream; several after a comma. Empty: it is not kept."""
+    version: str
+    max_bytes: int
+    writer: str
+    reader: str
+
+
+def _of_replica(make: Callable[[StableReplica], str]) -> str:
+    return make(StableReplica("REPLICA", 0)).removesuffix(".0") + ".RANK"
+
+
+def _kept(stream: str) -> str:
+    if stream not in STREAMS:
+        return stream or "none"
+    config = stream_config(stream, BusConfig())
+    return f"{stream}, the last of each subject" if config.max_msgs_per_subject == 1 else stream
+
+
+MESSAGES = (
+    Message(
+        f"`{subjects.DONOR_EVENTS}`, `{_of_replica(subjects.donor_events)}`",
+        "`DonorEvent`",
+        "JSON, or msgpack where the header `content-type` says so",
+        subjects.DONOR_STREAM,
+        str(donor_events.SCHEMA_VERSION),
+        donor_events.MAX_EVENT_BYTES,
+        "workers (the first subject: SemBlend's emitter)",
+        "routers",
+    ),
+    Message(
+        f"`{_of_replica(subjects.reports)}`",
+        "`MaterializationReport`",
+        "msgpack",
+        subjects.REPORT_STREAM,
+        report.REPORT_VERSION,
+        codec.MAX_REPORT_BYTES,
+        "workers",
+        "routers",
+    ),
+    Message(
+        f"`{_of_replica(subjects.announcements)}`",
+        "`ReplicaAnnouncement`",
+        "msgpack",
+        subjects.ANNOUNCEMENT_STREAM,
+        announcement.ANNOUNCEMENT_VERSION,
+        codec.MAX_ANNOUNCEMENT_BYTES,
+        "workers",
+        "routers, `doctor`",
+    ),
+    Message(
+        f"`{subjects.routes('ROUTER')}`",
+        "`RouteOpened`, `RouteObserved`",
+        "msgpack",
+        subjects.ROUTE_STREAM,
+        route_events.ROUTE_EVENT_VERSION,
+        codec.MAX_REPORT_BYTES,
+        "routers",
+        "routers",
+    ),
+    Message(
+        "the two of reports and routes, where several wait at a time and `bus.pack_records` says so",
+        "`Pack` of such messages",
+        f"msgpack, with the header `content-type: {pack.PACK}`",
+        f"{subjects.REPORT_STREAM}, {subjects.ROUTE_STREAM}",
+        pack.PACK_VERSION,
+        pack.MAX_PACK_BYTES,
+        "workers, routers",
+        "routers",
+    ),
+    Message(
+        f"`{_of_replica(subjects.hints)}`",
+        "`HintDelivery`",
+        "msgpack",
+        "",
+        hints.HINT_DELIVERY_VERSION,
+        hints.MAX_HINT_BYTES,
+        "routers",
+        "that worker",
+    ),
+    Message(
+        f"`extra_args.{hints.EXTRA_ARGS_KEY}` of a request",
+        "`KvHintsEnvelope`",
+        "JSON",
+        "",
+        hints.PROTOCOL_VERSION,
+        hints.MAX_HINT_BYTES,
+        "routers",
+        "that worker",
+    ),
+)
+
+
 def messages() -> str:
     """Markdown of the table of messages, with their subjects, streams, versions and bounds."""
-    replica = StableReplica("REPLICA", 0)
-
-    def of_replica(make: object) -> str:
-        assert callable(make)
-        return str(make(replica)).removesuffix(".0") + ".RANK"
-
-    def kept(stream: str) -> str:
-        config = stream_config(stream, BusConfig())
-        return f"{stream}, the last of each subject" if config.max_msgs_per_subject == 1 else stream
-
-    donors, reports = subjects.DONOR_STREAM, subjects.REPORT_STREAM
-    rows = [
-        (
-            f"`{subjects.DONOR_EVENTS}`, `{of_replica(subjects.donor_events)}`",
-            "`DonorEvent`",
-            "JSON, or msgpack where the header `content-type` says so",
-            donors,
-            str(donor_events.SCHEMA_VERSION),
-            donor_events.MAX_EVENT_BYTES,
-            "workers (the first subject: SemBlend's emitter)",
-            "routers",
-        ),
-        (
-            f"`{of_replica(subjects.reports)}`",
-            "`MaterializationReport`",
-            "msgpack",
-            reports,
-            report.REPORT_VERSION,
-            codec.MAX_REPORT_BYTES,
-            "workers",
-            "routers",
-        ),
-        (
-            f"`{of_replica(subjects.announcements)}`",
-            "`ReplicaAnnouncement`",
-            "msgpack",
-            subjects.ANNOUNCEMENT_STREAM,
-            announcement.ANNOUNCEMENT_VERSION,
-            codec.MAX_ANNOUNCEMENT_BYTES,
-            "workers",
-            "routers, `doctor`",
-        ),
-        (
-            f"`{subjects.routes('ROUTER')}`",
-            "`RouteOpened`, `RouteObserved`",
-            "msgpack",
-            subjects.ROUTE_STREAM,
-            route_events.ROUTE_EVENT_VERSION,
-            codec.MAX_REPORT_BYTES,
-            "routers",
-            "routers",
-        ),
-        (
-            "the two of reports and routes, where several wait at a time and `bus.pack_records` says so",
-            "`Pack` of such messages",
-            f"msgpack, with the header `content-type: {pack.PACK}`",
-            f"{reports}, {subjects.ROUTE_STREAM}",
-            pack.PACK_VERSION,
-            pack.MAX_PACK_BYTES,
-            "workers, routers",
-            "routers",
-        ),
-        (
-            f"`{of_replica(subjects.hints)}`",
-            "`HintDelivery`",
-            "msgpack",
-            "",
-            hints.HINT_DELIVERY_VERSION,
-            hints.MAX_HINT_BYTES,
-            "routers",
-            "that worker",
-        ),
-        (
-            f"`extra_args.{hints.EXTRA_ARGS_KEY}` of a request",
-            "`KvHintsEnvelope`",
-            "JSON",
-            "",
-            hints.PROTOCOL_VERSION,
-            hints.MAX_HINT_BYTES,
-            "routers",
-            "that worker",
-        ),
-    ]
     lines = [
         "\n## Messages\n",
         "In a subject `REPLICA` is the stable routing id, with `_`, `.` and `:` written `__`, `_d` and `_c`. Streams "
@@ -267,11 +284,11 @@ def messages() -> str:
         "| where | what | encoding | stream | version | at most, bytes | who writes | who reads |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for where, what, encoding, stream, version, cap, writer, reader in rows:
-        lines.append(
-            f"| {where} | {what} | {encoding} | {kept(stream) if stream in STREAMS else stream or 'none'} | {version} "
-            f"| {cap:,} | {writer} | {reader} |"
-        )
+    lines += [
+        f"| {it.where} | {it.what} | {it.encoding} | {_kept(it.stream)} | {it.version} | {it.max_bytes:,} "
+        f"| {it.writer} | {it.reader} |"
+        for it in MESSAGES
+    ]
     lines += [
         "",
         f"Further bounds: {hints.MAX_ACTIONS} actions an envelope, {hints.MAX_BLOCK_HASHES:,} block hashes a "
@@ -296,7 +313,7 @@ def page() -> str:
         elif issubclass(kind, Enum):
             parts.append(enum_page(kind))
     parts.append(
-        "## Inside one machine\n\nRanks of one engine, and a worker's KV cache events, speak over local sockets of the "
+        "## Inside one machine\n\nRanks of one engine talk, and a worker's KV cache events travel, over local sockets of the "
         "engine's user (`worker_connector/link/wire.py`,\n`donors/kv_event_socket.py`), and the disk tier writes files "
         "(`disk/block_file.py`). These are between processes of one release on one machine and no contract:\na file of "
         "another format is left alone, a frame of another one is refused.\n"

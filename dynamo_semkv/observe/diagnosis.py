@@ -14,6 +14,7 @@ from typing import Any
 
 from dynamo_semkv.bus.inspection import BusInspection
 from dynamo_semkv.bus.server_check import LENIENT, objection
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.config.schema import Config, Materialization
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import KvEvents, ReplicaAnnouncement
@@ -163,34 +164,19 @@ def _stream_limits(config: Config, bus: BusInspection) -> Iterator[Finding]:
 
 
 def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Finding]:
-    said: dict[str, ReplicaAnnouncement] = {}
-    silent: list[str] = []
     limit = SILENT_BEATS * config.connector.announce_interval_seconds
+    announced: dict[str, ReplicaAnnouncement] = {}
+    silent: list[str] = []
     for message in bus.announcements:
-        speaker = subjects.speaker(message.subject)
-        try:
-            announcement = decode_announcement(message.payload)
-        except ContractError as error:
-            yield Finding(
-                "announcements",
-                Level.WARN,
-                f"{message.subject}: {error}",
-                "a connector of another version: upgrade it, or this",
-            )
-            continue
-        if speaker != (announcement.stable_routing_id, announcement.dp_rank):
-            yield Finding(
-                "announcements",
-                Level.WARN,
-                f"{message.subject} speaks for {announcement.stable_routing_id}; routers drop it",
-                "two workers with one DYN_STABLE_ROUTING_ID, or a forger: see docs/security.md",
-            )
+        announcement = _read(message)
+        if isinstance(announcement, Finding):
+            yield announcement
             continue
         name = f"{announcement.stable_routing_id}/{announcement.dp_rank}"
         if now + (bus.clock_offset_seconds or 0.0) - message.timestamp > limit:
             silent.append(name)
         else:
-            said[name] = announcement
+            announced[name] = announcement
     if silent:
         yield Finding(
             "announcements",
@@ -198,26 +184,40 @@ def _announced(config: Config, bus: BusInspection, now: float) -> Iterator[Findi
             f"silent for more than {limit:.0f} s: {listed(silent)}",
             "gone, hung, or cut off from the broker; what was announced is forgotten after bus.stream_max_age_seconds",
         )
-    if not said:
+    if not announced:
         remedy = (
             "are workers up, with kv_connector_config, DYN_STABLE_ROUTING_ID and SEMKV_CONFIG? Their logs say what was "
             "refused"
         )
         yield Finding("connectors", Level.FAIL, "no worker's connector has announced itself", remedy)
         return
-    yield Finding("connectors", Level.OK, f"{len(said)} replicas announced: {listed(list(said))}")
-    yield from _namespaces(said)
-    yield from _materialization(config, said)
-    yield from _device_events(said)
-    versions = {announcement.connector_version for announcement in said.values()} - {""}
+    yield Finding("connectors", Level.OK, f"{len(announced)} replicas announced: {listed(list(announced))}")
+    yield from _namespaces(announced)
+    yield from _materialization(config, announced)
+    yield from _device_events(announced)
+    versions = {announcement.connector_version for announcement in announced.values()} - {""}
     if len(versions) > 1:
         remedy = "blocks of one are nothing to the other: let the rolling upgrade end"
         yield Finding("versions", Level.WARN, f"connectors of several versions: {', '.join(sorted(versions))}", remedy)
 
 
-def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
+def _read(message: Message) -> ReplicaAnnouncement | Finding:
+    """The announcement, or why routers drop it."""
+    try:
+        announcement = decode_announcement(message.payload)
+    except ContractError as error:
+        remedy = "a connector of another version: upgrade it, or this"
+        return Finding("announcements", Level.WARN, f"{message.subject}: {error}", remedy)
+    if subjects.speaker(message.subject) != (announcement.stable_routing_id, announcement.dp_rank):
+        detail = f"{message.subject} speaks for {announcement.stable_routing_id}; routers drop it"
+        remedy = "two workers with one DYN_STABLE_ROUTING_ID, or a forger: see docs/security.md"
+        return Finding("announcements", Level.WARN, detail, remedy)
+    return announcement
+
+
+def _namespaces(announced: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
     by_model: dict[str, dict[str, ReplicaAnnouncement]] = {}
-    for name, announcement in said.items():
+    for name, announcement in announced.items():
         by_model.setdefault(announcement.model, {})[name] = announcement
     for model, replicas in sorted(by_model.items()):
         unknown = sorted({f for a in replicas.values() for f in set(a.namespace.unknown_fields()) - _OF_A_REQUEST})
@@ -243,9 +243,9 @@ def _namespaces(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
             yield Finding("namespace", Level.FAIL, detail, _STANDINGS["namespace_differs"])
 
 
-def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
+def _materialization(config: Config, announced: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
     wanted = config.connector.materialization
-    ended = {name: a.problem for name, a in said.items() if a.problem is not None}
+    ended = {name: a.problem for name, a in announced.items() if a.problem is not None}
     for name, problem in sorted(ended.items()):
         yield Finding(
             "materialization",
@@ -254,7 +254,7 @@ def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) ->
             "kv_cache_config.tokens_per_block of the engine must be what its attention kernels really use; then "
             "restart it",
         )
-    other = [name for name, a in said.items() if a.materialization != wanted.value and name not in ended]
+    other = [name for name, a in announced.items() if a.materialization != wanted.value and name not in ended]
     if other:
         yield Finding(
             "materialization",
@@ -263,15 +263,15 @@ def _materialization(config: Config, said: Mapping[str, ReplicaAnnouncement]) ->
             "SEMKV_CONFIG of the workers, and a restart: connectors read it once",
         )
     if wanted is Materialization.EXACT:
-        without = [name for name, a in said.items() if a.materialization == "exact" and not a.slab_blocks]
+        without = [name for name, a in announced.items() if a.materialization == "exact" and not a.slab_blocks]
         if without:
             yield Finding("slab", Level.FAIL, f"no host memory: {listed(without)}", "connector.slab_bytes")
 
 
-def _device_events(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
+def _device_events(announced: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]:
     """Whether connectors receive what their engines store and remove."""
-    silent = [name for name, a in said.items() if a.kv_events is KvEvents.SILENT]
-    heard = [name for name, a in said.items() if a.kv_events is KvEvents.HEARD]
+    silent = [name for name, a in announced.items() if a.kv_events is KvEvents.SILENT]
+    receiving = [name for name, a in announced.items() if a.kv_events is KvEvents.HEARD]
     if silent:
         yield Finding(
             "device_events",
@@ -280,8 +280,8 @@ def _device_events(said: Mapping[str, ReplicaAnnouncement]) -> Iterator[Finding]
             "kv_cache_config.event_buffer_max_size above 0, and observe_kv_events where they are drained; or "
             "kv_cache_config.kv_events_config (docs/connector.md). Until then it is not known what the device holds",
         )
-    elif heard:
-        yield Finding("device_events", Level.OK, f"{len(heard)} connectors hear their engine's KV cache events")
+    elif receiving:
+        yield Finding("device_events", Level.OK, f"{len(receiving)} connectors receive their engine's KV cache events")
 
 
 def _page(snapshot: Mapping[str, Any], now: float) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from dynamo_semkv.observe.health import readiness, wire_ids
 from dynamo_semkv.observe.state import ReplicaStatus, RouterState, StreamStatus, stream_states
 from dynamo_semkv.outcome.closed import ClosedRoute, placed_on
 from dynamo_semkv.outcome.history import BUCKET_SECONDS, History
-from dynamo_semkv.outcome.totals import STEPS, ReplicaTotals, Totals
+from dynamo_semkv.outcome.totals import STEPS, ReplicaTotals, Totals, TtftSample
 
 SCHEMA = 1
 MAX_REPLICA_ROWS = 256
@@ -33,11 +33,39 @@ _MAX_DEPTH = 8
 
 def build_snapshot(state: RouterState) -> dict[str, Any]:
     """The whole state, JSON-able. Its keys are what page, `status` and `doctor` read; SCHEMA counts their versions."""
-    totals = state.totals
-    denominator = totals.funnel.tokens["input"]
     snapshot = {
         "schema": SCHEMA,
         "version": __version__,
+        **_process(state),
+        **_traffic(state),
+        "replicas": _replicas(state.replicas, state.totals.replicas),
+        "course": {
+            "bucket_seconds": BUCKET_SECONDS,
+            "start": [bucket.start for bucket in state.course],
+            "requests": [bucket.requests for bucket in state.course],
+            **{step: [bucket.tokens[step] for bucket in state.course] for step in STEPS},
+        },
+        "recent": [route_row(route) for route in sorted(state.recent, key=_newest_first)],
+        "publisher": asdict(state.publisher) if state.publisher is not None else None,
+        "subscriber": asdict(state.subscriber) if state.subscriber is not None else None,
+        "streams": [_stream(stream) for stream in state.streams],
+        "catalog": {
+            **state.catalog,
+            "streams": _donor_streams(state),
+            "stream_states": stream_states(state.catalog),
+        },
+        "providers": state.providers,
+        "calibration": state.calibration,
+        "book": asdict(state.book),
+        "fallbacks": {str(getattr(name, "value", name)): count for name, count in state.fallbacks.items()},
+    }
+    plain: dict[str, Any] = to_plain(snapshot)
+    return plain
+
+
+def _process(state: RouterState) -> dict[str, Any]:
+    """Which router this is, what it runs, and whether it is ready."""
+    return {
         "now": state.now,
         "since": state.since,
         "uptime_seconds": state.uptime_seconds,
@@ -51,6 +79,14 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
         "restart_needed": state.configuration.get("restart_needed", []),
         "replayed": state.replayed,
         "readiness": readiness(state).plain(),
+    }
+
+
+def _traffic(state: RouterState) -> dict[str, Any]:
+    """What was decided, what became of it and what it saved, over all routes that are counted."""
+    totals = state.totals
+    denominator = totals.funnel.tokens["input"]
+    return {
         "requests": totals.requests,
         "open_routes": state.open_routes,
         "held_reports": state.held_reports,
@@ -82,39 +118,18 @@ def build_snapshot(state: RouterState) -> dict[str, Any]:
             "share": totals.would_have_tokens / denominator if denominator else None,
         },
         "dynamo": _dynamo(state.dynamo),
-        "ttft": [
-            {
-                "class": name,
-                "count": sample.count,
-                "mean_seconds": sample.sum_seconds / sample.count if sample.count else None,
-                "median_seconds": sample.quantile(0.5),
-                "p95_seconds": sample.quantile(0.95),
-            }
-            for name, sample in totals.ttft.items()
-        ],
-        "replicas": _replicas(state.replicas, totals.replicas),
-        "course": {
-            "bucket_seconds": BUCKET_SECONDS,
-            "start": [bucket.start for bucket in state.course],
-            "requests": [bucket.requests for bucket in state.course],
-            **{step: [bucket.tokens[step] for bucket in state.course] for step in STEPS},
-        },
-        "recent": [route_row(route) for route in sorted(state.recent, key=_newest_first)],
-        "publisher": asdict(state.publisher) if state.publisher is not None else None,
-        "subscriber": asdict(state.subscriber) if state.subscriber is not None else None,
-        "streams": [_stream(stream) for stream in state.streams],
-        "catalog": {
-            **state.catalog,
-            "streams": _donor_streams(state),
-            "stream_states": stream_states(state.catalog),
-        },
-        "providers": state.providers,
-        "calibration": state.calibration,
-        "book": asdict(state.book),
-        "fallbacks": {str(getattr(name, "value", name)): count for name, count in state.fallbacks.items()},
+        "ttft": [_ttft(name, sample) for name, sample in totals.ttft.items()],
     }
-    plain: dict[str, Any] = to_plain(snapshot)
-    return plain
+
+
+def _ttft(name: str, sample: TtftSample) -> dict[str, Any]:
+    return {
+        "class": name,
+        "count": sample.count,
+        "mean_seconds": sample.sum_seconds / sample.count if sample.count else None,
+        "median_seconds": sample.quantile(0.5),
+        "p95_seconds": sample.quantile(0.95),
+    }
 
 
 def route_row(route: ClosedRoute) -> dict[str, Any]:

@@ -331,13 +331,8 @@ class DynamoEdge:
             runtime_config=config,
             ignore_weights=True,
         )
-        logger.info(
-            "model %s is %s by %s (instance %d)",
-            self.model_name,
-            "prefilled" if prefill else "served",
-            settings.router_endpoint,
-            self.instance_id,
-        )
+        does, endpoint = "prefilled" if prefill else "served", settings.router_endpoint
+        logger.info("model %s is %s by %s (instance %d)", self.model_name, does, endpoint, self.instance_id)
 
     async def shutdown(self, grace_s: float = 5.0) -> None:
         """Leave discovery, let requests in flight end for `grace_s`, stop.

@@ -130,85 +130,84 @@ def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]
     return [*found, Planned(replace(workload.negatives(library, sizes), name="language_negative"), ALL)]
 
 
+_RFC = Group(
+    name="rfc",
+    title="the RFC's scenarios, `tiny`, prompts of 1.5k tokens",
+    model="tiny",
+    blocks_per_rank=96,
+    sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3, negatives=10),
+    contenders=ALL,
+    plan=_everything,
+    characters=1_500 * 64 + 24 * 500,
+)
+"""Its device pools are 2 x 96 blocks of 32 tokens; its working set is twice that."""
+_GPU = Group(
+    name="gpu",
+    title="the RFC's scenarios on the clock of an 8B model on an H200, prompts of 8k tokens",
+    model="timed",
+    profile="llama-8b-h200",
+    blocks_per_rank=500,
+    sizes=Sizes(characters=8_000, gap=0.0, documents=8, passes=3, negatives=10),
+    contenders=tuple(name for name in ALL if name not in ("semblend", "cold")),
+    plan=_everything,
+    characters=8_000 * 68 + 24 * 500,
+    max_num_tokens=8_192,
+    slab_bytes=8 * MIB,
+)
+_LONG = Group(
+    name="long",
+    title="8k and 16k tokens, `tiny`",
+    model="tiny",
+    blocks_per_rank=1_100,
+    sizes=Sizes(characters=16_384, gap=0.0, negatives=4),
+    contenders=("semkv", "kv"),
+    plan=_long,
+    characters=(24 + 4 * 8) * 1024,
+    threads=2,
+    max_num_tokens=2_048,
+    slab_bytes=256 * MIB,
+)
+_LONGEST = replace(
+    _LONG,
+    name="longest",
+    title="32k tokens, `tiny`",
+    plan=_lengths([32_768], "long"),
+    characters=32 * 1024,
+    default_repeats=1,
+)
+_DISK = Group(
+    name="disk",
+    title="disk tier, `tiny`, prompts of 1k tokens",
+    model="tiny",
+    blocks_per_rank=48,
+    sizes=Sizes(characters=1_000, gap=0.0, documents=14, passes=2),
+    contenders=("semkv", "kv", "kv_connector"),
+    plan=_disk,
+    characters=1_000 * 28,
+    slab_bytes=9 * MIB,
+    disk_bytes=512 * MIB,
+)
+_LANGUAGE = Group(
+    name="language",
+    title="2k tokens, SmolLM2-135M",
+    model="smollm2",
+    blocks_per_rank=160,
+    sizes=Sizes(characters=8_000, gap=0.0, negatives=1),
+    contenders=("semkv", "kv", "cold"),
+    plan=_small,
+    characters=8_000 * 2,
+    threads=2,
+    slab_bytes=512 * MIB,
+)
+
+
 def groups() -> dict[str, Group]:
-    """The groups of the full report by name. Device pools of `rfc` are 2 x 96 blocks of 32 tokens; its working set is
-    twice that."""
-    long = Group(
-        name="long",
-        title="8k and 16k tokens, `tiny`",
-        model="tiny",
-        blocks_per_rank=1_100,
-        sizes=Sizes(characters=16_384, gap=0.0, negatives=4),
-        contenders=("semkv", "kv"),
-        plan=_long,
-        characters=(24 + 4 * 8) * 1024,
-        threads=2,
-        max_num_tokens=2_048,
-        slab_bytes=256 * MIB,
-    )
-    return {
-        "rfc": Group(
-            name="rfc",
-            title="the RFC's scenarios, `tiny`, prompts of 1.5k tokens",
-            model="tiny",
-            blocks_per_rank=96,
-            sizes=Sizes(characters=1_500, gap=0.0, documents=8, passes=3, negatives=10),
-            contenders=ALL,
-            plan=_everything,
-            characters=1_500 * 64 + 24 * 500,
-        ),
-        "gpu": Group(
-            name="gpu",
-            title="the RFC's scenarios on the clock of an 8B model on an H200, prompts of 8k tokens",
-            model="timed",
-            profile="llama-8b-h200",
-            blocks_per_rank=500,
-            sizes=Sizes(characters=8_000, gap=0.0, documents=8, passes=3, negatives=10),
-            contenders=tuple(name for name in ALL if name not in ("semblend", "cold")),
-            plan=_everything,
-            characters=8_000 * 68 + 24 * 500,
-            max_num_tokens=8_192,
-            slab_bytes=8 * MIB,
-        ),
-        "long": long,
-        "longest": replace(
-            long,
-            name="longest",
-            title="32k tokens, `tiny`",
-            plan=_lengths([32_768], "long"),
-            characters=32 * 1024,
-            default_repeats=1,
-        ),
-        "disk": Group(
-            name="disk",
-            title="disk tier, `tiny`, prompts of 1k tokens",
-            model="tiny",
-            blocks_per_rank=48,
-            sizes=Sizes(characters=1_000, gap=0.0, documents=14, passes=2),
-            contenders=("semkv", "kv", "kv_connector"),
-            plan=_disk,
-            characters=1_000 * 28,
-            slab_bytes=9 * MIB,
-            disk_bytes=512 * MIB,
-        ),
-        "language": Group(
-            name="language",
-            title="2k tokens, SmolLM2-135M",
-            model="smollm2",
-            blocks_per_rank=160,
-            sizes=Sizes(characters=8_000, gap=0.0, negatives=1),
-            contenders=("semkv", "kv", "cold"),
-            plan=_small,
-            characters=8_000 * 2,
-            threads=2,
-            slab_bytes=512 * MIB,
-        ),
-    }
+    """The groups of the full report by name."""
+    return {group.name: group for group in (_RFC, _GPU, _LONG, _LONGEST, _DISK, _LANGUAGE)}
 
 
 def quick() -> dict[str, Group]:
     """One small group with every kind of contender but the slow ones, to check that the harness works."""
-    full = groups()["rfc"]
     sizes = Sizes(characters=480, gap=0.0, repeats=2, documents=4, passes=2, negatives=2, batch=4)
 
     def plan(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
@@ -222,7 +221,7 @@ def quick() -> dict[str, Group]:
 
     return {
         "quick": replace(
-            full,
+            _RFC,
             name="quick",
             title="a short check of the harness; no figure of it means anything",
             blocks_per_rank=24,
