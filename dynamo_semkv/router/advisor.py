@@ -9,7 +9,7 @@ nothing but its own cancellation: a fault is an Advice without a placement, coun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -17,10 +17,10 @@ from dynamo_semkv.advice.decision import DecisionReason
 from dynamo_semkv.advice.gate import effective_mode, no_advice
 from dynamo_semkv.config.schema import Config, PlacementMode
 from dynamo_semkv.contracts.errors import ContractError
-from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.keys import BlockChain
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
+from dynamo_semkv.evidence.deadline import LookupResult, LookupStatus
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.facts import RequestFacts, request_facts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, Late, within
@@ -45,29 +45,10 @@ LOOKUP_SLACK = 2.0
 deadline."""
 
 
-class LookupOutcome(Protocol):
-    """The part of evidence.deadline.LookupResult that is used here."""
-
-    @property
-    def status(self) -> Any:
-        """A LookupStatus; "timeout" and "error" are counted as fallbacks."""
-        ...
-
-    @property
-    def matches(self) -> Sequence[SemanticTrtMatch]:
-        """What the providers found; empty without evidence."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """How long the lookup took, in seconds."""
-        ...
-
-
 class LookupRunner(Protocol):
     """The part of evidence.deadline.DeadlineRunner that is used here."""
 
-    async def lookup(self, query: LookupQuery) -> LookupOutcome:
+    async def lookup(self, query: LookupQuery) -> LookupResult:
         """Asks all providers, under the runner's own deadline."""
         ...
 
@@ -194,9 +175,8 @@ class Advisor:
         except Exception as error:  # noqa: BLE001 - a provider may raise what it likes; a miss with a reason
             self._fallbacks.add(FallbackReason.LOOKUP_ERROR, error)
             return Lookup("error", asked=True)
-        status = str(getattr(result.status, "value", result.status))
-        if status == "timeout":
+        if result.status is LookupStatus.TIMEOUT:
             self._fallbacks.add(FallbackReason.LOOKUP_TIMEOUT, "provider late")
-        elif status == "error":
+        elif result.status is LookupStatus.ERROR:
             self._fallbacks.add(FallbackReason.LOOKUP_ERROR, "provider failed")
-        return Lookup(status, asked=True, matches=tuple(result.matches), seconds=result.seconds)
+        return Lookup(result.status._value_, asked=True, matches=result.matches, seconds=result.seconds)

@@ -33,7 +33,7 @@ from dynamo_semkv.outcome.intake import Intake
 from dynamo_semkv.outcome.route_tracker import RouteTracker, TrackerLimits
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.fallback import FallbackReason, Fallbacks
-from dynamo_semkv.router.journal import ObservedHistory
+from dynamo_semkv.router.observed import ObservedHistory
 from dynamo_semkv.router.plugins import plugged_scorers
 from dynamo_semkv.router.providers import providers
 from dynamo_semkv.router.replicas import ReplicaDirectory

@@ -22,7 +22,6 @@ from dynamo_semkv.config.schema import Config, DashboardConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from dynamo_semkv.dashboard.server import DashboardServer
 from dynamo_semkv.evidence.worker import SWITCH_SECONDS
-from dynamo_semkv.observe.measured import MeasuredLookup
 from dynamo_semkv.outcome.intake import RouteJournal
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.explain_route import ExplainRoute
@@ -30,8 +29,8 @@ from dynamo_semkv.router.fallback import within
 from dynamo_semkv.router.gateway_advice import GatewayAdvice
 from dynamo_semkv.router.guarded_route import GuardedRoute
 from dynamo_semkv.router.hint_sender import HintSender
-from dynamo_semkv.router.journal import ObservedJournal
 from dynamo_semkv.router.knowledge import Knowledge
+from dynamo_semkv.router.observed import ObservedJournal, ObservedLookup
 from dynamo_semkv.router.reload import Reloader
 from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime import DynamoEdge
@@ -44,7 +43,6 @@ from dynamo_semkv.router.traced import (
     TracedEdge,
     TracedHandler,
     TracedHints,
-    TracedLookup,
     traced,
 )
 from dynamo_semkv.telemetry.target import otlp_target
@@ -154,7 +152,7 @@ def _serving(loaded: Loaded, router: str, knowledge: Knowledge, edge: DynamoEdge
     advisor = Advisor(
         edge=stages,
         directory=knowledge.directory,
-        lookup=traced(MeasuredLookup(knowledge.lookup, knowledge.metrics), TracedLookup, tracing),
+        lookup=ObservedLookup(knowledge.lookup, knowledge.metrics, tracing),
         config=config,
         fallbacks=knowledge.fallbacks,
         salt_key=read_salt_key(config.security.salt_key_file, DEFAULT_SALT_KEY),

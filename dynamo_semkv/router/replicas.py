@@ -243,10 +243,6 @@ class ReplicaDirectory:
                 self._views[model] = view
         return view
 
-    def namespace_for(self, model: str) -> CacheNamespace | None:
-        """The common namespace of `view_of`; None: no advice for the model."""
-        return self.view_of(model).namespace
-
     def standings(self, model: str | None = None) -> dict[ReplicaKey, Standing]:
         """Each live replica's standing by itself, without a comparison of namespaces; `model` None: for whatever it
         announces."""

@@ -23,7 +23,6 @@ import numpy as np
 
 from dynamo_semkv.contracts.identity import ReplicaKey
 from dynamo_semkv.contracts.keys import TokenArray, packed
-from dynamo_semkv.router.ingress import PIN_KEYS
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed, classify, message
 from dynamo_semkv.router.runtime_types import Chunk, ChunkStream, Request
 from dynamo_semkv.telemetry.throttled import Throttled
@@ -62,12 +61,6 @@ def packed_request(request: Request, tokens: TokenArray) -> Request:
     if not len(tokens) or int(np.maximum.reduce(tokens)) > _INT32_MAX:
         return request
     return {**request, "token_ids": packed(tokens)}
-
-
-def has_client_pin(request: Request) -> bool:
-    """Whether the request names a worker itself (a gateway has chosen already); such a request is not ours to pin."""
-    routing = request.get("routing") or {}
-    return any(routing.get(key) is not None for key in PIN_KEYS)
 
 
 def take_replica(chunk: Chunk) -> ReplicaKey | None:

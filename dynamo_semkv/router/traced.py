@@ -2,10 +2,13 @@
 
     TracedHandler(service.handle, tracing)   the route's span, child of the frontend's context, parent of all others
     TracedEdge(edge, tracing)                exact overlap and load
-    TracedLookup(runner, tracing)            donor lookup
     TracedAdvisor(advisor, tracing)          score: what is left of advising once evidence and load are known
     TracedHints(sender, tracing)             the hint over the bus
-    trace_opened, trace_observed             dispatch: between the two records of a route (journal.py calls them)
+
+`observed.py`, which also counts and logs, calls these:
+
+    record_stage                             donor lookup
+    trace_opened, trace_observed             dispatch: between the two records of a route
     trace_outcome                            the outcome, when it is known
 
 A stage is recorded when it is over, with the times it took; nothing is done per chunk. A fault of a span never reaches
@@ -27,9 +30,7 @@ from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.keys import PromptKey
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
-from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.outcome.closed import ClosedRoute
-from dynamo_semkv.router.advisor import LookupOutcome, LookupRunner
 from dynamo_semkv.router.pipeline import Advice
 from dynamo_semkv.router.runtime_errors import RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, Dispatch, Edge, Handler, Request
@@ -134,7 +135,7 @@ class TracedEdge:
             error = type(caught).__name__
             raise
         finally:
-            _stage(self._tracing, names.EXACT, began, error=error)
+            record_stage(self._tracing, names.EXACT, began, error=error)
 
     def dispatch(self, request: Request, pin: Any, **options: Any) -> Dispatch:
         """Keeps the dispatch for its span, which `trace_observed` records."""
@@ -143,31 +144,6 @@ class TracedEdge:
         if trace is not None:
             trace.dispatch = dispatch
         return dispatch
-
-
-class TracedLookup:
-    """A LookupRunner whose lookups are spans."""
-
-    def __init__(self, runner: LookupRunner, tracing: Tracing) -> None:
-        self._runner = runner
-        self._tracing = tracing
-
-    async def lookup(self, query: LookupQuery) -> LookupOutcome:
-        """Records a span with the status and the number of matches."""
-        began = time.time_ns()
-        attributes: dict[str, Any] = {}
-        error: str | None = "unfinished"
-        try:
-            result = await self._runner.lookup(query)
-            status = str(getattr(result.status, "value", result.status))
-            attributes = {names.LOOKUP_RESULT: status, names.LOOKUP_MATCHES: len(result.matches)}
-            error = status if status in ("timeout", "error") else None
-            return result
-        except Exception as caught:
-            error = type(caught).__name__
-            raise
-        finally:
-            _stage(self._tracing, names.LOOKUP, began, attributes, error=error)
 
 
 class TracedAdvisor:
@@ -183,7 +159,7 @@ class TracedAdvisor:
         trace = _current.get()
         if trace is not None and advice is not None and advice.sheet is not None:
             scored = advice
-            _guarded(lambda: _stage(self._tracing, names.SCORE, trace.known_at, _scored(scored)))
+            _guarded(lambda: record_stage(self._tracing, names.SCORE, trace.known_at, _scored(scored)))
         return advice
 
 
@@ -205,7 +181,7 @@ class TracedHints:
             return sent
         finally:
             attributes = {names.REPLICA: _name(*replica), names.HINT_SENT: sent}
-            _stage(self._tracing, names.HINT, began, attributes)
+            record_stage(self._tracing, names.HINT, began, attributes)
 
 
 def trace_opened(event: RouteOpened) -> None:
@@ -269,7 +245,7 @@ def traced(part: T, around: Callable[[T, Tracing], U], tracing: Tracing | None) 
     return part if tracing is None else around(part, tracing)
 
 
-def _stage(
+def record_stage(
     tracing: Tracing, name: str, began: int, attributes: Attributes | None = None, *, error: str | None = None
 ) -> None:
     """Records one stage of this task's request, which ends now."""

@@ -17,6 +17,7 @@ from dynamo_semkv.contracts.keys import PromptKey, TokenArray
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.evidence.deadline import LookupResult, LookupStatus
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
@@ -257,7 +258,7 @@ class FakeEdge:
 
 @dataclass
 class Found:
-    """What a lookup runner returns."""
+    """What a lookup finds."""
 
     matches: Sequence[SemanticTrtMatch] = ()
     status: str = "hit"
@@ -270,12 +271,12 @@ class FakeLookup:
     gate: Gate = no_gate
     queries: list[LookupQuery] = field(default_factory=list)
 
-    async def lookup(self, query: LookupQuery) -> Found:
+    async def lookup(self, query: LookupQuery) -> LookupResult:
         self.queries.append(query)
         await self.gate("lookup")
         if isinstance(self.found, Exception):
             raise self.found
-        return self.found
+        return LookupResult(LookupStatus(self.found.status), tuple(self.found.matches), self.found.seconds)
 
 
 @dataclass

@@ -17,7 +17,16 @@ import pytest
 pytest.importorskip("dynamo.llm", reason="the egress raises Dynamo's own exceptions")
 from dynamo.llm.exceptions import Disconnected
 
-from dynamo_semkv.router import advisor, fallback, gateway_advice, runtime_dispatch, runtime_egress, service, traced
+from dynamo_semkv.router import (
+    advisor,
+    fallback,
+    gateway_advice,
+    observed,
+    runtime_dispatch,
+    runtime_egress,
+    service,
+    traced,
+)
 from dynamo_semkv.router.runtime_dispatch import RequestDispatch
 from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
@@ -215,7 +224,7 @@ def wanted() -> list[Point]:
         *points(runtime_egress),
         *points(traced, "TracedHandler"),
         *points(traced, "TracedEdge"),
-        *points(traced, "TracedLookup"),
+        *points(observed, "ObservedLookup"),
         *points(traced, "TracedAdvisor"),
         *points(advisor),
         *points(fallback, "within"),

@@ -78,7 +78,7 @@ def test_split_evenly_what_held_before_goes_on_and_a_rolling_upgrade_changes_sid
         assert directory.view_of("m").namespace is not None
         directory.announce(announcement(f"w-{worker}", 0, namespace=OTHER))
         assert eligible(directory.view_of("m")) == advised
-    assert directory.namespace_for("m") == OTHER
+    assert directory.view_of("m").namespace == OTHER
 
 
 def test_split_evenly_from_the_start_nobody_is_advised_and_all_are_named() -> None:

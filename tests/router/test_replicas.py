@@ -80,7 +80,7 @@ def test_only_announced_replicas_are_advised() -> None:
 def test_an_announcement_of_a_dead_replica_is_no_sign_of_life() -> None:
     directory = ReplicaDirectory()
     directory.announce(announcement("w-a", 0))
-    assert directory.namespace_for("m") is None
+    assert directory.view_of("m").namespace is None
     assert directory.resolve(stable_worker_id("w-a"), 0) is None
 
 
@@ -88,7 +88,7 @@ def test_a_replica_that_differs_and_dies_no_longer_silences_the_others() -> None
     directory = two_workers()
     for rank in (0, 1):
         directory.announce(announcement("w-b", rank, namespace=msgspec.structs.replace(NAMESPACE, engine="other/2")))
-    assert directory.namespace_for("m") is None
+    assert directory.view_of("m").namespace is None
     directory.update_live({A0: card("w-a"), A1: card("w-a")})
     assert directory.view_of("m").eligible == {A0, A1}
 

@@ -16,7 +16,6 @@ from dynamo_semkv.contracts.keys import as_tokens
 from dynamo_semkv.router.runtime_dispatch import (
     HANDED_OVER,
     RequestDispatch,
-    has_client_pin,
     pinned_request,
     take_replica,
 )
@@ -111,20 +110,6 @@ def test_a_pin_is_worker_and_rank_and_the_request_is_left_alone() -> None:
     assert pinned["routing"] == {"cache_salt": "t", "backend_instance_id": PIN.worker_id, "dp_rank": 1}
     assert before == REQUEST
     assert pinned_request({"token_ids": []}, PIN)["routing"] == {"backend_instance_id": PIN.worker_id, "dp_rank": 1}
-
-
-@pytest.mark.parametrize(
-    ("routing", "pinned"),
-    [
-        (None, False),
-        ({}, False),
-        ({"dp_rank": 1}, False),
-        ({"backend_instance_id": 0}, True),
-        ({"decode_worker_id": 4}, True),
-    ],
-)
-def test_client_pins_are_seen(routing: dict[str, Any] | None, pinned: bool) -> None:
-    assert has_client_pin({"routing": routing}) is pinned
 
 
 async def test_the_pin_holds() -> None:

@@ -17,6 +17,7 @@ from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.identity import StableReplica
 from dynamo_semkv.contracts.location import Tier
 from dynamo_semkv.contracts.namespace import tenant_scope
+from dynamo_semkv.evidence.deadline import LookupResult
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.observe.snapshot import explain_request
 from dynamo_semkv.router.runtime_types import RankOverlap
@@ -80,7 +81,7 @@ async def test_what_a_provider_writes_is_not_what_the_engine_is_sent(placed: boo
     """It can, whatever the array says of itself: torch does not ask."""
 
     class Scribbling(FakeLookup):
-        async def lookup(self, query: LookupQuery) -> Found:
+        async def lookup(self, query: LookupQuery) -> LookupResult:
             assert not query.tokens.flags.writeable
             query.tokens.flags.writeable = True
             query.tokens[:] = 7

@@ -17,7 +17,7 @@ from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.advisor import Advisor
 from dynamo_semkv.router.attempts import Attempts
 from dynamo_semkv.router.gateway_advice import GatewayAdvice
-from dynamo_semkv.router.journal import ObservedHistory, ObservedJournal
+from dynamo_semkv.router.observed import ObservedHistory, ObservedJournal, ObservedLookup
 from dynamo_semkv.router.route_records import RouteRecords
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext, Chunk, RankOverlap
@@ -27,7 +27,6 @@ from dynamo_semkv.router.traced import (
     TracedEdge,
     TracedHandler,
     TracedHints,
-    TracedLookup,
     traced,
 )
 from dynamo_semkv.telemetry.tracing import Tracing
@@ -54,7 +53,7 @@ class Traced:
         self.advisor = Advisor(
             edge=edge,
             directory=rig.directory,
-            lookup=TracedLookup(rig.lookup, tracing),
+            lookup=ObservedLookup(rig.lookup, Metrics(), tracing),
             config=rig.config,
             fallbacks=rig.fallbacks,
         )

@@ -1,25 +1,62 @@
-"""Journal and history of a router, with what is counted, logged and traced beside each record.
+"""What is counted, logged and traced around the stages, so that no stage counts for others.
 
-The log has one line at DEBUG when a route opens and one when its stream ends: what `explain` shows. No text, no tokens,
-no tenant.
+A fault of these never reaches the stage. The log has one line at DEBUG when a route opens and one when its stream ends:
+what `explain` shows. No text, no tokens, no tenant.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from typing import Any
 
 from dynamo_semkv.contracts.route_events import RouteObserved, RouteOpened
+from dynamo_semkv.evidence.deadline import LookupResult
+from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.outcome.closed import ClosedRoute, OrphanReport
 from dynamo_semkv.outcome.history import History
+from dynamo_semkv.router.advisor import LookupRunner
 from dynamo_semkv.router.route_records import Journal
-from dynamo_semkv.router.traced import trace_observed, trace_opened, trace_outcome
+from dynamo_semkv.router.traced import record_stage, trace_observed, trace_opened, trace_outcome
+from dynamo_semkv.telemetry import names
 from dynamo_semkv.telemetry.throttled import Throttled
 from dynamo_semkv.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
+
+
+class ObservedLookup:
+    """A LookupRunner that counts the answer and the time of each provider. `tracing` None: no spans are made."""
+
+    def __init__(self, runner: LookupRunner, metrics: Metrics, tracing: Tracing | None = None) -> None:
+        self._runner = runner
+        self._metrics = metrics
+        self._tracing = tracing
+
+    async def lookup(self, query: LookupQuery) -> LookupResult:
+        """Asks the runner, then counts. The span has the status and the number of matches; it is `unfinished` where
+        nobody waited for the answer."""
+        began, attributes, error = time.time_ns(), dict[str, Any](), "unfinished"
+        try:
+            result = await self._runner.lookup(query)
+            status = result.status.value
+            attributes = {names.LOOKUP_RESULT: status, names.LOOKUP_MATCHES: len(result.matches)}
+            error = status if status in ("timeout", "error") else ""
+        except Exception as caught:
+            error = type(caught).__name__
+            raise
+        finally:
+            if self._tracing is not None:
+                record_stage(self._tracing, names.LOOKUP, began, attributes, error=error or None)
+        try:
+            for provider, (answer, seconds) in result.by_provider.items():
+                self._metrics.provider_answered(provider, answer, seconds)
+        except Exception:  # noqa: BLE001 - a counter may not fail the request that it counts; logged
+            _throttled.exception("a metric was not counted")
+        return result
 
 
 class ObservedJournal:

@@ -1,13 +1,14 @@
-"""Journal and history keep every record, and what is counted beside that never gets in its way."""
+"""Every record is kept and every answer passed on, and what is counted beside that never gets in the way."""
 
 from __future__ import annotations
 
 import pytest
 
+from dynamo_semkv.evidence.deadline import LookupResult, LookupStatus
 from dynamo_semkv.observe.metrics import Metrics
 from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason, OrphanReport, close_route
 from dynamo_semkv.outcome.history import History
-from dynamo_semkv.router.journal import ObservedHistory, ObservedJournal
+from dynamo_semkv.router.observed import ObservedHistory, ObservedJournal, ObservedLookup
 from tests.observe.test_metrics import value
 from tests.outcome.build import observed, opened, report
 
@@ -51,3 +52,22 @@ def test_only_own_routes_that_close_now_are_counted() -> None:
     assert value(metrics, "semkv_outcome_total", outcome="orphan_report", reason="late") == 2
     assert history.totals().funnel.tokens["materialized"] == 2_400
     assert history.totals().orphans == {"late": 3}
+
+
+class Runner:
+    async def lookup(self, query: object) -> LookupResult:
+        return LookupResult(LookupStatus.HIT, (), 0.001, {"fingerprint": (LookupStatus.HIT, 0.001)})
+
+
+async def test_what_each_provider_answered_is_counted() -> None:
+    metrics = Metrics()
+    result = await ObservedLookup(Runner(), metrics).lookup(None)  # type: ignore[arg-type]
+    assert result.status is LookupStatus.HIT
+    assert value(metrics, "semkv_provider_lookup_total", provider="fingerprint", result="hit") == 1
+
+
+async def test_a_broken_counter_harms_no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    monkeypatch.setattr(metrics, "provider_answered", lambda *answer: 1 / 0)
+    result = await ObservedLookup(Runner(), metrics).lookup(None)  # type: ignore[arg-type]
+    assert result.status is LookupStatus.HIT
