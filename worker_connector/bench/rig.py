@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamo_semkv.bus.publishing import Unsent
+from dynamo_semkv.bus.publishing import DiscardingPublisher
 from dynamo_semkv.config.schema import BusConfig, ConnectorConfig
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY
 from worker_connector.assembly import LeaderParts, assemble_leader_with, assemble_rank_with
@@ -32,7 +32,7 @@ def bench_settings(slab_bytes: int, **connector: Any) -> Settings:
     return Settings(config, BusConfig(), "bench", DEFAULT_SALT_KEY, "bench", "0" * 16)
 
 
-class DiscardingSink(Unsent):
+class DiscardingSink(DiscardingPublisher):
     """A publisher without a broker: it always has room and drops what it gets."""
 
     on_loss: Callable[[str], None] | None = None
