@@ -22,11 +22,10 @@ from nats.js import errors as js_errors
 
 from dynamo_semkv.bus.acks import HEADERS_AT_MOST, Acks, Message
 from dynamo_semkv.bus.connection import Backoff, Connection, end_tasks
-from dynamo_semkv.bus.outbox import Outbox
+from dynamo_semkv.bus.outbox import Outbox, PublisherStats
 from dynamo_semkv.bus.pace import Paces
 from dynamo_semkv.bus.packing import packed
 from dynamo_semkv.bus.publishable import publishable
-from dynamo_semkv.bus.publisher_stats import PublisherStats
 from dynamo_semkv.bus.refusals import Refusals, words_of
 from dynamo_semkv.bus.streams import STREAMS, ensure_streams, in_any_order, stream_of
 from dynamo_semkv.config.schema import BusConfig

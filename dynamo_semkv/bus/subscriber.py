@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 import nats.errors
@@ -55,31 +55,22 @@ of them may wait so long: at 5 ms no question to Dynamo was answered within its 
 its donors back."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SubscriberStats:
     """What a subscriber has done since it was made, and whether it is connected now."""
 
-    connected: bool
-    delivered: int
-    """Records that were handed over, or known."""
-    handler_errors: int
-    resumed: int
-    """Consumers made again in the middle of a connection: a hole, or silence."""
-    restarted: int
-    """Streams that were made anew, so that everything was read again."""
-    expired: int
-    """Times that retention had removed messages before they were read."""
-    reconnects: int
-    last_error: str | None
-
-
-@dataclass
-class _Counts:
+    connected: bool = False
     delivered: int = 0
+    """Records that were handed over, or known."""
     handler_errors: int = 0
     resumed: int = 0
+    """Consumers made again in the middle of a connection: a hole, or silence."""
     restarted: int = 0
+    """Streams that were made anew, so that everything was read again."""
     expired: int = 0
+    """Times that retention had removed messages before they were read."""
+    reconnects: int = 0
+    last_error: str | None = None
 
 
 class BusSubscriber:
@@ -93,7 +84,7 @@ class BusSubscriber:
         self._connection = Connection(settings, name)
         self._streams: list[StreamSubscription] = []
         self._core: list[CoreSubscription] = []
-        self._counts = _Counts()
+        self._counts = SubscriberStats()
         self._added = asyncio.Event()
         self._strictness_checked = False
 
@@ -141,12 +132,8 @@ class BusSubscriber:
 
     def stats(self) -> SubscriberStats:
         """Counters of this moment. Event loop only."""
-        return SubscriberStats(
-            connected=self._connection.connected,
-            reconnects=self._connection.reconnects,
-            last_error=self._connection.last_error,
-            **vars(self._counts),
-        )
+        at = self._connection
+        return replace(self._counts, connected=at.connected, reconnects=at.reconnects, last_error=at.last_error)
 
     async def _session(self, client: Client) -> None:
         js = client.jetstream(timeout=_API_SECONDS)
@@ -169,7 +156,7 @@ class BusSubscriber:
 
     async def _subscribe_core(self, client: Client, core: CoreSubscription) -> None:
         async def on_message(msg: Msg) -> None:
-            self._deliver(core.handler, Message(msg.subject, msg.data, content_type_of(msg), 0, 0.0, False))
+            self._deliver(core.handler, Message(msg.subject, msg.data, content_type_of(msg), 0, 0.0))
 
         await client.subscribe(core.subject, cb=on_message)
 
@@ -287,13 +274,13 @@ class BusSubscriber:
             subscription.last_seq = sequence
             self._counts.delivered += len(records)
             return
-        stored_at, again = metadata.timestamp.timestamp(), metadata.num_delivered > 1
+        stored_at = metadata.timestamp.timestamp()
         number, handed = subscription.begun
         for at in range(handed if number == sequence else 0, len(records)):
             subscription.begun = (sequence, at + 1)
             if at + 1 == len(records):
                 subscription.last_seq = sequence
-            message = Message(msg.subject, records[at], content_type, sequence, stored_at, again)
+            message = Message(msg.subject, records[at], content_type, sequence, stored_at)
             self._deliver(subscription.handler, message)
             if at + 1 < len(records):
                 await self._yield_if_due(consumer)

@@ -30,7 +30,6 @@ class Message:
     """0 for a message that no stream keeps."""
     timestamp: float
     """Unix seconds at which the stream stored it; 0.0 for a message that no stream keeps."""
-    redelivered: bool
 
 
 Handler = Callable[[Message], None]

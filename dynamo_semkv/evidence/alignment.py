@@ -46,14 +46,6 @@ _BEYOND = np.array([[-1], [1]])
 """From the first window of a run to the sample before it, and from the last one to the sample behind it."""
 
 
-class Run(NamedTuple):
-    """A stretch of `token_count` equal tokens, by its start in the prompt and its start in the donor."""
-
-    target_start: int
-    donor_start: int
-    token_count: int
-
-
 class Alignment(NamedTuple):
     """One candidate against the prompt."""
 
@@ -70,11 +62,6 @@ class Alignment(NamedTuple):
     longest_chain: int = 0
     """Tokens of the runs that only small changes part: an edited document has no long run, and many short ones one
     behind the other."""
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """`places` as objects, for tests and for reading."""
-        return tuple(Run(*place) for place in self.places.tolist())
 
     @property
     def longest_run(self) -> int:

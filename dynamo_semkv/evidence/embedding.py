@@ -154,12 +154,8 @@ class EmbeddingProvider(DonorLearner):
                 "donors": len(self._indexed),
                 "partitions": len(self._partitions),
                 "vector_bytes": sum(partition.index.nbytes for partition in self._partitions.values()),
-                "queued": self._jobs.qsize(),
-                "prompts": len(self._prompts),
-                "prompt_bytes": self._prompts.nbytes,
                 "window_ms": None if self._window_seconds is None else round(1_000 * self._window_seconds, 3),
-                "counts": dict(self.counts),
-                "routed": dict(self._prompts.counts),
+                **self._learner_state(),
             }
 
     def _match(

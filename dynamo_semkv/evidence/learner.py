@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections import Counter, OrderedDict
+from typing import Any
 
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.donor import CatalogDonor
@@ -80,6 +81,16 @@ class DonorLearner:
         with self._lock:
             self._wanted.pop(donor_id, None)
             self._forget(donor_id)
+
+    def _learner_state(self) -> dict[str, Any]:
+        """Under the lock: the part of a snapshot that all learners have."""
+        return {
+            "queued": self._jobs.qsize(),
+            "prompts": len(self._prompts),
+            "prompt_bytes": self._prompts.nbytes,
+            "counts": dict(self.counts),
+            "routed": dict(self._prompts.counts),
+        }
 
     def _enqueue(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         with self._lock:

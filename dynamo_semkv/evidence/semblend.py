@@ -138,11 +138,7 @@ class SemBlendProvider(DonorLearner):
             return {
                 "donors": len(self._wanted),
                 "in_store": len(self._known),
-                "queued": self._jobs.qsize(),
-                "prompts": len(self._prompts),
-                "prompt_bytes": self._prompts.nbytes,
-                "counts": dict(self.counts),
-                "routed": dict(self._prompts.counts),
+                **self._learner_state(),
             }
 
     def _match(

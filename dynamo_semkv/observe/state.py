@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_semkv.bus.publisher_stats import PublisherStats
+from dynamo_semkv.bus.outbox import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.observe.dynamo_counters import DynamoTokens
 from dynamo_semkv.outcome.closed import ClosedRoute, ReplicaName

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from dynamo_semkv.bus.publisher_stats import PublisherStats
+from dynamo_semkv.bus.outbox import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.config.load import Loaded
 from dynamo_semkv.contracts import subjects

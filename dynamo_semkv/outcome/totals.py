@@ -120,14 +120,6 @@ class Totals:
     would_have_agreed: int = 0
     """Those of these routes that were served by that replica anyway."""
 
-    @property
-    def outcome_counts(self) -> dict[str, int]:
-        """Routes by outcome, all reasons together."""
-        counts: Counter[str] = Counter()
-        for (outcome, _), routes in self.outcomes.items():
-            counts[outcome] += routes
-        return dict(counts)
-
     def add(self, route: ClosedRoute) -> None:
         """Adds a closed route. Each comes once; names and counts of peers are clamped."""
         opened, observed = route.opened, route.observed

@@ -97,8 +97,6 @@ class ScoreSheet(msgspec.Struct, frozen=True):
     """Best first, filtered ones last."""
     best: ScoreRow | None
     reason: SheetReason
-    ignored_matches: int = 0
-    """Matches on replicas that are not among the views."""
 
 
 def choose(
@@ -144,11 +142,10 @@ def choose(
         )
     ]
     _sort(rows, seed_material)
-    ignored = sum([len(found) for replica, found in donors.items() if replica not in by_replica])
     if not rows:
-        return ScoreSheet((), None, SheetReason.NO_REPLICA, ignored)
+        return ScoreSheet((), None, SheetReason.NO_REPLICA)
     best = rows[0] if rows[0].filtered_by is None else None
-    return ScoreSheet(tuple(rows), best, SheetReason.CHOSEN if best else SheetReason.ALL_FILTERED, ignored)
+    return ScoreSheet(tuple(rows), best, SheetReason.CHOSEN if best else SheetReason.ALL_FILTERED)
 
 
 def _situation(views: Sequence[ReplicaView], input_tokens: int, block_size: int) -> Situation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,12 +11,22 @@ from hypothesis import strategies as st
 
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.sketch import DonorSketch, SampledText, Samples, sample, sketch_key
-from dynamo_semkv.evidence.alignment import Alignment, Run, align
+from dynamo_semkv.evidence.alignment import Alignment, align
 from dynamo_semkv.evidence.partners import nearest
 from tests.evidence.documents import document, edited, joined
 from tests.evidence.plain_alignment import plain
 
 DIGEST = b"n" * 32
+
+
+class Run(NamedTuple):
+    target_start: int
+    donor_start: int
+    token_count: int
+
+
+def runs_of(found: Alignment) -> tuple[Run, ...]:
+    return tuple(Run(*place) for place in found.places.tolist())
 
 
 def aligned(prompt: TokenArray, *donors: TokenArray) -> list[Alignment]:
@@ -35,7 +45,7 @@ def one(prompt: TokenArray, donor: TokenArray) -> Alignment:
 
 
 def assert_verbatim(found: Alignment, prompt: TokenArray, donor: TokenArray) -> None:
-    for run in found.runs:
+    for run in runs_of(found):
         ours = prompt[run.target_start : run.target_start + run.token_count]
         theirs = donor[run.donor_start : run.donor_start + run.token_count]
         assert ours.tolist() == theirs.tolist()
@@ -44,7 +54,7 @@ def assert_verbatim(found: Alignment, prompt: TokenArray, donor: TokenArray) -> 
 def test_the_same_document_is_one_run() -> None:
     tokens = document(1, 8_000)
     found = one(tokens, tokens)
-    assert len(found.runs) == 1
+    assert len(runs_of(found)) == 1
     assert not found.edited
     assert found.reusable_tokens >= 7_900
     assert found.verified_tokens <= found.reusable_tokens <= 8_000
@@ -54,7 +64,7 @@ def test_unrelated_documents_share_nothing() -> None:
     prompt = np.random.default_rng(1).integers(0, 50_000, 4_000).astype(np.uint32)
     donor = np.random.default_rng(2).integers(0, 50_000, 4_000).astype(np.uint32)
     found = one(prompt, donor)
-    assert (found.reusable_tokens, found.runs, found.edited, len(found.shared)) == (0, (), False, 0)
+    assert (found.reusable_tokens, runs_of(found), found.edited, len(found.shared)) == (0, (), False, 0)
 
 
 def test_another_instruction_in_front_shifts_the_run() -> None:
@@ -63,7 +73,7 @@ def test_another_instruction_in_front_shifts_the_run() -> None:
     found = one(prompt, joined(document(6, 100), body, document(7, 20)))
     assert not found.edited
     assert abs(found.reusable_tokens - 4_000) <= 80
-    assert {run.target_start - run.donor_start for run in found.runs if run.token_count > 100} == {233}
+    assert {run.target_start - run.donor_start for run in runs_of(found) if run.token_count > 100} == {233}
 
 
 def test_reordered_chunks_are_runs_of_their_own() -> None:
@@ -73,7 +83,7 @@ def test_reordered_chunks_are_runs_of_their_own() -> None:
     found = one(prompt, donor)
     assert_verbatim(found, prompt, donor)
     assert abs(found.reusable_tokens - 4_800) <= 480
-    assert len([run for run in found.runs if run.token_count > 400]) == 6
+    assert len([run for run in runs_of(found) if run.token_count > 400]) == 6
 
 
 def test_a_replaced_paragraph_is_not_claimed_and_is_called_an_edit() -> None:
@@ -82,7 +92,7 @@ def test_a_replaced_paragraph_is_not_claimed_and_is_called_an_edit() -> None:
     found = one(prompt, old)
     assert found.edited
     assert_verbatim(found, prompt, old)
-    assert not any(run.target_start < 2_200 and run.target_start + run.token_count > 2_000 for run in found.runs)
+    assert not any(run.target_start < 2_200 and run.target_start + run.token_count > 2_000 for run in runs_of(found))
     assert abs(found.reusable_tokens - 5_800) <= 150
 
 
@@ -111,7 +121,7 @@ def test_a_passage_the_prompt_repeats_follows_its_context() -> None:
     boilerplate = document(40, 300)
     tokens = joined(*(part for seed in range(41, 47) for part in (document(seed, 500), boilerplate)))
     found = one(tokens, tokens)
-    assert len(found.runs) == 1
+    assert len(runs_of(found)) == 1
     assert not found.edited
 
 
@@ -123,7 +133,7 @@ def test_a_passage_repeated_under_a_shared_slot_follows_its_context_too() -> Non
     positions = np.arange(0, 192, 32, dtype=np.uint32)
     samples = Samples(fingerprints, positions, np.array([1, 2, 3, 4, 5, 0], np.uint16))
     (found,) = align(samples, 168, [DonorSketch.pack(168, samples, [])])
-    assert found.runs == (Run(0, 0, 168),)
+    assert runs_of(found) == (Run(0, 0, 168),)
     assert not found.edited
 
 
@@ -151,7 +161,11 @@ def test_candidates_do_not_influence_each_other() -> None:
     together = aligned(prompt, *donors)
     for found, donor in zip(together, donors, strict=True):
         alone = one(prompt, donor)
-        assert (found.reusable_tokens, found.runs, found.edited) == (alone.reusable_tokens, alone.runs, alone.edited)
+        assert (found.reusable_tokens, runs_of(found), found.edited) == (
+            alone.reusable_tokens,
+            runs_of(alone),
+            alone.edited,
+        )
         assert found.shared.tolist() == alone.shared.tolist()
 
 
@@ -214,7 +228,7 @@ def test_all_at_once_is_what_the_definition_says_of_each(
         samples = samples._replace(fingerprints=samples.fingerprints & np.uint32(kept_bits))
         for group in (alike, alike[-1:]):
             for sketch, found in zip(group, align(samples, len(prompt), group), strict=True):
-                said = (*found[:2], found.shared.tolist(), found.edited, list(found.runs), found.longest_chain)
+                said = (*found[:2], found.shared.tolist(), found.edited, list(runs_of(found)), found.longest_chain)
                 assert said == plain(samples, len(prompt), sketch)
 
 
@@ -239,7 +253,7 @@ def test_what_random_text_hardly_ever_has(
     sketches = [DonorSketch.pack(40 * len(it[0]), by_hand(*it), []) for it in theirs]
     for group in (sketches, sketches[:1]):
         for sketch, found in zip(group, align(prompt, 40 * len(ours), group), strict=True):
-            said = (*found[:2], found.shared.tolist(), found.edited, list(found.runs), found.longest_chain)
+            said = (*found[:2], found.shared.tolist(), found.edited, list(runs_of(found)), found.longest_chain)
             assert said == plain(prompt, 40 * len(ours), sketch)
 
 

@@ -43,7 +43,7 @@ class Router:
         )
 
     def hear(self, raw: bytes, content_type: str = MSGPACK) -> None:
-        self.intake.on_donor_event(Message(subjects.DONOR_EVENTS, raw, content_type, 1, 0.0, False))
+        self.intake.on_donor_event(Message(subjects.DONOR_EVENTS, raw, content_type, 1, 0.0))
 
     def told(self, *events: DonorEvent) -> None:
         for event in events:

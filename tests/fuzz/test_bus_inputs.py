@@ -105,7 +105,7 @@ def test_any_messages_into_the_intake(found: list[tuple[str, bytes, str, str | N
     }
     for sequence, (name, payload, subject, content_type) in enumerate(found):
         right = content_type if content_type is not None else codec.JSON if name.endswith("json") else codec.MSGPACK
-        handlers[name](Message(subject, payload, right, sequence + 1, 5.0, live))
+        handlers[name](Message(subject, payload, right, sequence + 1, 5.0))
     intake.tick()
     catalog.sweep(100)
     counted = sum(count for key, count in intake.counts.items() if key.endswith(".messages"))

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from dynamo_semkv.bus.publisher_stats import PublisherStats
+from dynamo_semkv.bus.outbox import PublisherStats
 from dynamo_semkv.bus.subscriber import SubscriberStats
 from dynamo_semkv.contracts.evidence import Bucket, MatchType
 from dynamo_semkv.contracts.identity import stable_worker_id

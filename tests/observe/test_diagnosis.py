@@ -41,7 +41,7 @@ def announcement(name: str = "w-a", *, age: float = 1.0, subject: str | None = N
         connector_version="semkv/1",
     )
     payload = encode_announcement(msgspec.structs.replace(said, **changes))
-    return Message(subject or subjects.announcements(StableReplica(name, 0)), payload, None, 1, NOW - age, False)
+    return Message(subject or subjects.announcements(StableReplica(name, 0)), payload, None, 1, NOW - age)
 
 
 def bus(*announcements: Message, **changes: Any) -> BusInspection:

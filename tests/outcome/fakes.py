@@ -25,7 +25,7 @@ class FakeBroker:
             return True
         stream = stream_of(subject)
         assert stream is not None, subject
-        message = Message(subject, payload, content_type, len(self.kept) + 1, self.clock(), False)
+        message = Message(subject, payload, content_type, len(self.kept) + 1, self.clock())
         self.kept.append((stream, message))
         for subscriber in self.subscribers:
             subscriber.deliver(stream, message)

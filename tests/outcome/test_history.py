@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_semkv.contracts.report import Outcome, Reason
+from dynamo_semkv.contracts.report import Outcome
 from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason, OrphanReport, close_route
 from dynamo_semkv.outcome.history import BUCKET_SECONDS, BUCKETS, History
 from dynamo_semkv.outcome.totals import MAX_DECISIONS, MAX_REPLICAS, OTHER, TtftSample
@@ -54,7 +54,7 @@ def test_a_replica_has_declined_what_the_outcomes_call_declined() -> None:
     history.add(closed(1, what=report(1, confirmed=0)))
     history.add(closed(2, what=report(2, confirmed=0, outcome=Outcome.NO_DONOR)))
     totals = history.totals()
-    assert totals.outcome_counts == {"declined": 1, "no_donor": 1}
+    assert {outcome for outcome, _ in totals.outcomes} == {"declined", "no_donor"}
     assert totals.replicas["w-a/0"].declined_requests == 1
 
 
@@ -156,14 +156,6 @@ def test_ttft_by_class() -> None:
         "warm": (0, None),
         "loaded": (1, 0.1),
     }
-
-
-def test_outcomes_by_name_alone() -> None:
-    history = History(10)
-    for number, reason in enumerate((Reason.NOT_RESIDENT, Reason.NOT_IDENTICAL), start=1):
-        what = report(number, confirmed=0, outcome=Outcome.DECLINED, reason=reason)
-        history.add(closed(number, what=what))
-    assert history.totals().outcome_counts == {"declined": 2}
 
 
 def test_attempts_of_a_request_are_found_and_forgotten_with_their_routes() -> None:

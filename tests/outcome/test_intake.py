@@ -254,7 +254,7 @@ async def test_wall_clock_is_never_asked_again(broker: FakeBroker, routers: Any)
 
 
 def message(payload: bytes, content_type: str | None = MSGPACK, subject: str = "any") -> Message:
-    return Message(subject, payload, content_type, 1, 1.0, False)
+    return Message(subject, payload, content_type, 1, 1.0)
 
 
 async def test_donor_events_and_announcements_are_handed_on(broker: FakeBroker, routers: Any) -> None:

@@ -21,7 +21,7 @@ FORGED: dict[str, Any] = {"end": "cancelled", "output_tokens": 0, "served_stable
 
 
 def said(event: RouteEvent, subject: str) -> Message:
-    return Message(subject, encode_route_event(event), MSGPACK, 1, 1_000.0, False)
+    return Message(subject, encode_route_event(event), MSGPACK, 1, 1_000.0)
 
 
 @pytest.fixture

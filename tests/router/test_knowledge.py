@@ -17,7 +17,7 @@ def test_donors_that_are_not_said_again_end_at_the_configured_age_by_the_brokers
 
     def stored(at: float, number: int) -> None:
         raw = encode_donor_event(tape.events[number], MSGPACK)
-        knowledge.intake.on_donor_event(Message(subjects.DONOR_EVENTS, raw, MSGPACK, number + 1, at, False))
+        knowledge.intake.on_donor_event(Message(subjects.DONOR_EVENTS, raw, MSGPACK, number + 1, at))
 
     stored(1_000.0, 0)
     stored(1_000.0, 1)

@@ -27,7 +27,7 @@ async def test_a_worker_of_another_major_is_served_without_advice(
         for rank in (0, 1):
             said = msgspec.structs.replace(announcement(stable, rank), version=version)
             subject = subjects.announcements(StableReplica(stable, rank))
-            intake.on_announcement(Message(subject, encode_announcement(said), None, 1, 0.0, True))
+            intake.on_announcement(Message(subject, encode_announcement(said), None, 1, 0.0))
     assert await rig.run()
     assert rig.opened.decision_reason == ("placed" if spoken else "namespace_unknown")
     assert rig.ended.end == "complete"
