@@ -18,6 +18,7 @@ from wire_words import FIELDS, VALUES
 
 from dynamo_semkv import contracts
 from dynamo_semkv.bus.streams import STREAMS, stream_config
+from dynamo_semkv.cli.words import REASONS
 from dynamo_semkv.config.schema import BusConfig
 from dynamo_semkv.contracts import (
     announcement,
@@ -164,12 +165,15 @@ def struct_page(kind: type[msgspec.Struct]) -> str:
 def enum_page(kind: type[Enum]) -> str:
     """Markdown of one enumeration, a row for each member."""
     documented = class_doc(kind)
+    meanings = VALUES
+    if kind is report.Reason:
+        meanings = {**VALUES, **{reason: f"{words}." for reason, words in REASONS.items()}}
     lines = [f"### `{kind.__name__}`", ""]
     if documented.text:
         lines += [documented.text, ""]
     lines += ["| value | meaning |", "|---|---|"]
     lines += [
-        f"| `{member.value}` | {cell(documented.constants[member.name] or VALUES.get(str(member.value), ''))} |"
+        f"| `{member.value}` | {cell(documented.constants[member.name] or meanings.get(member.value, ''))} |"
         for member in kind
     ]
     return "\n".join(lines) + "\n"

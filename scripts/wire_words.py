@@ -1,5 +1,5 @@
 """What fields and values of the wire mean where their own module does not say it. A text in the module takes
-precedence."""
+precedence. Reasons are in `dynamo_semkv/cli/words.py`."""
 
 from __future__ import annotations
 
@@ -118,37 +118,7 @@ VALUES = {
     "load_failed": "Copying failed.",
     "cancelled": "The client went away.",
     "unknown": "A value of a newer peer.",
-    "ok": "As intended.",
     "none": "Nothing to say.",
-    "token_mismatch": "Equal keys, other tokens: refused.",
-    "checksum_mismatch": "The bytes are not those that were saved: refused.",
-    "local_covers": "The engine's own cache had at least as much.",
-    "misaligned_local": "The engine's own match ended inside a block.",
-    "prompt_too_short": "No whole block below the last token.",
-    "below_minimum": "Less than `connector.min_offer_tokens`.",
-    "materialization_off": "`connector.materialization` is off.",
-    "experimental_refused": "The engine has no request-local KV.",
-    "namespace_unknown": "A field of the namespace is not known.",
-    "namespace_differs": "`differing_field` says in what.",
-    "generation_stale": "Hinted was a donor of an earlier life of the engine.",
-    "donor_evicted": "It was there, and is not any more.",
-    "leases_exhausted": "`connector.max_leases` offers were open.",
-    "not_honoured": "The engine allocated nothing for the offer.",
-    "copy_failed": "A rank could not copy.",
-    "load_timeout": "`connector.async_load_deadline_seconds` were over.",
-    "multimodal_unhashed": "Media without content hashes.",
-    "adapter_unknown": "An adapter without a known revision.",
-    "salt_unknown": "An empty salt, or one that the engine does not tell.",
-    "unsupported_request": "Its KV is not a function of tokens and namespace alone.",
-    "unsupported_layout": "The pool's layout cannot be copied.",
-    "internal_error": "A fault of ours; the worker's log has it.",
-    "request_refused": "The engine or Dynamo refused the request itself.",
-    "no_report": "None came in time.",
-    "before_first_token": "Cancelled before its first token, and no connector told of it: as far as anybody knows, "
-    "it never ran.",
-    "no_worker": "No worker could be given the request.",
-    "worker_lost": "The worker went away.",
-    "wrong_replica": "Reported by another replica than served.",
     "device": "In the engine's own cache.",
     "host_pinned": "In pinned host memory: the slab.",
     "disk": "In files below the slab.",
