@@ -1,4 +1,4 @@
-"""The gate: is what the scoring found worth acting on, and does the mode let it act.
+"""The gate: decides whether the best row of a score sheet is worth acting on, and whether the mode allows it.
 
 Pure. The rule behind all of it: Dynamo routes. A request is pinned only when evidence that Dynamo does not weigh (a
 donor, or host-tier KV that the connector may load) makes another replica the better one, by enough.

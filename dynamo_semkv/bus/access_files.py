@@ -1,11 +1,11 @@
-"""The files that open a connection: read before they are given to the client, which a bad one would hold up for ever.
+"""Credentials and certificates: checked before the client gets them, since a bad file would block it for ever.
 
     credentials(settings) -> RawCredentials | None
     tls_context(settings) -> ssl.SSLContext | None
     unusable(settings) -> errors                     both, for whoever checks a configuration
 
 The client reads a credentials file without the marker of a JWT in an endless loop that no timeout ends (nats-py 2.16,
-`Client._read_creds_user_jwt`), and whatever else is wrong with either file it tells as an outage of the broker.
+`Client._read_creds_user_jwt`), and it reports whatever else is wrong with either file as an outage of the broker.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def unusable(settings: BusConfig) -> Iterator[ContractError]:
 
 
 def _line_after(marker: str, lines: list[str]) -> str:
-    """ValueError where there is none."""
+    """The line after the one with `marker`. Raises ValueError where there is none."""
     at = next((at for at, line in enumerate(lines) if marker in line), None)
     if at is None or at + 1 >= len(lines):
         raise ValueError(f"no {marker}")

@@ -1,4 +1,4 @@
-"""Acks: messages into JetStream streams over one connection, many in batch, one wake for all of them.
+"""Acks: stores messages in JetStream streams over one connection and waits once for the answers to all of them.
 
 nats-py makes a future, a random inbox and a parsed acknowledgement for each message; a router that records two events a
 request spends more on that than on sending them. Here messages that go out together share one future, and an answer is
@@ -32,7 +32,7 @@ class Message(NamedTuple):
     payload: bytes
     headers: dict[str, str]
     records: tuple[Message, ...] = ()
-    """Of a pack."""
+    """The records of a pack; empty for a single record."""
     fixed: bool = False
     """It may have been sent, so the broker may know it by its id: it goes again as it is, never in a pack with
     others."""
@@ -49,15 +49,14 @@ class Message(NamedTuple):
 
 
 def _weight(message: Message) -> int:
-    """Bytes that the broker counts: it ends the connection of who sends more than its `max_payload`, headers
-    included."""
+    """Bytes that the broker counts, headers included: above its `max_payload` it ends the connection."""
     return (
         len(message.payload) + len(b"NATS/1.0\r\n\r\n") + sum(len(f"{k}: {v}\r\n") for k, v in message.headers.items())
     )
 
 
 class WrongStream(Exception):
-    """A message was stored where none of our readers looks."""
+    """Another stream stored the message, which none of our readers reads."""
 
 
 class _Answer(msgspec.Struct):
@@ -69,11 +68,11 @@ class _Answer(msgspec.Struct):
 
 
 class _Batch:
-    """Messages that were sent together, and what became of each: None is stored."""
+    """Messages that were sent together, and the outcome of each: None means stored."""
 
     def __init__(self, count: int, stream: str) -> None:
         self.stream = stream
-        """Whose acknowledgements count."""
+        """The stream whose acknowledgements count."""
         self.errors: list[Exception | None] = [nats.errors.TimeoutError() for _ in range(count)]
         self.left = count
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,7 +85,7 @@ class _Batch:
 
 
 class Acks:
-    """Of one connection, in its loop. Several `send` may wait at a time."""
+    """Belongs to one connection and its event loop. Several `send` may wait at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -96,8 +95,8 @@ class Acks:
         self._answer = msgspec.json.Decoder(_Answer)
 
     async def open(self) -> None:
-        """Once, before the first `send`. The broker reads one connection in order, so no answer can come before the
-        subscription."""
+        """Subscribes to the answers. Call it once, before the first `send`. The broker reads one connection in order,
+        so no answer can come before the subscription."""
         await self._client.subscribe(f"{self._inbox}*", cb=self._on_answer)
 
     async def send(
@@ -140,7 +139,7 @@ class Acks:
             batch.answered(at, self.error_in(msg, batch.stream))
 
     def error_in(self, msg: Msg, stream: str) -> Exception | None:
-        """None: the message is stored in `stream`."""
+        """What the answer `msg` says is wrong; None: the message is stored in `stream`."""
         if msg.headers and msg.headers.get("Status") == _NOBODY:
             return js_errors.NoStreamResponseError()
         try:

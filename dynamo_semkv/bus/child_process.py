@@ -1,7 +1,7 @@
 """A child process that cannot outlive this one.
 
-Three fences, because each alone leaks: the owner ends it by pid; it runs in a process group of its own, so that what
-it forked ends with it; and the kernel kills it when this process dies without a word (PR_SET_PDEATHSIG).
+Three measures, because each alone leaves cases out: the owner ends it by pid; it runs in a process group of its own,
+so that what it forked ends with it; and the kernel kills it when this process is killed (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ChildProcess:
         return self.exit_status is None
 
     def signal(self, number: int) -> None:
-        """To the program only; not an error when it is gone."""
+        """Sends the signal to the program only; does nothing when it has ended."""
         self._popen.send_signal(number)
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -119,7 +119,7 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, and reap."""
+        """Sends SIGKILL to the whole group and reaps the program."""
         self._kill_group()
         self._popen.wait()
 

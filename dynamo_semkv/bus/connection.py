@@ -1,8 +1,8 @@
-"""One NATS connection that comes back for ever.
+"""One NATS connection that is made again whenever it ends.
 
-Each connection is a fresh client: nats-py's own reconnect keeps subscriptions and buffers across servers that may
-have lost both, so it is switched off, and whoever uses the bus sets itself up anew for each session, from what it
-knows to be delivered.
+Each connection is a fresh client. nats-py's own reconnect keeps subscriptions and buffers across servers that may have
+lost both, so it is switched off, and the user of the bus sets itself up again for each session, from what it knows to
+be delivered.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Connection:
         return True
 
     def _warn_about_version(self, client: Client) -> None:
-        """Warns once of a server that our permissions may not hold on."""
+        """Warns once of a server on which our permissions may not hold."""
         words = objection(version_of(client))
         if words is not None and not self._version_logged:
             _log.warning("bus %s: %s at %s; see docs/security.md", self._name, words, self._shown_urls())
@@ -168,8 +168,7 @@ class Connection:
         work = asyncio.ensure_future(session(client))
         end = asyncio.ensure_future(_until_set(ended))
         try:
-            # Asked as well as told: when bytes are left to send on a broken socket, the client closes without a
-            # callback.
+            # Polled as well: when bytes are left to send on a broken socket, the client closes without a callback.
             while client.is_connected:
                 done, _ = await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED, timeout=_CHECK_SECONDS)
                 if done:
@@ -208,8 +207,8 @@ class Connection:
 
 
 async def connect_once(client: Client, settings: BusConfig, name: str) -> None:
-    """For a short task. Raises nats.errors.Error, OSError or asyncio.TimeoutError: the first of what the servers
-    said."""
+    """Connects the client, for a short task. Raises the first error of any server: nats.errors.Error, OSError or
+    asyncio.TimeoutError."""
     errors: list[Exception] = []
 
     async def on_error(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What a broker holds of ours, looked at once from outside: for `doctor`. It reads and changes nothing.
+"""What a broker holds of ours, for `doctor`: one look from outside that changes nothing.
 
 await inspect(settings) -> BusInspection
 """
@@ -49,7 +49,7 @@ class BusInspection:
     error: str | None = None
     """Why there is no connection; everything below is then empty."""
     unknown_host: bool = False
-    """The error is that nobody here knows the broker's name."""
+    """The error is that the broker's host name cannot be resolved."""
     server_version: tuple[int, int] | None = None
     """Major and minor number of the nats-server that answered."""
     strict: bool | None = None
@@ -63,7 +63,7 @@ class BusInspection:
     clock_offset_seconds: float | None = None
     """The broker's clock minus ours; None where the server does not tell its time."""
     announcements: list[Message] = field(default_factory=list)
-    """The last of every replica."""
+    """The last announcement of every replica."""
 
 
 async def inspect(settings: BusConfig) -> BusInspection:

@@ -1,7 +1,7 @@
-"""Pace: how many messages of one subject went lately, and so for how long it pays to gather the next ones.
+"""Pace: how many messages of one subject were sent lately, which decides for how long the next ones are gathered.
 
-A message that is alone is not held back: somebody may wait for it. Where many come, waking up for each costs ten times
-what sending does.
+A message that is alone is sent soon, since somebody may wait for it. Where many come, waking up for each of them costs
+ten times what sending does.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ GATHER_BUSY_SECONDS = 0.05
 broker."""
 BUSY = 40.0
 HALF_LIFE_SECONDS = 1.0
-"""Busy is a subject of which about 28 messages a second go (40 x ln 2) or that has just had a burst of 40."""
+"""A subject is busy while about 28 messages a second are sent (40 x ln 2), and right after a burst of 40."""
 SUBJECTS_REMEMBERED = 512
 
 
 class Pace:
-    """`now`: seconds of a monotonic clock."""
+    """The pace of one subject. `now` is in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._lately = 0.0
@@ -41,7 +41,7 @@ class Pace:
 
 
 class Paces:
-    """One a subject. Not thread-safe."""
+    """One Pace for each subject. Not thread-safe."""
 
     def __init__(self) -> None:
         self._paces: dict[str, Pace] = {}

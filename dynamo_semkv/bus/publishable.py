@@ -23,7 +23,7 @@ def _looked_at(subject: str) -> tuple[bool, bool]:
 
 
 def publishable(subject: object, payload: object, content_type: object, message_id: object, persistent: bool) -> bool:
-    """Whatever it is given, it answers. `persistent`: the subject must belong to a stream of ours."""
+    """Whether `publish` may accept the message; never raises. `persistent`: the subject must be one of our streams'."""
     if not isinstance(subject, str) or len(subject) > _SUBJECT_MAX or not isinstance(payload, bytes):
         return False
     for header in (content_type, message_id):

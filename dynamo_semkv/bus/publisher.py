@@ -1,8 +1,8 @@
-"""BusPublisher: hand over bytes from any thread and go on.
+"""BusPublisher: takes bytes from any thread and sends them on its own.
 
 A thread of its own runs the connection, because the callers are a router's event loop and an engine's scheduler
-thread, and neither may wait for a broker. What must arrive is buffered within bounds while the broker is away; what
-does not fit is refused, counted, and its subject is told as lost once there is room again.
+thread, and neither may wait for a broker. Persistent messages are buffered within bounds while the broker is away;
+what does not fit is dropped and counted, and `on_loss` gets its subject once there is room again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _throttled = Throttled(_log)
 
 _ACK_SECONDS = 5.0
 _QUIET_ROUNDS = 2
-"""After so many gatherings of nothing the task of a busy subject ends; until then publishing needs no wake of the bus
+"""The task of a busy subject ends after it found nothing this many times; until then publishing need not wake the bus
 thread."""
 _TOGETHER = MAX_PACK_RECORDS
-"""Records of one subject that are sent together, of a stream whose readers take any order."""
+"""Most records of one subject that are sent together, for streams whose readers take any order."""
 _BATCHES = 16
-"""Of one subject, that may wait for their acknowledgements at a time."""
+"""Most batches of one subject that wait for their acknowledgements at a time."""
 _ENSURE_SECONDS = 1.0
 """The shortest time between two checks of the streams that failed batches cause, however many fail."""
 _USUAL_MAX_PAYLOAD = 1024 * 1024  # of a NATS server where nothing else is configured
@@ -75,7 +75,7 @@ class BusPublisher:
         self._connection = Connection(settings, name)
         self._refusals = Refusals(name)
         self._pack_ids = (secrets.token_hex(12) for _ in itertools.count())
-        """Of the bus thread alone, as everything up to `_ensured_at`."""
+        """Used by the bus thread alone, like everything up to `_ensured_at`."""
         self._senders: dict[str, asyncio.Task[None]] = {}
         """By subject: the task that looks at its queue again by itself."""
         self._batches: dict[asyncio.Task[None], tuple[str, list[Message]]] = {}
@@ -134,7 +134,7 @@ class BusPublisher:
 
     @property
     def largest_payload(self) -> int:
-        """Bytes: a larger persistent message can never be stored. As the broker said last, else its default."""
+        """Bytes of the largest persistent message that can be stored: as the broker said last, else its default."""
         return self._largest
 
     def has_room(self, subject: str) -> bool:
@@ -269,7 +269,7 @@ class BusPublisher:
     async def _send_until_stored(
         self, client: Client, js: JetStreamContext, acks: Acks, subject: str, heads: list[Message]
     ) -> None:
-        """Sends messages until all have arrived, or never can: what did leaves the list."""
+        """Sends messages until each is stored or can never be; the list keeps those that are not."""
         backoff = Backoff()
         while not client.is_closed:
             heads[:] = await self._send(client, acks, subject, heads)
@@ -296,7 +296,7 @@ class BusPublisher:
             self._wake.set()
 
     async def _send(self, client: Client, acks: Acks, subject: str, heads: list[Message]) -> list[Message]:
-        """Sends these once. Returns those that have to be sent again."""
+        """Sends the messages once. Returns those that have to be sent again."""
         left, done, size, impossible = [], 0, 0, 0
         stream = stream_of(subject) or ""
         for message, error in zip(heads, await acks.send(subject, heads, _ACK_SECONDS, stream), strict=True):

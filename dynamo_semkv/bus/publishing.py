@@ -22,7 +22,7 @@ class Publisher(Protocol):
 
 
 class DiscardingPublisher(Publisher):
-    """Takes everything and sends nothing: for measurements, since a real one hands it to a thread just so."""
+    """Accepts everything and sends nothing: for measurements, since a real publisher only hands it to a thread."""
 
     def publish(
         self,

@@ -23,7 +23,7 @@ def words_of(error: BaseException) -> str:
 
 
 class Refusals:
-    """Of one connection's owner. Written on one thread, read on any."""
+    """The refusals that one publisher met. Written on one thread, read on any."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from dynamo_semkv.bus.streams import STREAMS
 
 OLDEST = (2, 11)
-"""The first that can be strict, and the one on which tests attack the shipped permissions, beside the newest."""
+"""The first version that can be strict. Tests attack the shipped permissions on it and on the newest one."""
 
 LENIENT = (
     "the broker obeys requests of JetStream with fields that it does not know, so any message that reaches a subject "

@@ -1,5 +1,4 @@
-"""Makes the streams once, as a user that may, and says what is there: for brokers whose permissions keep everybody else
-from it."""
+"""Creates the streams once, as a user that may: for brokers whose permissions forbid it to routers and workers."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def stream_of(subject: str) -> str | None:
 
 
 def in_any_order(subject: str) -> bool:
-    """May its readers get messages in another order than they were published in? Routes and reports are joined by id;
-    donor events are numbered, and of announcements the last one counts."""
+    """Whether readers may get the messages in another order than they were published in: routes and reports are joined
+    by id, but donor events are numbered, and the last announcement counts."""
     return stream_of(subject) in (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
 
 
@@ -81,7 +81,7 @@ async def ensure_streams(js: JetStreamContext, settings: BusConfig) -> dict[str,
 
 
 async def _is_there(js: JetStreamContext, wanted: StreamConfig) -> bool:
-    """Does the stream exist with these subjects and limits?"""
+    """Whether the stream exists with these subjects and limits."""
     try:
         found = (await js.stream_info(str(wanted.name))).config
     except js_errors.APIError:

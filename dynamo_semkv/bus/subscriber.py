@@ -4,8 +4,8 @@ of broker restarts.
 It keeps one number per subscription, the last stream sequence it handed over, and makes a new throw-away consumer
 from the next one whenever anything is in doubt: a new connection, a hole in the consumer's own numbering, a missing
 heartbeat. A stream that was made anew (other creation time, or fewer messages than were seen) starts from its
-beginning. It knows nothing of what a message says, but that one may be a pack of records
-(contracts/pack.py): these are handed over one by one, as if each had been stored alone.
+beginning. All it knows of the content of a message is that it may be a pack of records (contracts/pack.py): these are
+handed over one by one, as if each had been stored alone.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class BusSubscriber:
         `on_caught_up()` is called when everything that was stored at that time has been handed over: after the first
         replay, and again after each that a lost connection made necessary.
 
-        `known(subject, records)` is asked once a message, of so many records. True: what it says is known here, as what
-        one has published oneself, and `handler` is not called.
+        `known(subject, records)` is called once for each message, with its number of records. True: the content is
+        known here already, because this process published it, and `handler` is not called.
         """
         if start not in ("all", "last_per_subject", "new"):
             raise ValueError(f"start: got {start!r}, allowed: all, last_per_subject, new")
@@ -185,7 +185,7 @@ class BusSubscriber:
             self._record("streams", error)
 
     async def _follow(self, client: Client, js: JetStreamContext, subscription: StreamSubscription) -> None:
-        """One consumer from here on; returns only by raising."""
+        """Makes one consumer and follows it until it fails; never returns without an exception."""
         loop = asyncio.get_running_loop()
         state = await js.stream_info(subscription.stream)
         await self._check_strictness_once(client)
@@ -218,7 +218,7 @@ class BusSubscriber:
                 await listening.unsubscribe()
 
     async def _check_strictness_once(self, client: Client) -> None:
-        """Once: who only listens to subjects that are not kept may not ask, and never comes here."""
+        """Warns of a server that is not strict. Only for readers of streams: others may lack the permission to ask."""
         if not self._strictness_checked:
             self._strictness_checked = True
             if await is_strict(client) is False:
@@ -266,8 +266,8 @@ class BusSubscriber:
     async def _deliver_records(
         self, subscription: StreamSubscription, consumer: ConsumerState, msg: Msg, metadata: Msg.Metadata
     ) -> None:
-        """A pack that is left in its middle, because the connection or the subscription ends, is gone on with when it
-        comes again."""
+        """Hands the records of one message over. A pack that was left half way, because the connection or the
+        subscription ended, is continued when it comes again."""
         content_type, records = records_of(msg)
         sequence = metadata.sequence.stream
         if subscription.known is not None and self._guarded(subscription.known, msg.subject, len(records)):
@@ -317,7 +317,7 @@ class BusSubscriber:
         self._guarded(handler, message)
 
     def _guarded(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """None: it has failed, which is counted."""
+        """Calls a callback of the user's. None: it has failed, which is counted."""
         try:
             return call(*args, **kwargs)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the handler's own, counted

@@ -1,9 +1,9 @@
-"""Alignment: from shared samples to the places where a prompt and its candidate donors are verbatim, and to how many
+"""Alignment: finds from shared samples where a prompt and its candidate donors are equal token by token, and how many
 tokens that makes.
 
 A *run* is a chain of neighbouring samples that are equal in both and whose links are equal: every token from its first
-window to the end of its last one is the same, but for a chance of 2**-16 a link. Runs are what segments claim, so no
-segment spans a change, however short.
+window to the end of its last one is the same, with a chance of error of 2**-16 for each link. Segments claim runs, so
+no segment spans a change, however short.
 
 The *estimate* also counts what lies beside the runs. Between two runs on (nearly) one diagonal there is a change; how
 much of the gap it took follows from the samples that died in it: a changed token kills 8 windows, a replaced passage
@@ -43,7 +43,7 @@ _NOWHERE: I64 = np.empty((0, 3), np.int64)
 _NOTHING: I64 = np.empty(0, np.int64)
 _NO_STEPS: Bools = np.empty(0, np.bool_)
 _BEYOND = np.array([[-1], [1]])
-"""From the first window of a run to the sample before it, and from the last one to the sample behind it."""
+"""The offset from the first sample of a run to the one before it, and from the last sample to the one after it."""
 
 
 class Alignment(NamedTuple):
@@ -56,12 +56,12 @@ class Alignment(NamedTuple):
     shared: I64
     """Indices of the prompt's samples that the donor has too, each once."""
     edited: bool
-    """A run breaks off and goes on a little later on nearly the same diagonal."""
+    """Whether a run breaks off and continues a little later on nearly the same diagonal."""
     places: I64
     """Runs by position in the prompt, shape [n, 3]: start in the prompt, start in the donor, tokens."""
     longest_chain: int = 0
-    """Tokens of the runs that only small changes part: an edited document has no long run, and many short ones one
-    behind the other."""
+    """Tokens of the longest chain of runs with only small changes between them: an edited document has no long run, but
+    many short ones in a row."""
 
     @property
     def longest_run(self) -> int:
@@ -103,9 +103,9 @@ def align(prompt: Samples, prompt_tokens: int, donors: Sequence[DonorSketch]) ->
 
 
 def _one_run(prompt: Samples, prompt_tokens: int, theirs: Samples, tokens: int, pairs: Partners) -> Alignment | None:
-    """Of the only candidate, a donor of so many tokens, where all that it shares is one run, as of a conversation that
-    goes on: what the rest of this module would say, without most of it. None: it is more than that. `pairs`: at least
-    one, and sure."""
+    """A short way for one candidate, a donor of `tokens` tokens that shares a single run, as a conversation that goes
+    on does. The result is what the rest of this module would give. None: it shares more than one run. `pairs`: at least
+    one, and all sure."""
     target, donor, _ = pairs
     begin, end, donor_begin, donor_end = int(target[0]), int(target[-1]), int(donor[0]), int(donor[-1])
     steps = len(target) - 1
@@ -135,7 +135,8 @@ def _one_run(prompt: Samples, prompt_tokens: int, theirs: Samples, tokens: int, 
 
 
 def _around(samples: Samples, begin: int, end: int, tokens: int) -> tuple[int, int, int, int]:
-    """Positions of two samples, and of those before and behind them as `Flat` has them, of a text of so many tokens."""
+    """Positions of the sample before `begin`, of `begin` and `end`, and of the sample after `end`. At the edges of the
+    text, of `tokens` tokens, they are those of `Flat`."""
     at = samples.positions
     before = int(at[begin - 1]) if begin else -1
     after = int(at[end + 1]) if end + 1 < len(at) else tokens - NGRAM + 1
@@ -143,8 +144,8 @@ def _around(samples: Samples, begin: int, end: int, tokens: int) -> tuple[int, i
 
 
 def _without_repeats_and_strays(found: Partners, prompt_at: I64, flat: Flat, m: int) -> Partners:
-    """`m`: samples of the prompt. Donor order throughout: a place that is met twice makes a step that does not go
-    forward."""
+    """The pairs in donor order, each sample of the prompt (there are `m`) once for each candidate, and without strays.
+    A sample that occurs twice shows as a step that does not go forward."""
     target, donor, sure = found
     place = target if len(flat.lengths) == 1 else flat.owner.take(donor) * m + target
     if not (place[1:] > place[:-1]).all() and np.bincount(place).max() > 1:

@@ -1,8 +1,8 @@
-"""DonorCatalog: every donor that may still be somewhere, from lifecycle events alone.
+"""DonorCatalog: every donor that may still be resident, from lifecycle events alone.
 
-It belongs to one thread (the router's event loop). Listeners are told there; other threads may hold CatalogDonors and
-read `creditable`. Whole streams are fenced by one assignment (see Epoch); their donors leave the listeners in small
-steps, so that no purge stalls.
+It belongs to one thread (the router's event loop), in which it calls its listeners; other threads may hold
+CatalogDonors and read `creditable`. Whole streams are fenced by one assignment (see Epoch); their donors leave the
+listeners in small steps, so that no purge stalls.
 
 It does not know which replicas are alive (`router/replicas.py` says so through `purge_replica` and `readmit_replica`),
 nor what a donor is worth to a request.
@@ -138,7 +138,7 @@ class DonorCatalog:
         return [donor for donor in self._donors_in(StreamKey(worker_wire_id, dp_rank)) if not donor.epoch.over]
 
     def touch(self, donor_id: str) -> None:
-        """The donor was a match: it is evicted later than one that never was. Any thread."""
+        """The donor was a match, so it is evicted later than one that never was. Any thread."""
         donor = self._donors.get(donor_id)
         if donor is not None:
             self._retention.touch(donor.slot)
@@ -173,8 +173,8 @@ class DonorCatalog:
         return len(gone)
 
     def expire(self, now: float | None = None, limit: int = 1_000) -> int:
-        """Takes at most `limit` donors away that were not registered again in time, and returns how many. Call it every
-        second or so. `now`: by the clock of `stored_at`; None: by `clock`."""
+        """Removes at most `limit` donors that were not registered again in time, and returns how many. Call it about
+        once a second. `now`: by the clock of `stored_at`; None: by `clock`."""
         now = self._clock() if now is None else now
         gone = 0
         while gone < limit and (slot := self._expiry.due(now)) is not None:
@@ -284,7 +284,7 @@ class DonorCatalog:
         return Verdict.APPLIED
 
     def _store(self, donor: CatalogDonor) -> None:
-        """Adds or replaces: donors are a set, so two registrations and one eviction leave nothing."""
+        """Adds the donor or replaces it: donors are a set, so two registrations and one eviction leave nothing."""
         known = self._donors.get(donor.donor_id)
         if known is not None:
             self._unlink(known)

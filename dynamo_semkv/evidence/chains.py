@@ -77,7 +77,7 @@ class Row(Generic[V]):
 
 
 class Slots:
-    """Small numbers to be had and given back."""
+    """Hands out small numbers, those that were given back first."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -112,7 +112,7 @@ class Chains:
         return head
 
     def end(self, head: int) -> None:
-        """Of an empty list; its head may be taken for something else."""
+        """Ends an empty list; its head may be taken for something else."""
         self._next[head] = self._prev[head] = NOBODY
         self._slots.give_back(head)
 
@@ -128,14 +128,14 @@ class Chains:
         self._prev[slot], self._next[slot] = last, head
 
     def remove(self, slot: int) -> None:
-        """From whichever list it is in; nothing if in none."""
+        """Takes the slot out of the list that it is in; does nothing if it is in none."""
         if self.linked(slot):
             before, after = self._prev[slot], self._next[slot]
             self._next[before], self._prev[after] = after, before
             self._next[slot] = self._prev[slot] = NOBODY
 
     def first(self, head: int) -> int:
-        """NOBODY of an empty list."""
+        """The first slot of the list; NOBODY if it is empty."""
         slot = self._next[head]
         return NOBODY if slot == head else slot
 

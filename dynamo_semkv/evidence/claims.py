@@ -1,5 +1,5 @@
-"""What a provider returned -> a bounded tuple of matches that are possible for the prompt. Runs in the provider's own
-thread.
+"""Claims: turns what a provider returned into a bounded tuple of matches that are possible for the prompt. Runs in the
+provider's own thread.
 
 checked(returned, query) -> Claims
 
@@ -32,7 +32,7 @@ from dynamo_semkv.evidence.provider import LookupQuery
 MAX_CLAIMS = 1_000
 """Matches that are looked at per lookup: some times the largest `evidence.max_matches`."""
 MAX_SEGMENTS = 256
-"""Of one match."""
+"""Most segments of one match."""
 MAX_NAME = 256
 """Characters of a provider's name or generation."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -56,8 +56,8 @@ _NO_CLAIMS = Claims()
 
 
 def checked(returned: object, query: LookupQuery) -> Claims:
-    """Raises TypeError for what is no list or tuple, and whatever the provider's own objects raise when they are looked
-    at."""
+    """Checks what a lookup returned. Raises TypeError for what is no list or tuple, and whatever the provider's own
+    objects raise when they are read."""
     if not isinstance(returned, (list, tuple)):
         raise TypeError(f"a lookup returns a list or tuple of matches, not {type(returned).__name__}")
     if type(returned) in (list, tuple) and not returned:
@@ -109,13 +109,13 @@ def _is_place(location: object) -> bool:
 
 
 def _is_name(text: object) -> bool:
-    """Short enough for a route event, and no half of a surrogate pair, which cannot be encoded."""
+    """A text short enough for a route event and without half a surrogate pair, which cannot be encoded."""
     return isinstance(text, str) and len(text) <= MAX_NAME and (text.isascii() or not _SURROGATE.search(text))
 
 
 def _plain(match: SemanticTrtMatch) -> SemanticTrtMatch:
-    """With Python's own numbers: whoever works with NumPy returns its, and neither a hint nor a route event can be
-    written with them."""
+    """The match with Python's own numbers: a provider that works with NumPy returns NumPy's, with which neither a hint
+    nor a route event can be written."""
     at = match.location
     if not (_are_plain(match.quality_signals) and _are_plain(match.metadata)):
         match = msgspec.structs.replace(

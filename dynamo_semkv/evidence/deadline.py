@@ -1,10 +1,11 @@
-"""All providers under one hard deadline: what they say in time is evidence, everything else is a miss with a reason.
+"""DeadlineRunner: asks all providers under one hard deadline. What they return in time is evidence, everything else is
+a miss with a reason.
 
-No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck, is put aside
-when it keeps failing, and what it returns is checked, in its own thread, before anybody believes it.
+No provider can delay or fail a request: each runs in a thread of its own, is skipped while it is stuck and put aside
+when it keeps failing, and its results are checked, in its own thread, before they are used.
 
 Fusion: providers are given in order of authority. What a provider proved (a prefix, verbatim runs) ranks above what
-another only finds alike, and once one has proven `ENOUGH` of the prompt nobody waits for those after it.
+another only finds alike, and once one has proven `ENOUGH` of the prompt, the providers after it are not waited for.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class LookupStatus(str, Enum):
     TIMEOUT = "timeout"
     ERROR = "error"
     SKIPPED = "skipped"
-    """Not asked or not waited for: no provider, stuck in an earlier lookup, put aside after failures, or one before it
-    knew enough."""
+    """Not asked or not waited for: no provider, stuck in an earlier lookup, put aside after failures, or a provider
+    before it had proven enough."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -132,8 +133,8 @@ class DeadlineRunner:
         return LookupResult(overall, best, time.monotonic() - began, by_provider)
 
     async def _wait(self, asked: Mapping[str, asyncio.Future[Answer]], query: LookupQuery, expires: float) -> list[str]:
-        """Until all have answered, the deadline, or what was proven is enough. The names of those that need not answer
-        any more."""
+        """Waits until all have answered, the deadline is over, or enough is proven. Returns the names of those that
+        need not answer any more."""
         if len(asked) == 1:
             (answer,) = asked.values()
             await _until(expires, answer)
@@ -168,7 +169,7 @@ class DeadlineRunner:
             _throttled.exception(text, name, key=name)
 
     def _abandon(self, asked: Container[str]) -> None:
-        """The answer is not wanted any more: a trial that the lookup was carrying is owed to the next one."""
+        """The answers are not needed any more. If this lookup was a breaker's trial, the next one is the trial."""
         for slot in self._slots:
             if slot.worker.name in asked:
                 slot.breaker.abandon()
@@ -279,8 +280,8 @@ class DeadlineRunner:
 
 
 async def _until(expires: float, answer: asyncio.Future[Answer]) -> None:
-    """Waits for the answer; by then it is LATE. Half of what `asyncio.wait` costs, which has a future of its own and a
-    turn of the loop to tell of it. Its own cancellation cancels the answer too."""
+    """Waits for the answer; at `expires` it becomes LATE. This costs half of `asyncio.wait`, which needs a future of
+    its own and another step of the loop. Cancelling this cancels the answer too."""
     left = expires - time.monotonic()
     if left <= 0:
         return

@@ -52,7 +52,7 @@ class Epoch:
 
 
 def _nobody(_: str) -> None:
-    """Where no catalog keeps the donor."""
+    """`on_use` of a donor that no catalog keeps."""
 
 
 Segment = tuple[int | str, int, int]
@@ -83,7 +83,7 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
     """When it is no longer believed, by the clock of whoever stored its registration."""
     on_use: Callable[[str], None] = _nobody
     slot: int = -1
-    """Its number in the catalog that keeps it, while it does."""
+    """Its number in the catalog, as long as the catalog keeps it."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -101,10 +101,10 @@ class CatalogDonor(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.epoch.creditable
 
     def used(self) -> None:
-        """A provider made a match of it: its turn to be evicted comes later. Any thread."""
+        """A provider made a match of it, so the catalog evicts it later. Any thread."""
         self.on_use(self.donor_id)
 
 
 def parts_of(segments: tuple[Segment, ...], token_count: int) -> tuple[Segment, ...]:
-    """As CatalogDonor keeps them."""
+    """The segments as CatalogDonor keeps them: empty for a single segment, number 0, over all tokens."""
     return () if segments == ((0, 0, token_count),) else segments

@@ -1,4 +1,4 @@
-"""EmbeddingProvider: finds donors that say the same in other words, where fingerprints see nothing. Optional
+"""EmbeddingProvider: finds donors with the same meaning in other words, which fingerprints cannot find. Optional
 (`evidence.embedding.enabled`).
 
     routed prompt + donor event -> windows -> vectors (a thread of its own) -> index of the partition
@@ -11,11 +11,11 @@
 * A claim is about meaning: no segment, no proven prefix, always a `semantic_candidate`. `reusable_token_count` is the
   share of the windows asked about that the donor has something alike for, times the prompt's length. No token of it is
   known to be equal.
-* Donors of one trade are all somewhat alike. A match must be alike (`min_similarity`) and stand out from what the
-  others are alike (`min_lead`), and of two texts that are equally alike neither is meant; where that cannot be said,
-  few windows or few donors, it must be much alike (`min_similarity_alone`). A window to which a quarter of the donors
-  are alike, a shared template, is left out.
-* Windows lie on one grid and their vectors are remembered, by tenant: prompts that begin alike share what they cost.
+* Donors of one subject area are all somewhat alike. A match must be alike (`min_similarity`) and more so than the
+  others by `min_lead`; of two texts that are equally alike neither is a match. With too few windows or donors to
+  compare, it must be much alike (`min_similarity_alone`). A window to which a quarter of the donors are alike, as a
+  shared template, is left out.
+* Windows lie on one grid and their vectors are kept, by tenant, so prompts that begin alike share the cost.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CLEARLY = 0.03
 _SAME = 0.5
 _COMMON = 0.25
 _FORGETTING = 0.98
-"""A lookup: a measurement that leaves no time for even one window is doubted after a while, and made again."""
+"""Factor for each lookup: a measured time that leaves no room for even one window is measured again after a while."""
 _FEW = 4
 
 
@@ -92,7 +92,7 @@ class EmbeddingProvider(DonorLearner):
         self._partitions: dict[str, _Partition] = {}
         self._next_row = 0
         self._window_seconds: float | None = None
-        """Of one window of a query, as measured; None before the first."""
+        """Measured seconds for one window of a query; None before the first."""
         self._remembered: OrderedDict[bytes, Vectors] = OrderedDict()
         self._memory = threading.Lock()
         # Counts: `remembered` windows, which cost nothing, `lookups`, `tenant_unknown`, `no_partition`, `no_time`,
@@ -192,7 +192,7 @@ class EmbeddingProvider(DonorLearner):
         )
 
     def _is_unrivalled(self, row: int, means: dict[int, float], donors: dict[int, CatalogDonor]) -> bool:
-        """Much alike, or more so than every donor of another text: of two that are equally alike neither is meant."""
+        """Whether the donor is much alike, or clearly more so than every donor of another text."""
         if means[row] >= self._config.min_similarity_alone:
             return True
         rivals = [other for other in donors if other != row and means[other] > means[row] - _CLEARLY]
@@ -205,13 +205,14 @@ class EmbeddingProvider(DonorLearner):
         return min(self._config.query_windows, int(self._config.budget_ms / 1_000 / max(self._window_seconds, 1e-6)))
 
     def _record_cost(self, seconds: float) -> None:
-        """Slow ones count at once, fast ones little by little: a lookup that is late costs more than one window
-        less."""
+        """Takes the measured time for one window. A longer one counts at once, a shorter one by a tenth: a late lookup
+        costs more than one window less does."""
         known = self._window_seconds
         self._window_seconds = seconds if known is None or seconds > known else 0.9 * known + 0.1 * seconds
 
     def _key(self, digest: bytes, tokens: TokenArray, start: int) -> bytes:
-        """With the namespace's digest in it: how long a lookup takes must not tell what another tenant wrote."""
+        """The key of a window's vector. The namespace's digest is part of it, so that the time of a lookup does not
+        reveal what another tenant wrote."""
         return digest + tokens[start : start + self._config.window_tokens].tobytes()
 
     def _remembered_vector(self, digest: bytes, tokens: TokenArray, start: int) -> Vectors | None:
@@ -219,7 +220,7 @@ class EmbeddingProvider(DonorLearner):
             return self._remembered.get(self._key(digest, tokens, start))
 
     def _vectors(self, digest: bytes, tokens: TokenArray, starts: Sequence[int]) -> Vectors:
-        """Shape [len(starts), dimension]. What was not read before is read now."""
+        """The windows' vectors, shape [len(starts), dimension]. Those that are not kept are encoded now."""
         window = self._config.window_tokens
         found = {start: self._remembered_vector(digest, tokens, start) for start in starts}
         new = [start for start, vector in found.items() if vector is None]
@@ -267,7 +268,7 @@ class EmbeddingProvider(DonorLearner):
         self.counts["indexed"] += 1
 
     def _is_wanted(self, donor: CatalogDonor) -> bool:
-        """Still in the catalog, in the epoch it was registered in."""
+        """Whether the donor is still in the catalog, in the epoch it was registered in."""
         wanted = self._wanted.get(donor.donor_id)
         return wanted is not None and wanted.sketch is donor.sketch and not donor.epoch.over
 
@@ -286,7 +287,8 @@ class EmbeddingProvider(DonorLearner):
 
 
 def _one_text(one: CatalogDonor, other: CatalogDonor) -> bool:
-    """The same prompt on two replicas, or its next turn: they share most samples of the shorter one."""
+    """Whether both are one prompt on two replicas, or a prompt and its next turn: they share most samples of the
+    shorter one."""
     if one.sketch is None or other.sketch is None or one.sketch.spacing != other.sketch.spacing:
         return False
     fewer, more = sorted((one.sketch.fingerprints, other.sketch.fingerprints), key=len)

@@ -1,4 +1,4 @@
-"""What an emitter may speak for, and what it said about a donor: from a wire event to a CatalogDonor, or a refusal."""
+"""Which donors an emitter may announce, and how its event becomes a CatalogDonor or is refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def may_place(emitter: StreamKey, location: Location) -> bool:
-    """An emitter speaks for its own worker and rank, and for shared stores. Ranks of one worker have caches of their
-    own."""
+    """Whether an emitter may announce donors at this location: on its own worker and rank, or in a shared store. Ranks
+    of one worker have caches of their own."""
     if isinstance(location, SharedLocation):
         return True
     return (location.worker_id, location.dp_rank) == emitter
@@ -42,7 +42,7 @@ def may_purge(emitter: StreamKey, scope: PurgeScope) -> bool:
 
 
 def in_scope(donor: CatalogDonor, scope: PurgeScope) -> bool:
-    """Of the emitter's own donors: which does the purge mean."""
+    """Whether the purge covers this donor, which is the emitter's own."""
     if isinstance(scope, PurgeLocation):
         return donor.location == scope.location
     return not (isinstance(scope, PurgeWorker) and isinstance(donor.location, SharedLocation))
@@ -105,7 +105,7 @@ def restricted(
     segments: tuple[Segment, ...],
     tokens_per_block: int,
 ) -> DonorSketch | None:
-    """The sketch of what the segments still cover."""
+    """The part of the sketch that the segments still cover."""
     ranges = merged_ranges([(start, end) for _, start, end in segments])
     if sketch is None or ranges == [(0, token_count)]:
         return sketch
@@ -113,8 +113,7 @@ def restricted(
 
 
 def _sketch_in(segments: list[DonorSegment]) -> DonorSketch | None:
-    """The donor's sketch rides in the first segment that has one and covers the whole donor, whatever the segment's own
-    range."""
+    """The sketch of the first segment that has one. It covers the whole donor, whatever the segment's own range."""
     for segment in segments:
         raw = segment.provider_metadata
         if raw is not None and bytes(raw[: len(ALGORITHM)]) == ALGORITHM:

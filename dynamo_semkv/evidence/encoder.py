@@ -1,5 +1,5 @@
-"""Text in, unit vectors out: a sentence encoder in ONNX Runtime, and the served model's tokenizer to get text from
-token ids.
+"""Encoder: a sentence encoder in ONNX Runtime, from text to unit vectors, and the served model's tokenizer, which makes
+text of token ids.
 
 Needs the extra `embeddings`. Both read local directories only and download nothing.
 """
@@ -32,7 +32,7 @@ class Encoder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str], length: int) -> Vectors:
-        """Of each text the first `length` tokens of the encoder. No text, or nothing but blanks: a row of zeros."""
+        """One vector for each text, of its first `length` tokens of the encoder; zeros for an empty or blank text."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which donors have not been said again for too long, without ever looking at the others."""
+"""Expiry: finds the donors that were not registered again in time, without looking at the others."""
 
 from __future__ import annotations
 

@@ -48,15 +48,15 @@ from dynamo_semkv.evidence.provider import LookupQuery
 
 MAX_CANDIDATES = 16
 ENOUGH_PROVEN = 512
-"""Tokens of a proven prefix that are worth naming in a prompt of any length: they save what they save."""
+"""Tokens of a proven prefix that make a match in a prompt of any length: what they save does not depend on it."""
 MAX_COMPARED = 4 * MAX_SAMPLES
 """Samples of the prompt: at the smallest spacing those of 131,072 tokens."""
 MAX_SEGMENTS = 32
 """Per match, the longest ones: a dense edit would leave hundreds."""
 MIN_SEGMENT_TOKENS = 16
 IN_A_CHAIN = 3
-"""Where changes leave no run of `min_run_tokens`: this many times as many in short runs, one behind the other on one
-diagonal."""
+"""Where changes leave no run of `min_run_tokens`, this many times as many tokens in short runs in a row count as
+one."""
 CONVINCING = 8.0
 """Weighted samples at which more of them add no confidence."""
 _WORTH_A_LOOK = 0.1
@@ -79,7 +79,7 @@ class FingerprintProvider:
         """The same partitions by number; a number is not used twice at a time."""
         self._numbers = Slots()
         self._places: Sharded[str, int] = Sharded()
-        """Partition number and row of each donor: one small integer a donor."""
+        """Partition number and row of each donor, as one small integer."""
         self.counts: Counter[str] = Counter()
         """`indexed`, `removed`, `without_sketch`, `partition_full`, `lookups`, `no_partition`, `tenant_unknown`,
         `candidates`, `matches`; why candidates were rejected: `weak`, `short`, `small`, `stale`."""
@@ -160,7 +160,7 @@ class FingerprintProvider:
                 weights[places] = rarity
             else:
                 weights = _weights(samples.fingerprints, asked, rarity)
-            # What a sample weighs in a donor that posts only one in 2**k.
+            # The weight of a sample in a donor that posts only one in 2**k.
             weights_by_thinning = {
                 k: weights * (samples.fingerprints & unposted_bits(k) == 0)
                 for k in {thinned for _, _, thinned in alike}
@@ -190,7 +190,7 @@ class FingerprintProvider:
             }
 
     def _place_of(self, donor_id: str) -> tuple[int, Partition, int] | None:
-        """Where it is: as kept, the partition, its row there."""
+        """The donor's entry in `_places`, its partition and its row there; None if it is not indexed."""
         at = self._places.get(donor_id)
         partition = self._by_number[at >> ROW_BITS] if at is not None else None
         return (at, partition, at & MAX_ROWS - 1) if at is not None and partition is not None else None

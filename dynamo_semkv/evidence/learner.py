@@ -1,4 +1,4 @@
-"""DonorLearner: what a provider has in common that must know a donor's text and takes long to take it in.
+"""DonorLearner: base of providers that need a donor's text and take long to index it.
 
 routed prompt, donor event (event loop) -> whose text is known (routed.py) -> a bounded queue -> `_index_donor` (a
 thread of its own)
@@ -33,7 +33,7 @@ class DonorLearner:
         self._lock = threading.Lock()
         self._prompts = RoutedPrompts(max_prompt_bytes, max_donors)
         self._wanted: OrderedDict[str, CatalogDonor] = OrderedDict()
-        """Donors that are taken in or will be; whoever is not here any more is dropped by the thread."""
+        """Donors that are indexed or will be; the thread drops a job whose donor is not here any more."""
         self.counts: Counter[str] = Counter()
         self._jobs: queue.Queue[tuple[CatalogDonor, TokenArray] | None] = queue.Queue(max_queued)
         self._thread = threading.Thread(target=self._run, name=f"semkv-{self.name}-donors", daemon=True)
@@ -42,7 +42,7 @@ class DonorLearner:
         self._thread.start()
 
     def close(self, timeout: float = 1.0) -> None:
-        """What is still queued is not taken in."""
+        """Ends the thread. What is still queued is not indexed."""
         with self._lock:
             self._wanted.clear()
         try:
@@ -114,11 +114,11 @@ class DonorLearner:
                 _throttled.exception("%s could not take in a donor", self.name)
 
     def _index_donor(self, donor: CatalogDonor, tokens: TokenArray) -> None:
-        """In the thread."""
+        """Indexes one donor, whose text `tokens` is. Runs in the learner's thread."""
         raise NotImplementedError
 
     def _refresh(self, donor: CatalogDonor) -> None:
-        """Under the lock: the same registration came again, elsewhere perhaps."""
+        """Called under the lock: the same registration came again, perhaps at another location."""
 
     def _forget(self, donor_id: str) -> None:
-        """Under the lock: it is not wanted any more."""
+        """Called under the lock: the donor leaves the index."""

@@ -19,19 +19,20 @@ from dynamo_semkv.evidence.donor import CatalogDonor
 from dynamo_semkv.evidence.postings import MAX_ROWS, Hits, Postings
 
 POSTINGS_PER_DONOR = 128
-"""Of a longer donor only every second, fourth, ... fingerprint is posted, by its low bits; verification uses all. Of a
-short one, whose samples are closer together, those that it would have at the widest spacing: what a prompt of any
-length asks for."""
+"""A longer donor posts only every second, fourth, ... fingerprint, chosen by its low bits; verification uses all. A
+short donor, whose samples are closer together, posts those that it would have at the widest spacing, which is what a
+prompt of any length asks for."""
 CLEANED_PER_STEP = 2
 MOVED_PER_STEP = 2
 AT_ONCE = 8
 """Donors that are posted together: what NumPy costs a call is paid once, and the longest step is still a millisecond or
 two."""
 BYTES_PER_STEP = 32 * 1_024
-"""Of a table that comes or goes, an add."""
+"""Of a table that is being prepared or released, for each add."""
 VISITED_PER_STEP = 64
 GROWTH = 1.5
-"""At least, and less than twice that: then the old table goes when the new one gets full."""
+"""A new table has this many times the capacity of the old one, or up to twice that: so all rows are moved before it is
+full itself."""
 _FIRST_CAPACITY = 4 * POSTINGS_PER_DONOR
 _SPACING_BITS = 2
 """Low bits of a fingerprint that are zero at the widest spacing."""
@@ -85,16 +86,16 @@ class Partition:
         self._count = 0
         self._donors: Row[CatalogDonor] = Row()
         self._rows = 0
-        """That were ever taken: the free ones too."""
+        """How many rows were ever taken, the free ones included."""
         self._arriving: dict[int, DonorSketch] = {}
-        """Added, and not posted yet: a few at a time, or when somebody asks."""
+        """Donors that are added and not posted yet; that happens for a few at a time, or at the next search."""
         self._free: list[int] = []
         self._leaving: deque[tuple[int, DonorSketch | None]] = deque()
-        """Rows without a donor whose postings are still to be taken out; None: those went with an old table."""
+        """Rows whose donor is gone and whose postings are still to be removed; None: they went with an old table."""
         self._thinned = np.zeros(16, np.uint8)
         self._by_thinning: Counter[int] = Counter()
         self._posters: FloatArray | None = None
-        """By the low bits of a fingerprint, how many donors here would post it. None: to be counted again."""
+        """How many donors here would post a fingerprint, by its low bits. None: to be counted again."""
         self._moved = np.zeros(16, np.bool_)
         """Rows whose postings are in the next table: those in the current one no longer count."""
         self._adds_since_upkeep = 0
@@ -102,9 +103,9 @@ class Partition:
         self._table = Postings(_FIRST_CAPACITY, ways)
         self._next: Postings | None = None
         self._warming: Postings | None = None
-        """Will be the next one as soon as all its memory is there."""
+        """Becomes the next table as soon as the kernel has backed all its memory."""
         self._releasing: Postings | None = None
-        """Was the current one; its memory is given back."""
+        """The table before the current one, whose memory is being given back."""
         self._cursor = 0
 
     def __len__(self) -> int:
@@ -161,8 +162,8 @@ class Partition:
         self._leaving.append((row, donor.sketch if donor is not None else None))
 
     def postable(self, fingerprints: U32Array) -> tuple[U32Array, npt.NDArray[np.intp] | None]:
-        """Those of a prompt's, shape [n], that any donor here would have posted: ascending, each once. And where each
-        stands among the prompt's; None where one stands at several places."""
+        """The fingerprints of a prompt, shape [n], that any donor here would have posted: ascending, each once. And
+        their indices in the prompt; None where one occurs more than once."""
         least = min((k for k, count in self._by_thinning.items() if count), default=0)
         places = (fingerprints & unposted_bits(least) == 0).nonzero()[0]
         asked = fingerprints.take(places)
@@ -189,7 +190,7 @@ class Partition:
         """Weight of each fingerprint asked for, shape [n], in [0, 1]: 1 where one donor has it, 0 where all have it or
         none.
 
-        Thinned donors keep quiet about most of theirs, so carriers are counted among those that would have said.
+        Thinned donors do not post most of theirs, so carriers are counted among the donors that would have posted it.
         """
         donors = max(1, self._count)
         found = hits.carriers()
@@ -205,7 +206,7 @@ class Partition:
         return weight
 
     def _count_posters(self) -> FloatArray:
-        """At least 1 each: who is gone may be found for a while."""
+        """At least 1 each, since a donor that is gone may be found for a while."""
         most = max(self._by_thinning, default=0)
         low = np.arange(1 << _SPACING_BITS + most, dtype=np.uint32)
         posters = np.zeros(len(low))
@@ -223,7 +224,7 @@ class Partition:
         return self._rows - 1
 
     def _post_arrivals(self) -> None:
-        """Posts who was added since the last time: all that a search has to wait for."""
+        """Posts the donors that were added since the last call. A search has to wait for nothing else."""
         if not self._arriving:
             return
         arriving = list(self._arriving.items())
@@ -264,7 +265,7 @@ class Partition:
         wanted = self._max_donors * self._table.used // max(1, self._count) * 17 // 16
         while wanted >= 2 * GROWTH * self._table.capacity:
             wanted //= 2
-        # More donors than was said, or longer ones.
+        # More donors than `max_donors`, or longer ones.
         return max(wanted, int(GROWTH * self._table.capacity))
 
     def _move_rows(self, rows: int) -> None:

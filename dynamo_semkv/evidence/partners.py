@@ -1,8 +1,8 @@
-"""Partners: which sample of a donor is which sample of the prompt.
+"""Partners: which sample of a donor corresponds to which sample of the prompt.
 
-By fingerprint; where the prompt has one more than once, by what stands before and after it. All candidates at once in
-NumPy, and what is only needed for prompts that repeat themselves is only done for those: most of what a short array
-costs is the call.
+Samples are paired by fingerprint; where the prompt has a fingerprint more than once, by the samples before and after
+it. NumPy handles all candidates at once. What only prompts that repeat themselves need is done for those alone, since
+the cost of a short array is mostly that of the call.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Postings:
         self._population[sets] += 1
 
     def remove(self, fingerprints: U32Array, rows: U32Array | int) -> None:
-        """Takes back what `insert` put there, whether or not it fell out since."""
+        """Removes what `insert` put there, whether or not it was pushed out meanwhile."""
         sets = self._sets(fingerprints)
         self.used -= len(fingerprints)
         np.subtract.at(self._population, sets, 1)

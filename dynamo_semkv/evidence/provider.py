@@ -31,8 +31,8 @@ class LookupQuery(msgspec.Struct, frozen=True):
 
 
 class EvidenceProvider(Protocol):
-    """Raises what it likes: an error is a miss with a reason. Results are a list or tuple and need no order; of more
-    than 1,000 matches the rest is not looked at, and one with more than 256 segments is not believed."""
+    """Any exception is a miss with a reason. Results are a list or tuple in any order; after 1,000 matches the rest is
+    not read, and a match with more than 256 segments is unsound."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class EvidenceProvider(Protocol):
 
 @runtime_checkable
 class DonorListener(Protocol):
-    """Told by the catalog, in its thread, what to index. Adding an id again replaces it.
+    """Called by the catalog, in its thread, with what to index. Adding an id again replaces it.
 
     `donor_removed` may be late for donors whose epoch is over: a listener checks `CatalogDonor.creditable` before it
     hands out a match.
@@ -63,8 +63,8 @@ class DonorListener(Protocol):
 
 @runtime_checkable
 class PromptListener(Protocol):
-    """Told of every prompt that was looked up, after its lookup and in the event loop: for providers that learn what a
-    donor says from the prompt that became it. Keeps it short."""
+    """Gets every prompt after its lookup, in the event loop: for providers that learn a donor's text from the prompt
+    that became it. It must be quick."""
 
     def prompt_routed(self, query: LookupQuery) -> None:
         """Take note of the prompt. An exception is counted, and costs the provider this prompt only."""

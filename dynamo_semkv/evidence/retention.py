@@ -1,5 +1,5 @@
-"""Who has to go when the store is full: the oldest that was not used since its last turn, of the largest namespace of
-the largest worker.
+"""Retention: which donor is evicted when the store is full: the oldest one that was not used since its last turn, of
+the largest namespace of the worker with most donors.
 
 Shares are by worker first, since a worker may invent namespaces and ranks, but not its name; then by namespace, so a
 tenant that floods the store evicts itself. Every operation is O(1) but for a victim's second chances, which are
@@ -59,7 +59,7 @@ class Retention:
         self._step(namespace, worker, 1)
 
     def discard(self, namespace: str, worker: int, member: int) -> None:
-        """A member of them, or of none."""
+        """Removes the member, which is in this namespace of this worker or nowhere."""
         if not self._chains.linked(member):
             return
         self._chains.remove(member)
@@ -68,7 +68,7 @@ class Retention:
             self._chains.end(self._heads.pop((namespace, worker)))
 
     def touch(self, member: int) -> None:
-        """It was good for something: it survives its next turn."""
+        """The member was used, so it is passed over at its next turn."""
         if member < len(self._used):
             self._used[member] = 1
 

@@ -1,4 +1,4 @@
-"""Which routed prompt a donor was made of: donors come as events without tokens, and what a model of language reads is
+"""RoutedPrompts: which routed prompt a donor was made of. Donor events carry no tokens, and a language model needs
 text.
 
 A router has the tokens of the prompts that it routed itself. A donor's sketch carries keys of its block chain, and a
@@ -55,7 +55,7 @@ class RoutedPrompts:
         return self._bytes
 
     def routed(self, digest_hex: str, chain: Sequence[BlockKey], tokens: TokenArray) -> CatalogDonor | None:
-        """A prompt was routed. The donor that was waiting for it, if one was: its text is `tokens`."""
+        """Keeps a routed prompt. Returns the donor that waited for it, whose text `tokens` is; None: none did."""
         if not chain or tokens.nbytes > self._max_bytes:
             self.counts["too_short" if not chain else "crowded_out"] += 1
             return None

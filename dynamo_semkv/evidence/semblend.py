@@ -1,15 +1,15 @@
 """SemBlendProvider: the real `semblend` package (0.3.25) behind our protocol. Optional (`evidence.semblend.enabled`,
 extra `semblend`).
 
-What of SemBlend is contained here, because it would cost somebody a wrong answer or a stall:
+What would cause a wrong answer or a stall is handled here:
 
-* its store has no removal: donors that are gone are dropped from its answers, and once they are as many as the living
-  ones the store is filled anew beside the old one and then swapped;
-* a full store takes seconds an add: it is made twice as large as the donors we give it, and ours go first;
+* its store has no removal: donors that are gone are dropped from its answers, and once they are as many as the others,
+  a new store is filled beside the old one and then takes its place;
+* a full store takes seconds for each add: it is made twice as large as the donors we give it, and ours go first;
 * an id that is registered again keeps its old tokens: every registration gets an id of its own;
-* a lookup without an isolation key sees everybody: the key is always given, it is the namespace digest, and the donor's
-  own is compared again;
-* what it maps is compared token by token: segments and `reusable_token_count` are what is equal, not what it says;
+* a lookup without an isolation key sees all tenants: the key, the namespace digest, is always given, and compared with
+  the donor's own once more;
+* what it maps is compared token by token: segments and `reusable_token_count` are the equal tokens, not its claim;
 * an embedder of another dimension makes lookups raise and a NaN is taken: both are refused when the donor is
   registered.
 
@@ -94,7 +94,7 @@ class SemBlendProvider(DonorLearner):
         self._make = make_pipeline if make_pipeline is not None else new_pipeline
         self._pipeline = self._make(config, embedder)
         self._known: dict[str, _Registered] = {}
-        """By the id that SemBlend has it under: everything in its store, the dead too."""
+        """Everything in SemBlend's store, by SemBlend's id, donors that are gone included."""
         self._serial = 0
         # Counts: `lookups`, `tenant_unknown`, `no_text`, `misses`, `gone`, `foreign`, `unverified`, `matches`;
         # `queued`, `queue_full`, `registered`, `stale`, `refused`, `failed`, `refilled`, `crowded_out`.
@@ -219,7 +219,7 @@ class SemBlendProvider(DonorLearner):
 
 
 class _Checked:
-    """An embedder whose every vector has the declared dimension and finite values, or is an error here and now."""
+    """An embedder that raises ValueError for a vector of another dimension or with a value that is not finite."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -266,8 +266,8 @@ def _store(config: SemBlendConfig, dimension: int, chunk_size: int) -> Any:
 def verified_runs(
     prompt: TokenArray, donor: TokenArray, target_positions: Sequence[int], donor_positions: Sequence[int]
 ) -> tuple[SemanticTrtSegment, ...]:
-    """Of the pairs of positions those whose tokens are equal, as runs of MIN_RUN and more that do not overlap in the
-    prompt; the longest ones."""
+    """The pairs of positions whose tokens are equal, as runs of at least MIN_RUN tokens that do not overlap in the
+    prompt; at most MAX_SEGMENTS, the longest ones."""
     target, other = np.asarray(target_positions, np.int64), np.asarray(donor_positions, np.int64)
     if len(target) != len(other) or len(target) == 0:
         return ()

@@ -1,4 +1,4 @@
-"""Room that several owners share, so that none can take it from the others: who has the most gives up first. Every
+"""Room that several owners share, so that none can take it from the others: the owner of most gives up first. Every
 operation is O(1)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ V = TypeVar("V", bound=Hashable)
 
 
 class Sizes(Generic[K]):
-    """How much each of many has, and who has the most."""
+    """How much each owner has, and which owner has the most."""
 
     __slots__ = ("_by_size", "_largest", "_of", "total")
 

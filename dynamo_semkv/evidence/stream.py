@@ -1,4 +1,4 @@
-"""One emitter's event stream: which events count, in which order, and when its donors get no credit.
+"""Stream: the events of one emitter; which of them count, in which order, and when its donors get no credit.
 
 Rules (ai-dynamo/dynamo#10127, and what went wrong elsewhere):
 
@@ -72,7 +72,7 @@ class Stream:
 
     @property
     def quarantined(self) -> bool:
-        """There is a gap: the donors are known, and nobody knows which of them are still there."""
+        """Whether there is a gap: the donors are known, but not which of them are still there."""
         return self.lost or bool(self._held)
 
     @property
@@ -113,8 +113,7 @@ class Stream:
         self._update_credit()
 
     def readmit(self, generation: str) -> bool:
-        """The worker is there again. True if it is known to be the same generation; otherwise it has to announce itself
-        by a reset."""
+        """The worker is back. True if it is known to be in the same generation; otherwise it has to send a reset."""
         if self.absent_since is None or self.epoch is None or self.epoch.generation != generation:
             return False
         self.absent_since = None
@@ -137,7 +136,7 @@ class Stream:
         self._held.clear()
 
     def mark_lost(self) -> None:
-        """Events were lost that nobody can bring back."""
+        """Events were lost and cannot be had again: no credit until a reset."""
         self._held.clear()
         self.lost = True
         self._update_credit()

@@ -1,8 +1,8 @@
 """Streams: the event streams of all emitters, with room that no worker can take from the others.
 
-A worker whose model card is known has the ranks of the card and no other. Before that, and of workers that nobody
-lists, streams and held events are bounded in sum, and whoever has most of them gives up first: an emitter that invents
-ranks pushes out its own.
+A worker whose model card is known has the ranks of the card and no other. For all other workers, streams and held
+events are bounded in sum, and the worker with most of them gives up first: an emitter that invents ranks pushes out its
+own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dynamo_semkv.evidence.stream import Stream, Verdict
 
 
 class Streams:
-    """`is_empty(key)`: a stream has no donors, so nothing is lost with it. `on_end(key)`: its donors so far are
-    over."""
+    """`is_empty(key)`: whether a stream has no donors, so that nothing is lost with it. `on_end(key)`: ends the donors
+    that a stream has so far."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Streams:
         self._of: OrderedDict[StreamKey, Stream] = OrderedDict()
         self._room: Shares[int, int] = Shares()
         self.held = 0
-        """Events that came too early, of all."""
+        """Events of all streams that wait for an earlier one."""
         self._held: dict[int, int] = {}
-        """By worker."""
+        """The same, by worker."""
         self._ranks: dict[int, frozenset[int]] = {}
 
     def __iter__(self) -> Iterator[Stream]:
@@ -66,8 +66,8 @@ class Streams:
         return verdict, ready, stream
 
     def set_ranks(self, worker_id: int, ranks: frozenset[int]) -> None:
-        """The ranks that a live worker has by its model card; what came of others is over. Empty: it is not listed,
-        nobody knows."""
+        """The ranks that a live worker has by its model card; streams of other ranks end. Empty: the worker is not
+        listed, and its ranks are unknown."""
         if not ranks:
             self._ranks.pop(worker_id, None)
             return
@@ -83,8 +83,8 @@ class Streams:
         self._count_held(stream.key.worker_id, -held)
 
     def forget(self, streams: Iterable[Stream]) -> None:
-        """Of workers that are gone for good: late events of theirs are refused, and the next time the stream goes
-        too."""
+        """Ends streams of workers that are gone for good: their late events are refused. A stream that was forgotten
+        before is dropped."""
         for stream in streams:
             if stream.epoch is None:
                 self.drop(stream.key)
@@ -109,7 +109,8 @@ class Streams:
         return self._of[key]
 
     def _make_room(self, worker_id: int) -> bool:
-        """Whoever would still have as many as the newcomer gives one up; else one without donors may go."""
+        """Drops a stream of the worker with most, if it is the newcomer or keeps at least as many as the newcomer gets;
+        else the one that was silent longest, if it has no donors. False: neither may go."""
         victim = self._room.victim()
         if victim is not None and (
             victim[0] == worker_id or self._room.sizes.most > self._room.sizes.of(worker_id) + 1
@@ -123,7 +124,7 @@ class Streams:
         return True
 
     def _may_hold(self, key: StreamKey) -> bool:
-        """Where there is no room: another worker holds so much more that it gives up what it holds of one stream."""
+        """Makes room for a held event where there is none: another worker that holds more gives up one stream's."""
         greedy = max(self._held, key=self._held.__getitem__)
         if self._held[greedy] <= self._held.get(key.worker_id, 0) + 1:
             return False

@@ -23,7 +23,7 @@ way round. Python's own 5 ms are the whole deadline: beside a replay of donor ev
 
 
 class Answer(NamedTuple):
-    """What a provider said, checked in its own thread."""
+    """What a provider returned, checked in its own thread."""
 
     claims: Claims
     error: BaseException | None

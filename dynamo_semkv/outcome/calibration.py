@@ -84,7 +84,7 @@ class _Cell:
 
     @property
     def at(self) -> float:
-        """When the cell learned last, by the clock of its replica."""
+        """When something was last learned for the cell, by the clock of its replica."""
         return max(track.own.at for track in (self.share, self.saving) if track is not None)
 
 

@@ -61,7 +61,7 @@ MAX_HELD_EVENTS = 20_000
 
 JoinedEvent = RouteOpened | RouteObserved | MaterializationReport
 Received = tuple[JoinedEvent, str | None]
-"""An event, and the subject that it came on; None: it is this router's own."""
+"""An event and the bus subject that it came on; None: it is this router's own."""
 _JOINED = (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
 
 
@@ -212,8 +212,8 @@ class Intake:
             self._arrived(subjects.REPORT_STREAM, message.timestamp, (report, message.subject))
 
     def set_own_subject(self, subject: str) -> None:
-        """Tells the subject of this router's own events: their echoes are known already, and reading them again costs
-        every request."""
+        """Sets the subject of this router's own events: they are known already when they come back from the bus, and
+        reading them again would cost time at every request."""
         self._own_subject = subject
 
     def record_own(self, event: RouteEvent) -> None:

@@ -156,7 +156,7 @@ def _situation(views: Sequence[ReplicaView], input_tokens: int, block_size: int)
 
 
 _NO_DONOR = (None, TokenValue(0.0), TokenValue(0.0), 0, 0)
-"""As a DonorValue, where nobody claims anything."""
+"""Stands in for a DonorValue where no donor claims anything."""
 
 
 def _row(
@@ -169,7 +169,8 @@ def _row(
     extra: tuple[str, ...],
     extra_values: tuple[TokenValue, ...],
 ) -> ScoreRow:
-    """`extra`: names of scorers of somebody else, and beside them in `extra_values` what they give this replica."""
+    """`extra`: names of the plugins' scorers, and in `extra_values`, in the same order, their values for this
+    replica."""
     device, host, disk = exact_values
     match, donor, _, claimed, proven = strongest if strongest is not None else _NO_DONOR
     load = TokenValue(-config.load_weight * situation.excess(view))
@@ -198,7 +199,7 @@ def _strongest(
     credit: Credit,
     exact_values: tuple[TokenValue, TokenValue, TokenValue],
 ) -> DonorValue | None:
-    """Donors on one replica do not add up: they hold the same text more often than not."""
+    """The best donor alone: donors on one replica do not add up, since they mostly hold the same text."""
     values = [donor_value(match, view, input_tokens, credit, exact_values) for match in matches]
     return min(values, key=_strength, default=None)
 
@@ -217,7 +218,7 @@ def _strength(value: DonorValue) -> tuple[float, float, int, float, str, str, st
 
 
 def _sort(rows: list[ScoreRow], seed_material: bytes) -> None:
-    """Best first, filtered ones last. Lots are drawn among equals only."""
+    """Sorts rows by total, filtered ones last. Only equal rows are ordered by a hash of the seed."""
     at = {row.replica: (row.filtered_by is not None, -round(row.total, 6)) for row in rows}
     equal = Counter(at.values())
     seed = b"" if len(equal) == len(rows) else hashlib.blake2b(seed_material).digest()

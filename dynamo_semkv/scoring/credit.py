@@ -56,7 +56,7 @@ class PriorCredit:
 
 
 def prior_share(prior: MatchPriors, kind: Kind) -> float:
-    """Nothing where the connector says itself that it loads nothing."""
+    """The configured share of the match type; 0 where the connector announced that it loads nothing."""
     if kind.mode is Materialization.OFF:
         return 0.0
     return prior.exact_equivalent if kind.match_type is MatchType.EXACT_EQUIVALENT else prior.semantic_candidate
@@ -71,6 +71,6 @@ _MODES = {mode.value: mode for mode in Materialization}
 
 
 def mode_of(said: str | None) -> Materialization:
-    """As an announcement or a route event names it; what an older or newer peer says otherwise counts as exact, the
-    mode of nearly all."""
+    """The mode that an announcement or a route event names. A name that only another release knows, or none, counts as
+    exact, the mode of nearly all."""
     return _MODES.get(said, Materialization.EXACT) if said is not None else Materialization.EXACT

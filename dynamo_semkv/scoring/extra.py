@@ -1,9 +1,9 @@
-"""Scorers of somebody else beside ours: one number a replica, in the sheet's own unit.
+"""Scorers of plugins beside ours: one number for each replica, in the sheet's own unit.
 
-An extra scorer may raise, or answer what is no number: it then says nothing of that replica, and `on_fault` is told. It
-is called in the event loop, once for each replica of each request that is weighed, so it computes and never waits. One
-that takes long says nothing of any replica, and is put aside for a while: every stream of the router stands still as
-long as it does.
+An extra scorer may raise, or return something that is no number: it then counts as 0 for that replica, and `on_fault`
+gets the error. It is called in the event loop, once for each replica of each request that is weighed, so it must
+compute and never wait. A slow one counts as 0 for every replica and is put aside for a while, since every stream of the
+router stands still while it runs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ExtraScorer(Protocol):
 
 
 class ScorerSlow(Exception):
-    """It took longer than its budget."""
+    """An extra scorer took longer than BUDGET_SECONDS."""
 
 
 class GuardedScorer:
-    """What an extra scorer says, made safe: finite, bounded by the prompt, 0 for a fault, and nothing at all where it
-    is slow."""
+    """Calls an extra scorer and makes its values safe: finite, bounded by the prompt, 0 for a fault, and 0 for every
+    replica while it is slow."""
 
     def __init__(
         self,
@@ -104,5 +104,5 @@ class GuardedScorer:
 
 
 def share(value: TokenValue, at: Situation) -> float:
-    """Its size in [0, 1] of the prompt, as other parts of a row show theirs."""
+    """The size of the value as a share of the prompt, in [0, 1], as other parts of a row show theirs."""
     return abs(value) / at.input_tokens if at.input_tokens > 0 else 0.0

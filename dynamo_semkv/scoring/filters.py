@@ -18,8 +18,8 @@ class FilteredBy(str, Enum):
 
 
 def filtered_by(view: ReplicaView) -> FilteredBy | None:
-    """The first objection. What never changes for a request comes first: the reason that is told is then the one that
-    stays."""
+    """The first reason against the replica; None: it may be chosen. Reasons that never change for a request come first,
+    so the reason shown does not change either."""
     if view.wrong_role:
         return FilteredBy.WRONG_ROLE
     if view.not_allowed:
