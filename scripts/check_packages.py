@@ -80,9 +80,9 @@ def check_types(wheel: Path, place: Path) -> None:
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=place)
     (place / "theirs.py").write_text(TYPED)
     command = [sys.executable, "-m", "mypy", "--python-executable", str(python), "theirs.py"]
-    said = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False).stdout
-    if 'expression has type "MaterializationReport"' not in said:
-        sys.exit(f"the wheel's types are not seen from outside:\n{said}")
+    output = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False).stdout
+    if 'expression has type "MaterializationReport"' not in output:
+        sys.exit(f"the wheel's types are not seen from outside:\n{output}")
 
 
 def main() -> None:

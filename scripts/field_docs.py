@@ -46,8 +46,8 @@ def _class(node: ast.ClassDef) -> ClassDoc:
     constants: dict[str, str] = {}
     for at, part in enumerate(node.body):
         after = node.body[at + 1] if at + 1 < len(node.body) else None
-        said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        text = one_line(said) if isinstance(said, str) else ""
+        below = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+        text = one_line(below) if isinstance(below, str) else ""
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             fields[part.target.id] = FieldDoc(ast.unparse(part.annotation), text)
         elif isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name):

@@ -52,12 +52,12 @@ def closure(wanted: list[Requirement]) -> set[str]:
 
 def licence(name: str) -> str:
     """The package's licence as its metadata has it; empty if it has none."""
-    said = metadata.metadata(name)
+    found = metadata.metadata(name)
     for field in ("License-Expression", "License"):
-        value = " ".join(" ".join(said.get_all(field) or []).split())
+        value = " ".join(" ".join(found.get_all(field) or []).split())
         if value and value.upper() != "UNKNOWN" and len(value) < 60:
             return value
-    named = [text.rpartition(" :: ")[2] for text in said.get_all("Classifier") or [] if text.startswith("License ::")]
+    named = [text.rpartition(" :: ")[2] for text in found.get_all("Classifier") or [] if text.startswith("License ::")]
     return ", ".join(named)
 
 

@@ -120,7 +120,7 @@ def fields(section: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str,
     """(path, limits, default, meaning) of every field below a section, in the order of the schema."""
     documented = class_doc(section).fields
     defaults = section()
-    said = comments()
+    commented = comments()
     for name, limits in limits_of(section).items():
         here = f"{path}.{name}" if path else name
         if issubclass(limits.kind, msgspec.Struct):
@@ -130,7 +130,7 @@ def fields(section: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str,
                 here,
                 limits,
                 getattr(defaults, name),
-                documented[name].text or MEANINGS.get(here) or said.get(here, ""),
+                documented[name].text or MEANINGS.get(here) or commented.get(here, ""),
             )
 
 

@@ -40,12 +40,12 @@ def tensors(path: Path) -> dict[str, F32]:
     (length,) = struct.unpack_from("<Q", raw)
     header = json.loads(raw[8 : 8 + length])
     found = {}
-    for name, told in header.items():
-        if name == "__metadata__" or told["dtype"] not in ("F32", "F16"):
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] not in ("F32", "F16"):
             continue
-        start, end = told["data_offsets"]
-        data = np.frombuffer(raw[8 + length + start : 8 + length + end], "<f4" if told["dtype"] == "F32" else "<f2")
-        found[name] = data.reshape(told["shape"]).astype(np.float32)
+        start, end = entry["data_offsets"]
+        data = np.frombuffer(raw[8 + length + start : 8 + length + end], "<f4" if entry["dtype"] == "F32" else "<f2")
+        found[name] = data.reshape(entry["shape"]).astype(np.float32)
     return found
 
 

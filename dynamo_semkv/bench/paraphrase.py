@@ -56,7 +56,7 @@ def pairs(
 ) -> Iterator[Pair]:
     """Documents of at least `tokens` tokens, no two with the same verse, of verses whose versions have no `apart` words
     in a row in common and, where given, do have `together`."""
-    said: list[tuple[str, str]] = []
+    verses_so_far: list[tuple[str, str]] = []
     size = 0
     for key, text in earlier.items():
         other = later.get(key)
@@ -64,8 +64,8 @@ def pairs(
             continue
         if together is not None and not shingles(text, together) & shingles(other, together):
             continue
-        said.append((other, text))
+        verses_so_far.append((other, text))
         size += len(tokens_of(text))
         if size >= tokens:
-            yield Pair(" ".join(donor for donor, _ in said), " ".join(prompt for _, prompt in said))
-            said, size = [], 0
+            yield Pair(" ".join(donor for donor, _ in verses_so_far), " ".join(prompt for _, prompt in verses_so_far))
+            verses_so_far, size = [], 0

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         print(json.dumps(json_schema(), indent=2))
         return OK
-    loaded = configuration.load_or_say(arguments.config)
+    loaded = configuration.load_or_report(arguments.config)
     if loaded is None:
         return REFUSED
     config = loaded.config

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()  # not at the interpreter's end, where a closed pipe cannot be caught
     except BrokenPipeError:
-        _hush()
+        _close_stdout()
         return PIPE_CLOSED
 
 
@@ -54,7 +54,7 @@ def _with_what_is_installed(run: Callable[[argparse.Namespace], int], arguments:
         return REFUSED
 
 
-def _hush() -> None:
+def _close_stdout() -> None:
     """Discards what is still buffered for a closed pipe: the interpreter flushes at its end, and would complain."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:

@@ -31,13 +31,13 @@ def names_a_broker(loaded: Loaded) -> bool:
     return loaded.path is not None or any(os.environ.get(name) for name in BROKER_VARIABLES)
 
 
-def load_or_say(path: str | None) -> Loaded | None:
+def load_or_report(path: str | None) -> Loaded | None:
     """Checks all that can be refused before anything is started. None if the configuration is refused, with every
     reason on stderr."""
     try:
         loaded = load_config(path, os.environ)
     except (ContractError, OSError) as error:
-        _say(path, each(error) if isinstance(error, ContractError) else (error,))
+        _print_errors(path, each(error) if isinstance(error, ContractError) else (error,))
         return None
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -45,7 +45,7 @@ def load_or_say(path: str | None) -> Loaded | None:
         print(f"warning: {missing}; nothing here needs it", file=sys.stderr)
     refused = list(_refused(loaded))
     if refused:
-        _say(path, refused)
+        _print_errors(path, refused)
         return None
     return loaded
 
@@ -73,7 +73,7 @@ def _refused(loaded: Loaded) -> Iterator[Exception]:
             yield error
 
 
-def _say(path: str | None, errors: Sequence[Exception]) -> None:
+def _print_errors(path: str | None, errors: Sequence[Exception]) -> None:
     name = path or "defaults"
     if len(errors) == 1:
         print(f"{name}: {errors[0]}", file=sys.stderr)

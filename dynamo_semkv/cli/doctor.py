@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dynamo_semkv.observe.diagnosis import Finding, diagnose
     from dynamo_semkv.observe.health import Level
 
-    loaded = configuration.load_or_say(arguments.config)
+    loaded = configuration.load_or_report(arguments.config)
     if loaded is None:
         return REFUSED
     router, snapshot, unread = None, None, None

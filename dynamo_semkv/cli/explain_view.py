@@ -150,5 +150,5 @@ def _stream(route: Mapping[str, Any]) -> Iterator[str]:
             f"{'saved' if less else 'lost'}."
         )
     if observed["engine_cached_tokens"] is not None:
-        said = CROSS_CHECKS.get(route["cross_check"], t.clean(route["cross_check"]))
-        yield f"The engine counts {t.count(observed['engine_cached_tokens'])} cached tokens: {said}."
+        compared = CROSS_CHECKS.get(route["cross_check"], t.clean(route["cross_check"]))
+        yield f"The engine counts {t.count(observed['engine_cached_tokens'])} cached tokens: {compared}."

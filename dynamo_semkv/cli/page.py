@@ -28,7 +28,7 @@ from dynamo_semkv.observe.snapshot import SCHEMA
 TOKEN_VARIABLE = "SEMKV_DASHBOARD__TOKEN_FILE"
 TIMEOUT_SECONDS = 10.0
 MAX_BYTES = 64 * 1024 * 1024
-_MAX_TOLD = 200
+_MAX_SHOWN = 200
 _NOT_A_PAGE = "something answers there, but it is not the page of a dynamo_semkv router"
 
 
@@ -96,7 +96,7 @@ class Page:
         found: dict[str, Any] = self._get("/api/snapshot", "snapshot")
         if found.get("schema") != SCHEMA:
             raise PageError(
-                f"{self.url}: it shows format {_told(repr(found.get('schema')))}, this command reads format {SCHEMA}: "
+                f"{self.url}: it shows format {_short(repr(found.get('schema')))}, this command reads format {SCHEMA}: "
                 "use the command of the router's own version"
             )
         return found
@@ -146,24 +146,24 @@ class Page:
         if error.code == 401:
             return PageError(f"{self.url}: it wants the token: --token-file FILE, the router's dashboard.token_file")
         try:
-            said = self._parsed(error).get("error")
+            answer = self._parsed(error).get("error")
         except (PageError, OSError, http.client.HTTPException):
-            said = None
-        if not isinstance(said, str):
+            answer = None
+        if not isinstance(answer, str):
             return PageError(f"{self.url}: {_NOT_A_PAGE} (status {error.code})")
         if error.code == 404 and what == "route":
-            return _NotFound(said)
-        return PageError(f"{self.url}: status {error.code}: {_told(said)}")
+            return _NotFound(answer)
+        return PageError(f"{self.url}: status {error.code}: {_short(answer)}")
 
     def _shapeless(self, what: str) -> PageError:
         return PageError(
-            f"{self.url}: it answers in another shape than format {SCHEMA} has ({_told(what)}): is it a dynamo_semkv "
+            f"{self.url}: it answers in another shape than format {SCHEMA} has ({_short(what)}): is it a dynamo_semkv "
             "router's page, of this version?"
         )
 
     def _away(self, reason: object) -> PageError:
         return PageError(
-            f"{self.url}: no router's page answers ({_told(str(reason))}): is the router up, and is it this port? Its "
+            f"{self.url}: no router's page answers ({_short(str(reason))}): is the router up, and is it this port? Its "
             "log says `dashboard: http://...`"
         )
 
@@ -180,7 +180,7 @@ def _split(url: str) -> SplitResult | None:
     return parts if printable and named else None
 
 
-def _told(text: str) -> str:
+def _short(text: str) -> str:
     """A text of somebody else, cleaned and cut for a sentence of ours."""
     shown = clean(text)
-    return shown if len(shown) <= _MAX_TOLD else shown[: _MAX_TOLD - 3] + "..."
+    return shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 3] + "..."

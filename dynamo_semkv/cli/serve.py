@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    loaded = configuration.load_or_say(arguments.config)
+    loaded = configuration.load_or_report(arguments.config)
     if loaded is None:
         return REFUSED
     from dynamo_semkv.router.process import run as serve

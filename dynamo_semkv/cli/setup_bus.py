@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """OK with a line for each stream, REFUSED for the configuration, FAILED if the broker refused or did not answer."""
     from dynamo_semkv.bus.setup import BusError, set_up
 
-    loaded = configuration.load_or_say(arguments.config)
+    loaded = configuration.load_or_report(arguments.config)
     if loaded is None:
         return REFUSED
     try:

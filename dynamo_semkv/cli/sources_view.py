@@ -99,10 +99,10 @@ def _bus(s: Mapping[str, Any]) -> RenderableType:
         table.add_row(
             *texts(row["name"], "yes" if row["caught_up"] else "no"), t.count(row["messages"]), t.count(refused)
         )
-    said = []
+    states = []
     for side, key in (("publishing", "publisher"), ("reading", "subscriber")):
         stats = s[key]
-        said.append(f"{side}: {'not known' if stats is None else 'connected' if stats['connected'] else 'away'}")
+        states.append(f"{side}: {'not known' if stats is None else 'connected' if stats['connected'] else 'away'}")
     publisher = s["publisher"] or {}
-    said.append(f"{t.count(publisher.get('buffered'))} messages wait, {t.count(publisher.get('dropped'))} dropped")
-    return Group(table, Text(f"{'; '.join(said)}.", "dim"))
+    states.append(f"{t.count(publisher.get('buffered'))} messages wait, {t.count(publisher.get('dropped'))} dropped")
+    return Group(table, Text(f"{'; '.join(states)}.", "dim"))

@@ -234,8 +234,8 @@ def _namespaces(announced: Mapping[str, ReplicaAnnouncement]) -> Iterator[Findin
         reference = common or first.namespace
         odd = {name: f for name, a in replicas.items() if (f := differing_field(reference, a.namespace)) is not None}
         if odd and common is not None:
-            told = listed(f"{name} (in {field})" for name, field in odd.items())
-            detail = f"{model}: not the namespace of most workers, so no advice for {told}"
+            names = listed(f"{name} (in {field})" for name, field in odd.items())
+            detail = f"{model}: not the namespace of most workers, so no advice for {names}"
             yield Finding("namespace", Level.WARN, detail, _STANDINGS["namespace_differs"])
         elif odd:
             name, field = next(iter(odd.items()))

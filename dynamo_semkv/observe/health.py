@@ -101,8 +101,8 @@ def _stable_ids(state: RouterState) -> Check:
             carriers.setdefault(replica.stable_routing_id, set()).add(replica.worker_id)
     if not carriers:
         return Check("stable_ids", Level.OK, "no two workers carry one DYN_STABLE_ROUTING_ID")
-    told = listed(f"{stable} (instances {listed(map(str, workers))})" for stable, workers in carriers.items())
-    return Check("stable_ids", Level.WARN, f"one DYN_STABLE_ROUTING_ID for several workers: {told}")
+    named = listed(f"{stable} (instances {listed(map(str, workers))})" for stable, workers in carriers.items())
+    return Check("stable_ids", Level.WARN, f"one DYN_STABLE_ROUTING_ID for several workers: {named}")
 
 
 def _advice(state: RouterState) -> Check:
@@ -121,8 +121,8 @@ def _bus(state: RouterState) -> Check:
     if away:
         return Check("bus", Level.WARN, f"not connected to the broker ({', '.join(away)}): served without new evidence")
     if state.publisher is not None and state.publisher.refused_streams:
-        told = listed(f"{stream}: {words}" for stream, words in state.publisher.refused_streams.items())
-        return Check("bus", Level.WARN, f"connected, and the broker does not keep what is sent: {told}")
+        named = listed(f"{stream}: {words}" for stream, words in state.publisher.refused_streams.items())
+        return Check("bus", Level.WARN, f"connected, and the broker does not keep what is sent: {named}")
     if state.publisher is None or not state.publisher.dropped:
         return Check("bus", Level.OK, "connected")
     # Lost messages stay lost and counted; the warning ends when no message was lost for a while.
@@ -144,28 +144,28 @@ def _replay(state: RouterState) -> Check:
 def _versions(state: RouterState) -> Check:
     strange = [(s.name, s.unsupported[1], s.unsupported_version) for s in state.streams if s.unsupported is not None]
     if not strange:
-        return Check("versions", Level.OK, "every message is of a version that is spoken here")
+        return Check("versions", Level.OK, "every message is of a version that this release reads")
     now = [s.unsupported is not None and s.unsupported[0] < VERSION_SECONDS for s in state.streams]
-    told = listed(f"{name} (version {version[:20]}, {count} dropped)" for name, version, count in strange)
+    named = listed(f"{name} (version {version[:20]}, {count} dropped)" for name, version, count in strange)
     detail = (
-        f"{told}: routers and workers are releases apart, upgrade the older ones (docs/releasing.md); requests are "
+        f"{named}: routers and workers are releases apart, upgrade the older ones (docs/releasing.md); requests are "
         "served"
     )
     return Check("versions", Level.WARN if any(now) else Level.OK, detail)
 
 
 def _donor_events(state: RouterState) -> Check:
-    speakers = {(row["worker_id"], row["dp_rank"]) for row in state.catalog.get("streams", ())}
-    silent = [replica for replica in state.replicas if replica.standing == "ok" and not _speaks(replica, speakers)]
+    streams = {(row["worker_id"], row["dp_rank"]) for row in state.catalog.get("streams", ())}
+    silent = [replica for replica in state.replicas if replica.standing == "ok" and not _has_stream(replica, streams)]
     if not silent or state.mode == "off":
-        return Check("donor_events", Level.OK, f"{len(speakers)} donor streams")
+        return Check("donor_events", Level.OK, f"{len(streams)} donor streams")
     if state.uptime_seconds < DONOR_GRACE_SECONDS:
         return Check("donor_events", Level.OK, f"waiting for {len(silent)} replicas")
     return Check("donor_events", Level.WARN, f"no donor events from {listed(r.name for r in silent)}")
 
 
-def _speaks(replica: ReplicaStatus, speakers: set[tuple[str, int]]) -> bool:
-    return any((name, replica.dp_rank) in speakers for name in wire_ids(replica))
+def _has_stream(replica: ReplicaStatus, streams: set[tuple[str, int]]) -> bool:
+    return any((name, replica.dp_rank) in streams for name in wire_ids(replica))
 
 
 def wire_ids(replica: ReplicaStatus) -> list[str]:

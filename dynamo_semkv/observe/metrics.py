@@ -58,7 +58,7 @@ _WATCHED = (
 """The outcomes that alerts are written for."""
 _READY = {"ready": 1.0, "degraded": 0.5, "not_ready": 0.0}
 
-TOGETHER = 32
+BATCH = 32
 """So many decisions and answers are counted in one go; a scrape counts the rest first."""
 _Answer = tuple[str, LookupStatus, float]
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._told: deque[RouteOpened | _Answer] = deque()
+        self._uncounted: deque[RouteOpened | _Answer] = deque()
         self._funnel = {
             "input": self._counter(catalogue.INPUT),
             "evidence": self._counter(catalogue.EVIDENCE),
@@ -113,31 +113,31 @@ class Metrics:
 
     def opened(self, event: RouteOpened) -> None:
         """Counts a decision and its lookup."""
-        self._later(event)
+        self._count_later(event)
 
     def provider_answered(self, provider: str, status: LookupStatus, seconds: float) -> None:
         """Counts one provider's answer to one lookup and its duration in seconds."""
-        self._later((provider, status, seconds))
+        self._count_later((provider, status, seconds))
 
-    def _later(self, told: RouteOpened | _Answer) -> None:
-        """Keeps what is to be counted until a scrape, or until TOGETHER of them are there: counting one by one, between
+    def _count_later(self, event: RouteOpened | _Answer) -> None:
+        """Keeps what is to be counted until a scrape, or until BATCH of them are there: counting one by one, between
         requests, takes several times as long."""
-        self._told.append(told)
-        if len(self._told) >= TOGETHER:
+        self._uncounted.append(event)
+        if len(self._uncounted) >= BATCH:
             self._count()
 
     def _count(self) -> None:
         """Counts what was kept. Runs in any thread: a page is read in another one than requests are served in."""
         while True:
             try:
-                told = self._told.popleft()
+                event = self._uncounted.popleft()
             except IndexError:
                 return
             try:
-                if isinstance(told, RouteOpened):
-                    self._opened(told)
+                if isinstance(event, RouteOpened):
+                    self._opened(event)
                 else:
-                    self._answered(*told)
+                    self._answered(*event)
             except Exception:  # noqa: BLE001 - one that cannot be counted may not cost the others; logged
                 _throttled.exception("a metric was not counted")
 

@@ -73,15 +73,15 @@ def request_facts(request: Request) -> RequestFacts:
     routing = _mapping(request, "routing")
     extra_args = _mapping(request, "extra_args")
     nvext = {**_mapping(request, "nvext"), **_mapping(extra_args, "nvext")}
-    said = [where for where in (routing, nvext, request) if where]
-    constraints = _constraints(said)
+    places = [where for where in (routing, nvext, request) if where]
+    constraints = _constraints(places)
     return RequestFacts(
         model=str(request.get("model") or ""),
         token_ids=token_list(request.get("token_ids")),
         salt=_salt(routing, nvext),
         lora_name=_text("routing.lora_name", routing.get("lora_name")) or None,
         multimodal=_multimodal(request, extra_args),
-        client_pinned=constraints is None or _client_pinned(request, said),
+        client_pinned=constraints is None or _client_pinned(request, places),
         constraints=constraints or UNCONSTRAINED,
     )
 
@@ -148,12 +148,12 @@ def _multimodal(request: Request, extra_args: Mapping[str, Any]) -> tuple[str, .
     return tuple(hashes) if items in (0, len(hashes)) else None
 
 
-def _constraints(said: Sequence[Mapping[str, Any]]) -> Constraints | None:
+def _constraints(places: Sequence[Mapping[str, Any]]) -> Constraints | None:
     """None: the request says more than which workers may not serve it (preferred taints are weights in Dynamo's own
     choice, which a pin would override), or says it in a form that is not understood."""
     workers: frozenset[int] | None = None
     taints: set[str] = set()
-    for where in said:
+    for where in places:
         allowed = where.get("allowed_worker_ids")
         if allowed is not None:
             if not isinstance(allowed, (list, tuple, set, frozenset)) or not all(type(it) is int for it in allowed):
@@ -173,8 +173,8 @@ def _constraints(said: Sequence[Mapping[str, Any]]) -> Constraints | None:
     return Constraints(workers, frozenset(taints)) if workers is not None or taints else UNCONSTRAINED
 
 
-def _client_pinned(request: Request, said: Sequence[Mapping[str, Any]]) -> bool:
-    for where in said:
+def _client_pinned(request: Request, places: Sequence[Mapping[str, Any]]) -> bool:
+    for where in places:
         for name in PIN_FIELDS:
             if name in where and _present(where[name]):
                 return True

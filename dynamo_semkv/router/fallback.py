@@ -72,8 +72,8 @@ class Fallbacks:
         self.counts[reason] += 1
         # A deadline that passed is an event, not a fault with a place in the code.
         error = detail if isinstance(detail, BaseException) and not isinstance(detail, Late) else None
-        said = repr(detail) if error else detail
-        _throttled.warning("%s: %s", reason.value, said, key=reason.value, exc_info=error)
+        shown = repr(detail) if error else detail
+        _throttled.warning("%s: %s", reason.value, shown, key=reason.value, exc_info=error)
 
 
 class Late(Exception):

@@ -200,7 +200,7 @@ async def _serve(loaded: Loaded, router: str, knowledge: Knowledge, edge: Dynamo
         knowledge.reload(changed)
 
     reloader = Reloader(knowledge.watch, take_over)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
     handler = traced(serving.service.handle, TracedHandler, knowledge.tracing)
     answering = asyncio.ensure_future(edge.serve(handler, {"advise": serving.gateway.endpoint}))
     stopping = asyncio.ensure_future(stop.wait())

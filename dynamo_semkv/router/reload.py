@@ -21,48 +21,48 @@ class Reloader:
     def __init__(self, watch: ConfigWatch, apply: Callable[[Loaded], None]) -> None:
         self._watch = watch
         self._apply = apply
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
-    def ask(self) -> None:
-        """For SIGHUP: looks at once and does not wait for the file to settle."""
-        self._asked.set()
+    def request(self) -> None:
+        """For SIGHUP: reads at once and does not wait for the file to settle."""
+        self._requested.set()
 
     async def run(self, seconds: float) -> None:
-        """Looks at the file every `seconds` and when asked, for ever. It reads in a thread, so a file system that hangs
+        """Reads the file every `seconds` and on request, for ever. It reads in a thread, so a file system that hangs
         stops nothing else."""
         while True:
             try:
-                await asyncio.wait_for(self._asked.wait(), seconds)
+                await asyncio.wait_for(self._requested.wait(), seconds)
             except (asyncio.TimeoutError, TimeoutError):
                 pass
-            forced = self._asked.is_set()
-            self._asked.clear()
+            forced = self._requested.is_set()
+            self._requested.clear()
             try:
-                await self.look(forced)
-            except Exception:  # noqa: BLE001 - a look that fails may not end all later ones; counted and logged
-                _throttled.exception("the configuration was not looked at")
+                await self.check(forced)
+            except Exception:  # noqa: BLE001 - a check that fails may not end all later ones; counted and logged
+                _throttled.exception("the configuration file was not read")
 
-    async def look(self, forced: bool = False) -> None:
+    async def check(self, forced: bool = False) -> None:
         """Reads the file once and applies what changed. `forced`: do not wait for the file to settle."""
         if forced and self._watch.path is None:
             logger.warning("asked to reload, but there is no configuration file")
             return
-        news = await asyncio.to_thread(self._watch.poll, forced)
-        if news is not None:
-            self._take(news)
+        found = await asyncio.to_thread(self._watch.poll, forced)
+        if found is not None:
+            self._log_and_apply(found)
 
-    def _take(self, news: Reload) -> None:
-        loaded = news.loaded
-        if news.error is not None:
-            logger.error("%s is not taken over, configuration %s stays: %s", self._watch.path, loaded.hash, news.error)
+    def _log_and_apply(self, found: Reload) -> None:
+        loaded = found.loaded
+        if found.error is not None:
+            logger.error("%s is not taken over, configuration %s stays: %s", self._watch.path, loaded.hash, found.error)
             return
-        if news.changed:
+        if found.changed:
             self._apply(loaded)
-            logger.info("configuration %s is in force; changed: %s", loaded.hash, ", ".join(news.changed))
+            logger.info("configuration %s is in force; changed: %s", loaded.hash, ", ".join(found.changed))
         else:
             logger.info("configuration %s stays: nothing changed that can change while running", loaded.hash)
-        if news.restart:
-            logger.warning("takes effect only after a restart: %s", ", ".join(news.restart))
+        if found.restart:
+            logger.warning("takes effect only after a restart: %s", ", ".join(found.restart))
 
 
 __all__ = ["Reloader"]

@@ -166,17 +166,17 @@ class ReplicaDirectory:
             return
         self._by_wire = self._wire_names()
         self.announced.list(known.stable for known in self._live.values() if known.stable is not None)
-        self._tell_ranks()
+        self._report_ranks()
         self._cards = {replica: known.card for replica, known in self._live.items()}
         self._changed()
         for replica, card in gone.items():
-            self._removed(replica, card)
+            self._report_removed(replica, card)
         for replica in new:
-            self._present(replica)
+            self._report_present(replica)
 
     def tidy(self, now: float) -> None:
         """Updates what changes by time alone; call it every second or so. `now`: monotonic seconds."""
-        if self._shared.look(((replica, known.stable) for replica, known in self._live.items()), now):
+        if self._shared.update(((replica, known.stable) for replica, known in self._live.items()), now):
             self._changed()
 
     def announce(self, announcement: ReplicaAnnouncement) -> None:
@@ -191,9 +191,9 @@ class ReplicaDirectory:
         if replica is None:
             return
         # An announcement that differs in its numbers only changes nothing that is derived.
-        if before is None or _weighed(before) != _weighed(announcement):
+        if before is None or _decisive(before) != _decisive(announcement):
             self._changed()
-        self._present(replica)
+        self._report_present(replica)
 
     def resolve(self, worker_id: int, dp_rank: int) -> ReplicaKey | None:
         """The live replica of a worker id from the wire, which is either an instance id or `stable_worker_id` of one.
@@ -254,8 +254,8 @@ class ReplicaDirectory:
         found: dict[ReplicaKey, tuple[Standing, str | None]] = {
             replica: (standing, None) for replica, standing in self.standings().items()
         }
-        announced = {said.model for replica in self._live if (said := self._announcement(replica)) is not None}
-        for model in {self._public_model} if self._public_model is not None else announced:
+        models = {it.model for replica in self._live if (it := self._announcement(replica)) is not None}
+        for model in {self._public_model} if self._public_model is not None else models:
             for replica, name in self.view_of(model).differing.items():
                 found[replica] = (Standing.NAMESPACE_DIFFERS, name)
         return found
@@ -265,10 +265,10 @@ class ReplicaDirectory:
         self._profiles = None
 
     def _profile(self, replica: ReplicaKey, known: _Known) -> ReplicaProfile:
-        stable, said = known.stable, self._announcement(replica)
+        stable, announced = known.stable, self._announcement(replica)
         shown = stable or StableReplica(str(replica.worker_id), replica.dp_rank)
         name = f"{shown.stable_routing_id}/{shown.dp_rank}"
-        mode = mode_of(said.materialization if said is not None else None)
+        mode = mode_of(announced.materialization if announced is not None else None)
         return ReplicaProfile(known.card, stable, name, mode, self.fits(known.card))
 
     def _announcement(self, replica: ReplicaKey) -> ReplicaAnnouncement | None:
@@ -293,48 +293,48 @@ class ReplicaDirectory:
         return Standing.OK
 
     def _view(self, model: str) -> ModelView:
-        said: dict[ReplicaKey, ReplicaAnnouncement] = {}
+        announced: dict[ReplicaKey, ReplicaAnnouncement] = {}
         kept_out: Counter[Standing] = Counter()
         for replica, standing in sorted(self.standings(model).items()):
             announcement = self._announcement(replica)
             if standing is Standing.OK and announcement is not None:
-                said[replica] = announcement
+                announced[replica] = announcement
             else:
                 kept_out[standing] += 1
                 if standing is not Standing.MODEL_DIFFERS:
                     self.counts[standing.value] += 1
-        if not said:
+        if not announced:
             reason = kept_out.most_common(1)[0][0] if kept_out else Standing.UNANNOUNCED
             return ModelView(None, frozenset(), reason)
-        return self._agree(model, said)
+        return self._agree(model, announced)
 
-    def _agree(self, model: str, said: Mapping[ReplicaKey, ReplicaAnnouncement]) -> ModelView:
+    def _agree(self, model: str, announced: Mapping[ReplicaKey, ReplicaAnnouncement]) -> ModelView:
         before = self._agreed.get(model)
-        common = agreed_namespace(((it.stable_routing_id, it.namespace) for it in said.values()), before)
-        reference = common or next(iter(said.values())).namespace
+        common = agreed_namespace(((it.stable_routing_id, it.namespace) for it in announced.values()), before)
+        reference = common or next(iter(announced.values())).namespace
         differing = {
             replica: name
-            for replica, it in said.items()
+            for replica, it in announced.items()
             if (name := differing_field(reference, it.namespace)) is not None
         }
         if differing:
-            self._tell(model, common, differing)
+            self._warn(model, common, differing)
         if common is None:
-            everybody = dict.fromkeys(said, next(iter(differing.values())))
-            return ModelView(None, frozenset(), Standing.NAMESPACE_DIFFERS, everybody)
+            differing = dict.fromkeys(announced, next(iter(differing.values())))
+            return ModelView(None, frozenset(), Standing.NAMESPACE_DIFFERS, differing)
         if model in self._agreed or len(self._agreed) < MAX_MODELS:
             self._agreed[model] = common
-        return ModelView(common, frozenset(said.keys() - differing.keys()), Standing.OK, differing)
+        return ModelView(common, frozenset(announced.keys() - differing.keys()), Standing.OK, differing)
 
-    def _tell(self, model: str, common: CacheNamespace | None, differing: Mapping[ReplicaKey, str]) -> None:
+    def _warn(self, model: str, common: CacheNamespace | None, differing: Mapping[ReplicaKey, str]) -> None:
         self.counts[Standing.NAMESPACE_DIFFERS.value] += 1
-        told = listed(f"{self.profiles()[replica].name} in {name}" for replica, name in differing.items())
+        differences = listed(f"{self.profiles()[replica].name} in {name}" for replica, name in differing.items())
         _throttled.warning(
             "model %r: replicas announce different namespaces: %s; no advice for %s",
             model,
-            told,
+            differences,
             "it until most workers agree" if common is None else "these, the others are most and go on",
-            key=told,
+            key=differences,
         )
 
     def _wire_names(self) -> dict[tuple[int, int], ReplicaKey]:
@@ -348,7 +348,7 @@ class ReplicaDirectory:
         names.update({(replica.worker_id, replica.dp_rank): replica for replica in self._live})
         return names
 
-    def _tell_ranks(self) -> None:
+    def _report_ranks(self) -> None:
         before, ranks = self._ranks, defaultdict[int, set[int]](set)
         for worker_id, dp_rank in self._by_wire:
             ranks[worker_id].add(dp_rank)
@@ -360,7 +360,7 @@ class ReplicaDirectory:
             if now != before.get(worker_id, frozenset()):
                 self._on_ranks(worker_id, now)
 
-    def _removed(self, replica: ReplicaKey, card: ReplicaCard) -> None:
+    def _report_removed(self, replica: ReplicaKey, card: ReplicaCard) -> None:
         self.counts["removed"] += 1
         names = [replica.worker_id]
         stable = card.stable_routing_id
@@ -370,7 +370,7 @@ class ReplicaDirectory:
             if (name, replica.dp_rank) not in self._by_wire and self._on_removed is not None:
                 self._on_removed(name, replica.dp_rank)
 
-    def _present(self, replica: ReplicaKey) -> None:
+    def _report_present(self, replica: ReplicaKey) -> None:
         announcement = self._announcement(replica)
         if self._on_present is None or announcement is None:
             return
@@ -379,9 +379,9 @@ class ReplicaDirectory:
                 self._on_present(name, replica.dp_rank, announcement.generation)
 
 
-def _weighed(said: ReplicaAnnouncement) -> tuple[object, ...]:
+def _decisive(announced: ReplicaAnnouncement) -> tuple[object, ...]:
     """The parts of an announcement that views and profiles depend on."""
-    return said.namespace, said.model, said.materialization
+    return announced.namespace, announced.model, announced.materialization
 
 
 def wire_id(stable_routing_id: str) -> int | None:

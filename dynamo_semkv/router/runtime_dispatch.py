@@ -84,7 +84,7 @@ def take_replica(chunk: Chunk) -> ReplicaKey | None:
 
 
 class Losses(Protocol):
-    """Is told of a worker that was lost, so that nothing is pinned to it until discovery knows."""
+    """Takes note of a worker that was lost, so that nothing is pinned to it until discovery knows."""
 
     def lost(self, worker_id: int) -> None:
         """Keeps the worker from being pinned to for a while. Does not wait."""
@@ -116,7 +116,7 @@ class RequestDispatch:
         # The engine refuses a value that is no count; it is no reason to fail here.
         self._choices_open = choices if isinstance(choices, int) and choices > 0 else 1
         self._losses = losses
-        self._stream: ChunkStream = _OVER
+        self._stream: ChunkStream = _NO_STREAM
         self.replica: ReplicaKey | None = None
         self.pinned = False
         self.fallback: str | None = None
@@ -133,7 +133,7 @@ class RequestDispatch:
             return None
         self.chunks = 1
         self.replica = take_replica(chunk)
-        self._tell(chunk)
+        self._name_replica(chunk)
         if chunk.get("finish_reason") is not None:
             self._last(chunk)
         elif chunk.get("disaggregated_params") is not None:
@@ -201,7 +201,7 @@ class RequestDispatch:
 
     async def close(self) -> None:
         """Gives the stream back: as long as somebody holds it, Dynamo has the request booked."""
-        self._stream = _OVER
+        self._stream = _NO_STREAM
 
     def _last(self, chunk: Chunk) -> None:
         """Reads the last chunk of one choice (a request with n > 1 has n of them), and writes into it who served."""
@@ -218,9 +218,9 @@ class RequestDispatch:
         routing_data = chunk.get("routing_data")
         if isinstance(routing_data, dict) and isinstance(routing_data.get("timing"), dict):
             self.timing = routing_data["timing"]
-        self._tell(chunk)
+        self._name_replica(chunk)
 
-    def _tell(self, chunk: Chunk) -> None:
+    def _name_replica(self, chunk: Chunk) -> None:
         """Writes who served into the chunk's engine_data (a unary response keeps that of the last chunk, a stream shows
         the first's)."""
         if self.replica is None:
@@ -237,7 +237,7 @@ class RequestDispatch:
             }
 
 
-class _Over:
+class _NoStream:
     """A stream without chunks."""
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -247,7 +247,7 @@ class _Over:
         raise StopAsyncIteration
 
 
-_OVER = _Over()
+_NO_STREAM = _NoStream()
 
 
 async def _next(stream: ChunkStream) -> Chunk | None:

@@ -32,7 +32,7 @@ class SharedIds:
         """Whether it has been shared for longer than a restart takes."""
         return stable in self._lasting
 
-    def look(self, live: Iterable[tuple[ReplicaKey, StableReplica | None]], now: float) -> bool:
+    def update(self, live: Iterable[tuple[ReplicaKey, StableReplica | None]], now: float) -> bool:
         """Takes over who is alive at `now`, monotonic seconds. True when that changed which ids count as shared."""
         owners: dict[StableReplica, list[int]] = {}
         for replica, stable in live:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynamo_semkv.evidence.deadline import LookupStatus
 from dynamo_semkv.observe.catalogue import CATALOGUE
-from dynamo_semkv.observe.metrics import TOGETHER, Metrics
+from dynamo_semkv.observe.metrics import BATCH, Metrics
 from dynamo_semkv.observe.state import RouterState
 from dynamo_semkv.outcome.closed import JoinedBy, OrphanReason, OrphanReport, close_route
 from tests.observe.fake_state import empty_state, fake_history, fake_state
@@ -217,10 +217,10 @@ def test_spans_are_counted_where_they_are_made() -> None:
 
 def test_what_is_counted_together_is_there_when_somebody_reads() -> None:
     metrics = Metrics()
-    for number in range(1, 3 * TOGETHER):
+    for number in range(1, 3 * BATCH):
         metrics.opened(opened(lookup="hit", lookup_seconds=0.002))
         metrics.provider_answered("fingerprint", LookupStatus.MISS, 0.001)
-        if number in (1, 2, TOGETHER // 2, TOGETHER, 2 * TOGETHER + 1):
+        if number in (1, 2, BATCH // 2, BATCH, 2 * BATCH + 1):
             assert value(metrics, "semkv_lookup_total", result="hit") == number
             assert value(metrics, "semkv_provider_lookup_seconds_count", provider="fingerprint") == number
 
@@ -234,7 +234,7 @@ def test_one_that_cannot_be_counted_costs_no_other(caplog: pytest.LogCaptureFixt
 
 
 def test_readers_in_other_threads_count_each_decision_once() -> None:
-    metrics, told = Metrics(), 40 * TOGETHER
+    metrics, told = Metrics(), 40 * BATCH
 
     with ThreadPoolExecutor(3) as readers:
         reading = [readers.submit(lambda: [metrics.text() for _ in range(5)]) for _ in range(3)]

@@ -75,12 +75,12 @@ async def test_it_logs_what_changed_what_waits_and_a_bad_file_once(
     file = File(tmp_path)
     file.write("placement: {mode: enforce}\nbus: {url: 'nats://b:1'}\n")
     for _ in range(3):
-        await file.reloader.look()
+        await file.reloader.check()
     assert [loaded.config.placement.mode.value for loaded in file.taken] == ["enforce"]
     in_force = file.taken[0].hash
     file.write("placement: {mode: bold}\n")
     for _ in range(5):
-        await file.reloader.look()
+        await file.reloader.check()
     assert len(file.taken) == 1
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said == [
@@ -98,7 +98,7 @@ async def test_asked_it_does_not_wait_for_the_next_look(tmp_path: Path) -> None:
     file = File(tmp_path)
     file.write("placement: {mode: enforce}\n")
     running = asyncio.ensure_future(file.reloader.run(3_600.0))
-    file.reloader.ask()
+    file.reloader.request()
     for _ in range(500):
         if file.taken:
             break
@@ -130,9 +130,9 @@ async def test_a_fault_while_taking_over_does_not_end_the_watching(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert calls == ["enforce", "canary"]
-    assert "was not looked at (1 so far)" in caplog.text
+    assert "was not read (1 so far)" in caplog.text
 
 
 async def test_without_a_file_a_hang_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    await Reloader(ConfigWatch(load_config(None, {}), {}), lambda loaded: None).look(forced=True)
+    await Reloader(ConfigWatch(load_config(None, {}), {}), lambda loaded: None).check(forced=True)
     assert "there is no configuration file" in caplog.text

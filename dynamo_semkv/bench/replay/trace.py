@@ -63,13 +63,13 @@ def synthetic(
     arrivals at `rate` a second."""
     rng = random.Random(seed)
     weights = [1.0 / (rank + 1) for rank in range(documents)]
-    said: dict[int, list[int]] = {}
+    chains: dict[int, list[int]] = {}
     ids = iter(range(10**9, 2 * 10**9))
     at, found = 0.0, []
     for number in range(requests):
         at += rng.expovariate(rate)
         document = rng.choices(range(documents), weights)[0]
-        chain = said.setdefault(document, [document * blocks + n for n in range(blocks)])
+        chain = chains.setdefault(document, [document * blocks + n for n in range(blocks)])
         if len(chain) > 2 * blocks:
             del chain[blocks:]
         chain.append(next(ids))

@@ -135,11 +135,11 @@ class Sections:
             return json.loads(file.read_text())
 
     def _from_stdout(self, module: str, arguments: Sequence[str]) -> Any:
-        said = self._program(module, arguments, subprocess.PIPE)
+        output = self._program(module, arguments, subprocess.PIPE)
         try:
-            return json.loads(said[said.index("{") :])
+            return json.loads(output[output.index("{") :])
         except ValueError as error:
-            raise Failed(f"{module} wrote no JSON: {said[-200:]!r}") from error
+            raise Failed(f"{module} wrote no JSON: {output[-200:]!r}") from error
 
     def _program(self, module: str, arguments: Sequence[str], stdout: int | None) -> str:
         command = [sys.executable, "-m", module, *arguments]

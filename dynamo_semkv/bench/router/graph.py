@@ -155,7 +155,7 @@ class RouterGraph:
         publisher.start()
         try:
             for rank in range(self.ranks):
-                said = ReplicaAnnouncement(
+                announcement = ReplicaAnnouncement(
                     version=ANNOUNCEMENT_VERSION,
                     stable_routing_id=WORKER,
                     dp_rank=rank,
@@ -165,7 +165,7 @@ class RouterGraph:
                     materialization="exact",
                 )
                 subject = subjects.announcements(StableReplica(WORKER, rank))
-                publisher.publish(subject, encode_announcement(said), content_type=MSGPACK)
+                publisher.publish(subject, encode_announcement(announcement), content_type=MSGPACK)
             tapes = [EventTape(worker_id=stable_worker_id(WORKER), dp_rank=rank) for rank in range(self.ranks)]
             events = [tape.reset() for tape in tapes]
             for event in events:
