@@ -52,10 +52,12 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
+    """Prints one line of progress."""
     print(f"set-up: {text}", flush=True)
 
 
 def digest(*parts: bytes) -> str:
+    """SHA-256 over the parts, each with its length before it; hex digits."""
     h = hashlib.sha256()
     for part in parts:
         h.update(len(part).to_bytes(8, "big"))
@@ -73,10 +75,12 @@ def environment_key() -> str:
 
 
 def project_key() -> str:
+    """What our own registration in the environment depends on."""
     return digest(PYPROJECT.read_bytes())
 
 
 def stamped(stamp: Path, key: str) -> bool:
+    """Whether the stamp is there and has this key."""
     try:
         return stamp.read_text() == key
     except FileNotFoundError:
@@ -92,6 +96,7 @@ def write_stamp(stamp: Path, key: str) -> None:
 
 
 def require_supported_interpreter() -> None:
+    """Raises SetupError for another version of Python, and names one that is installed."""
     low, high = SUPPORTED
     if low <= sys.version_info[:2] <= high:
         return
@@ -107,12 +112,14 @@ def require_supported_interpreter() -> None:
 
 
 def run(*command: str) -> None:
+    """Runs a command in the checkout; SetupError if it fails."""
     completed = subprocess.run(command, cwd=ROOT, check=False)
     if completed.returncode != 0:
         raise SetupError(f"this command failed with status {completed.returncode}: {' '.join(command)}")
 
 
 def pip_install(*arguments: str) -> list[str]:
+    """The command that installs something into the environment."""
     verbosity = [] if sys.stdout.isatty() else ["--quiet", "--quiet", "--progress-bar", "off"]
     return [
         str(VENV_PYTHON),
@@ -127,6 +134,7 @@ def pip_install(*arguments: str) -> list[str]:
 
 
 def clear_environment() -> None:
+    """Removes the environment; SetupError if it is not one of ours."""
     if VENV.is_symlink() or (VENV.exists() and not OWNER_MARK.exists()):
         raise SetupError(f"{VENV} exists and was not made by this set-up; move it away, then run again")
     if VENV.exists():
@@ -134,6 +142,7 @@ def clear_environment() -> None:
 
 
 def create_environment() -> None:
+    """Makes an empty environment; SetupError where Python cannot."""
     VENV.mkdir()
     OWNER_MARK.touch()
     if subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False).returncode != 0:
@@ -143,6 +152,7 @@ def create_environment() -> None:
 
 
 def pinned_torch() -> str:
+    """The requirement of torch, with its version."""
     (pin,) = (line for line in TORCH.read_text().splitlines() if line.strip() and not line.startswith("#"))
     return pin.strip()
 
@@ -170,6 +180,7 @@ def install_torch(policy: str) -> None:
 
 
 def build_environment(torch_policy: str) -> None:
+    """Makes the environment anew and stamps it last."""
     started = time.monotonic()
     say(f"making {VENV} with Python {platform.python_version()} (once; some minutes on a slow line)")
     clear_environment()
@@ -188,6 +199,7 @@ def build_environment(torch_policy: str) -> None:
 
 
 def register_project() -> None:
+    """Registers this checkout in the environment, editable."""
     say("registering this checkout in it (editable)")
     run(*pip_install("--no-deps", "--no-build-isolation", "--editable", str(ROOT)))
     write_stamp(PROJECT_STAMP, project_key())
@@ -206,6 +218,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def main() -> int:
+    """Brings the environment up to date; exit status 1 if that fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--torch",

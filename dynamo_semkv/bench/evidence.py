@@ -21,7 +21,7 @@ from rich.table import Table
 from dynamo_semkv.bench.corpus import installed
 from dynamo_semkv.bench.evidence_cost import document
 from dynamo_semkv.bench.labelled import Case, Workload, build
-from dynamo_semkv.config.schema import EvidenceConfig
+from dynamo_semkv.config.evidence import EvidenceConfig
 from dynamo_semkv.contracts.evidence import SemanticTrtMatch
 from dynamo_semkv.contracts.keys import TokenArray, block_keys
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from dynamo_semkv.bench.alike import FAMILY, alike, asked, donors_of, unknown
-from dynamo_semkv.config.schema import FingerprintConfig
+from dynamo_semkv.config.evidence import FingerprintConfig
 from dynamo_semkv.contracts.codec import MSGPACK, decode_donor_event, encode_donor_event
 from dynamo_semkv.contracts.donor_events import DonorEvent
 from dynamo_semkv.contracts.keys import TokenArray

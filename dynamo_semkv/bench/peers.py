@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dynamo_semkv.config.schema import EmbeddingConfig, EvidenceConfig, FingerprintConfig, SemBlendConfig
+from dynamo_semkv.config.evidence import EmbeddingConfig, EvidenceConfig, FingerprintConfig, SemBlendConfig
 from dynamo_semkv.contracts.keys import TokenArray, block_keys
 from dynamo_semkv.contracts.location import Tier, WorkerLocation
 from dynamo_semkv.contracts.namespace import CacheNamespace

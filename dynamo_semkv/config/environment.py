@@ -41,6 +41,8 @@ def is_service_link(name: str, text: str) -> bool:
 
 
 class Overrides(NamedTuple):
+    """What environment variables say about the configuration."""
+
     used: tuple[str, ...]
     """Names of the variables that set a field, sorted."""
     origins: dict[str, str]

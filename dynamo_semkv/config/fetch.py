@@ -60,4 +60,5 @@ class FetchConfig(Section, frozen=True):
 
     @property
     def advertised(self) -> str:
+        """The host that other workers are told to connect to."""
         return self.host if self.advertise_host is None else self.advertise_host

@@ -21,6 +21,8 @@ REDACTED = "<redacted>"
 
 
 class Form(NamedTuple):
+    """What a text must look like."""
+
     allowed: str
     """For error texts."""
     wrong: Callable[[str], str | None]

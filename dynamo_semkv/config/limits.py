@@ -25,6 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def form(self) -> Form | None:
+        """The form that a text must have; None where any text will do."""
         return (self.meta.extra or {}).get("form")
 
     def allowed(self) -> str:

@@ -32,6 +32,8 @@ _MAX_WORD = 120
 
 
 class Loaded(NamedTuple):
+    """A configuration as it was read, and where it came from."""
+
     config: Config
     hash: str
     """16 hex digits over every value that is in force, but for the page's port: two processes with the same hash run

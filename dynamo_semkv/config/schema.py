@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from dynamo_semkv.config import forms
+from dynamo_semkv.config.evidence import EvidenceConfig
 from dynamo_semkv.config.fetch import FetchConfig
 from dynamo_semkv.config.limits import check_limits
 from dynamo_semkv.config.section import GIB, MIB, Count, FilePath, Host, Name, Seconds, Section, Share, Text
@@ -22,6 +23,8 @@ from dynamo_semkv.contracts.errors import ContractError
 
 
 class PlacementMode(str, Enum):
+    """How far placement acts (README, "Modes")."""
+
     OFF = "off"
     """Requests pass through; no lookup, no decision."""
     SHADOW = "shadow"
@@ -32,6 +35,8 @@ class PlacementMode(str, Enum):
 
 
 class Materialization(str, Enum):
+    """What the connector may load."""
+
     OFF = "off"
     EXACT = "exact"
     EXPERIMENTAL = "experimental"
@@ -39,6 +44,8 @@ class Materialization(str, Enum):
 
 
 class ModelConfig(Section, frozen=True):
+    """The model that the router serves."""
+
     PATH: ClassVar[str] = "model"
 
     name: Text | None = None
@@ -69,6 +76,8 @@ class KvRouterOptions(Section, frozen=True):
 
 
 class DynamoConfig(Section, frozen=True):
+    """Where workers and routers are in Dynamo's discovery."""
+
     PATH: ClassVar[str] = "dynamo"
 
     namespace: Name = "dynamo"
@@ -88,6 +97,8 @@ class DynamoConfig(Section, frozen=True):
 
 
 class BusConfig(Section, frozen=True):
+    """The NATS broker, and what may wait for it."""
+
     PATH: ClassVar[str] = "bus"
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra=forms.extra(forms.BROKERS))] = "nats://127.0.0.1:4222"
@@ -118,6 +129,8 @@ class BusConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
+    """Files with keys and tokens."""
+
     PATH: ClassVar[str] = "security"
 
     salt_key_file: FilePath | None = None
@@ -126,112 +139,6 @@ class SecurityConfig(Section, frozen=True):
     advise_token_file: FilePath | None = None
     """File with the token that a gateway sends with each question to `/engine/semkv/advise` (docs/gateway.md), and
     whoever asks `/engine/semkv/explain`. None: these routes answer only where DYN_SYSTEM_HOST is a loopback address."""
-
-
-class FingerprintConfig(Section, frozen=True):
-    PATH: ClassVar[str] = "evidence.fingerprint"
-
-    enabled: bool = True
-    max_donors: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
-    max_donors_per_namespace: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
-    min_shared_samples: Annotated[int, Meta(ge=1, le=1_000)] = 2
-    """Shared sampled n-grams below which a donor is not looked at."""
-    max_postings: Annotated[int, Meta(ge=4, le=64)] = 16
-    """Donors kept under one n-gram, the newest; boilerplate that everybody shares says nothing about anybody."""
-    min_evidence: Annotated[float, Meta(ge=0.0, le=1_000.0)] = 2.0
-    """Shared samples that a donor must have, each weighted by its rarity in [0, 1]: a shared template alone is not
-    enough."""
-    min_run_tokens: Count = 24
-    """Tokens that must be verbatim in one piece."""
-    min_overlap_share: Share = 0.05
-    """Share of the prompt that must be verbatim in the donor, what everybody has not counted."""
-
-
-class EmbeddingConfig(Section, frozen=True):
-    """Needs the extra `embeddings`. Knows donors that this router routed itself."""
-
-    PATH: ClassVar[str] = "evidence.embedding"
-
-    enabled: bool = False
-    model_path: FilePath | None = None
-    """Directory of the sentence encoder: `tokenizer.json` and `model.onnx` or `onnx/model.onnx`. Nothing is
-    downloaded."""
-    tokenizer_path: FilePath | None = None
-    """`tokenizer.json` of the served model, or the directory it is in, to get text from token ids. null:
-    `model.path`."""
-    budget_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 30.0
-    """What embedding a prompt may take; fewer windows are read where time is short. Less than `evidence.deadline_ms`,
-    which therefore has to be raised: a window of 64 tokens takes all-MiniLM-L6-v2 with int8 weights about 7 ms of one
-    core."""
-    window_tokens: Annotated[int, Meta(ge=8, le=510)] = 64
-    query_windows: Annotated[int, Meta(ge=1, le=64)] = 8
-    """Windows of a prompt that are looked up, if the budget pays for them."""
-    max_windows: Annotated[int, Meta(ge=1, le=1_024)] = 128
-    """Windows of a donor that are kept, evenly spread; about half a kilobyte each."""
-    max_donors: Annotated[int, Meta(ge=1, le=1_000_000)] = 2_000
-    max_prompt_bytes: Annotated[int, Meta(ge=1024, le=64 * GIB)] = 64 * MIB
-    """Tokens of routed prompts that are remembered until their donors are announced."""
-    min_similarity: Share = 0.58
-    """Mean cosine over four windows or more."""
-    min_lead: Share = 0.11
-    """By how much that mean must be above the median of the donors that the prompt is nearest to."""
-    min_similarity_alone: Share = 0.72
-    """The mean where only one window could be asked about (in between for two and three), or where fewer than nine
-    donors are known."""
-
-
-class SemBlendConfig(Section, frozen=True):
-    """Needs the extra `semblend`. Knows donors that this router routed itself."""
-
-    PATH: ClassVar[str] = "evidence.semblend"
-
-    enabled: bool = False
-    model_path: FilePath | None = None
-    """Directory of all-MiniLM-L6-v2 as sentence-transformers wants it. Nothing is downloaded."""
-    tokenizer_path: FilePath | None = None
-    """As `evidence.embedding.tokenizer_path`."""
-    max_donors: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
-    """SemBlend needs about 0.7 MB and, on a CPU, a fifth of a second a donor of 8k tokens."""
-    max_prompt_bytes: Annotated[int, Meta(ge=1024, le=64 * GIB)] = 64 * MIB
-    min_similarity: Share = 0.6
-    min_reuse_ratio: Share = 0.5
-
-
-class EvidenceConfig(Section, frozen=True):
-    PATH: ClassVar[str] = "evidence"
-
-    deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 5.0
-    """Hard deadline over all providers together; later is a miss."""
-    exact_deadline_ms: Annotated[float, Meta(ge=0.1, le=1_000.0)] = 10.0
-    """Hard deadline for asking Dynamo for exact overlap and load."""
-    skip_when_exact_covers: Share = 0.9
-    """Share of the prompt that the best exact device overlap must cover for the lookup to be skipped."""
-    max_inflight: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    """Requests weighed at the same time; what comes beyond goes to Dynamo's choice at once, with the reason
-    `overloaded`."""
-    max_matches: Annotated[int, Meta(ge=1, le=256)] = 8
-    min_overlap_tokens: Count = 64
-    """Matches with fewer reusable tokens are not evidence."""
-    max_donor_age: Annotated[float, Meta(ge=60.0, le=30 * 86_400.0)] = 3 * 3_600.0
-    """Seconds for which a donor is believed since its replica last said it; connectors say all of theirs again three
-    times in that span. The same on routers and engines."""
-    fingerprint: FingerprintConfig = FingerprintConfig()
-    embedding: EmbeddingConfig = EmbeddingConfig()
-    semblend: SemBlendConfig = SemBlendConfig()
-
-    def __post_init__(self) -> None:
-        check_limits(self.PATH, self)
-        for name, section in (("embedding", self.embedding), ("semblend", self.semblend)):
-            if section.enabled and section.model_path is None:
-                raise ContractError(
-                    f"evidence.{name}.model_path", None, f"a directory, as evidence.{name}.enabled is true"
-                )
-        if self.embedding.enabled and self.embedding.budget_ms >= self.deadline_ms:
-            raise ContractError(
-                "evidence.embedding.budget_ms",
-                self.embedding.budget_ms,
-                f"less than evidence.deadline_ms, {self.deadline_ms:g} (40 there pays for four windows a lookup)",
-            )
 
 
 class MatchPriors(Section, frozen=True):
@@ -246,6 +153,8 @@ class MatchPriors(Section, frozen=True):
 
 
 class CalibrationConfig(Section, frozen=True):
+    """What is learned from outcomes."""
+
     PATH: ClassVar[str] = "scoring.calibration"
 
     enabled: bool = True
@@ -269,6 +178,8 @@ class TierCredit(Section, frozen=True):
 
 
 class ScoringConfig(Section, frozen=True):
+    """What a claim is worth on a replica, and what its load costs."""
+
     PATH: ClassVar[str] = "scoring"
 
     load_weight: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
@@ -284,6 +195,8 @@ class ScoringConfig(Section, frozen=True):
 
 
 class PlacementConfig(Section, frozen=True):
+    """Whether, and above which gain, the router places a request."""
+
     PATH: ClassVar[str] = "placement"
 
     mode: PlacementMode = PlacementMode.SHADOW
@@ -298,6 +211,8 @@ class PlacementConfig(Section, frozen=True):
 
 
 class OutcomeConfig(Section, frozen=True):
+    """How long routes wait for their reports, and how many are kept."""
+
     PATH: ClassVar[str] = "outcome"
 
     report_ttl_seconds: Seconds = 30.0
@@ -307,6 +222,8 @@ class OutcomeConfig(Section, frozen=True):
 
 
 class HintsConfig(Section, frozen=True):
+    """Hints to the engines."""
+
     PATH: ClassVar[str] = "hints"
 
     enabled: bool = True
@@ -314,6 +231,8 @@ class HintsConfig(Section, frozen=True):
 
 
 class DashboardConfig(Section, frozen=True):
+    """The page."""
+
     PATH: ClassVar[str] = "dashboard"
 
     enabled: bool = True
@@ -325,6 +244,8 @@ class DashboardConfig(Section, frozen=True):
 
 
 class ObserveConfig(Section, frozen=True):
+    """Spans and what goes with them."""
+
     PATH: ClassVar[str] = "observe"
 
     otlp_endpoint: Annotated[str, Meta(min_length=1, max_length=1024, extra=forms.extra(forms.COLLECTOR))] | None = None
@@ -351,6 +272,8 @@ class PluginsConfig(Section, frozen=True):
 
 
 class ConnectorConfig(Section, frozen=True):
+    """The connector in the engines."""
+
     PATH: ClassVar[str] = "connector"
 
     materialization: Materialization = Materialization.EXACT

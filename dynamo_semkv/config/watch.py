@@ -42,6 +42,8 @@ file."""
 
 
 class Merged(NamedTuple):
+    """A changed file beside what is running."""
+
     config: Config
     """`running`, with the reloadable values of `wanted`."""
     changed: tuple[str, ...]
@@ -69,6 +71,7 @@ class _Look(NamedTuple):
 
 
 def reloadable(path: str) -> bool:
+    """Whether a changed value of this field takes effect without a restart."""
     return any(path == field or path.startswith(f"{field}.") for field in RELOADABLE)
 
 
@@ -108,6 +111,7 @@ class ConfigWatch:
 
     @property
     def path(self) -> str | None:
+        """The file that is watched; None where there is none."""
         return self._loaded.path
 
     def status(self) -> dict[str, Any]:

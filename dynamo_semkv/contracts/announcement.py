@@ -35,6 +35,8 @@ class KvEvents(str, Enum):
 
 
 class ReplicaAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank says of itself, at its start and whenever it changes."""
+
     version: str
     stable_routing_id: str
     dp_rank: int

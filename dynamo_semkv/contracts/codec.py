@@ -107,6 +107,7 @@ class _SchemaVersion(msgspec.Struct):
 
 
 def encode_donor_event(event: DonorEvent, content_type: str = JSON) -> bytes:
+    """The event as JSON or msgpack."""
     if content_type == JSON and isinstance(event.data, DonorRegistered):
         segments = [
             msgspec.structs.replace(s, provider_metadata=list(s.provider_metadata))
@@ -121,6 +122,7 @@ def encode_donor_event(event: DonorEvent, content_type: str = JSON) -> bytes:
 
 
 def decode_donor_event(raw: bytes, content_type: str = JSON) -> DonorEvent:
+    """Reads and checks a donor event. ContractError names the field, UnsupportedVersion another schema."""
     _size("donor_event", raw, donor_events.MAX_EVENT_BYTES)
     version = _decode("donor_event", raw, content_type, _SchemaVersion).schema_version
     if version != donor_events.SCHEMA_VERSION:
@@ -199,10 +201,12 @@ def _with_bytes(segment: DonorSegment) -> DonorSegment:
 
 
 def encode_report(report: MaterializationReport) -> bytes:
+    """The report as msgpack."""
     return msgspec.msgpack.encode(report)
 
 
 def decode_report(raw: bytes) -> MaterializationReport:
+    """Reads and checks a report. ContractError names the field, its value and what is allowed."""
     _size("report", raw, MAX_REPORT_BYTES)
     _major("report", raw, REPORT_VERSION)
     report = _decode("report", raw, MSGPACK, MaterializationReport)
@@ -222,10 +226,12 @@ def decode_report(raw: bytes) -> MaterializationReport:
 
 
 def encode_route_event(event: RouteEvent) -> bytes:
+    """The event as msgpack."""
     return msgspec.msgpack.encode(event)
 
 
 def decode_route_event(raw: bytes) -> RouteEvent:
+    """Reads and checks a route event. ContractError names the field, its value and what is allowed."""
     _size("route_event", raw, MAX_REPORT_BYTES)
     _major("route_event", raw, ROUTE_EVENT_VERSION)
     event: RouteEvent = _decode("route_event", raw, MSGPACK, RouteEvent)  # type: ignore[arg-type]
@@ -285,10 +291,12 @@ def _check_pack(pack: Pack) -> None:
 
 
 def encode_announcement(announcement: ReplicaAnnouncement) -> bytes:
+    """The announcement as msgpack."""
     return msgspec.msgpack.encode(announcement)
 
 
 def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
+    """Reads and checks an announcement. ContractError names the field, its value and what is allowed."""
     _size("announcement", raw, MAX_ANNOUNCEMENT_BYTES)
     _major("announcement", raw, ANNOUNCEMENT_VERSION)
     announcement = _decode("announcement", raw, MSGPACK, ReplicaAnnouncement)
@@ -302,12 +310,14 @@ def decode_announcement(raw: bytes) -> ReplicaAnnouncement:
 
 
 def encode_hint_delivery(delivery: HintDelivery) -> bytes:
+    """The delivery as msgpack; ContractError where it is larger than a hint may be."""
     raw = msgspec.msgpack.encode(delivery)
     _size("hint_delivery", raw, hints.MAX_HINT_BYTES)
     return raw
 
 
 def decode_hint_delivery(raw: bytes) -> HintDelivery:
+    """Reads and checks a delivery. ContractError names the field, its value and what is allowed."""
     _size("hint_delivery", raw, hints.MAX_HINT_BYTES)
     _major("hint_delivery", raw, hints.HINT_DELIVERY_VERSION)
     delivery = _decode("hint_delivery", raw, MSGPACK, HintDelivery)
@@ -398,6 +408,7 @@ def envelope_from_plain(value: object) -> KvHintsEnvelope:
 
 
 def check_envelope(envelope: KvHintsEnvelope) -> None:
+    """Raises UnsupportedVersion for another protocol, ContractError for too many actions."""
     if envelope.protocol_version != hints.PROTOCOL_VERSION:
         raise UnsupportedVersion("kv_hints.protocol_version", envelope.protocol_version, hints.PROTOCOL_VERSION)
     if len(envelope.actions) > hints.MAX_ACTIONS:
@@ -405,6 +416,7 @@ def check_envelope(envelope: KvHintsEnvelope) -> None:
 
 
 def donor_action(action_id: str, hint: DonorHint) -> KvHintAction:
+    """The hint as an action of an envelope."""
     return KvHintAction(
         action_id=action_id,
         action_type=hints.DONOR_ACTION,
@@ -423,6 +435,7 @@ def parse_donor_payload(action: KvHintAction) -> DonorHint:
 
 
 def parse_fetch_payload(action: KvHintAction) -> FetchHint:
+    """The hint of a `kv.fetch` action; ContractError for what is none."""
     hint = _payload(action, FetchHint)
     if len(hint.block_hashes) > hints.MAX_BLOCK_HASHES:
         raise ContractError("kv.fetch.block_hashes", len(hint.block_hashes), f"at most {hints.MAX_BLOCK_HASHES}")
@@ -433,6 +446,5 @@ def _payload(action: KvHintAction, kind: type[T]) -> T:
     try:
         return msgspec.convert(action.payload, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ContractError(
-            f"{action.action_type}@{action.action_version}", str(error), f"a {kind.__name__}"
-        ) from error
+        name = f"{action.action_type}@{action.action_version}"
+        raise ContractError(name, str(error), f"a {kind.__name__}") from error

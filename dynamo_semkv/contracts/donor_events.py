@@ -52,6 +52,8 @@ class WireNamespace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class DonorSegment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A part of a donor that can be evicted by itself."""
+
     segment_id: int | str
     token_range: tuple[int, int]
     """Half-open `[start, end)` in donor tokens."""
@@ -69,6 +71,8 @@ class DonorSegment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 class DonorRegistered(
     msgspec.Struct, frozen=True, tag_field="kind", tag="donor_registered", omit_defaults=True, kw_only=True
 ):
+    """A donor is there, or there again at another place; the same id replaces what was said before."""
+
     donor_id: str
     namespace: WireNamespace
     location: Location
@@ -83,6 +87,8 @@ class DonorRegistered(
 class DonorEvicted(
     msgspec.Struct, frozen=True, tag_field="kind", tag="donor_evicted", omit_defaults=True, kw_only=True
 ):
+    """A donor, or some of its segments, is gone."""
+
     donor_id: str
     provider_generation: int | str
     segments: list[int | str] | None = None
@@ -98,10 +104,14 @@ class DonorRelocated(msgspec.Struct, frozen=True, tag_field="kind", tag="donor_r
 
 
 class PurgeWorker(msgspec.Struct, frozen=True, tag_field="kind", tag="worker"):
+    """All donors of one worker."""
+
     worker_id: int
 
 
 class PurgeLocation(msgspec.Struct, frozen=True, tag_field="kind", tag="location"):
+    """All donors at one place."""
+
     location: Location
 
 
@@ -113,6 +123,8 @@ PurgeScope = PurgeWorker | PurgeLocation | PurgeAll
 
 
 class DonorsPurged(msgspec.Struct, frozen=True, tag_field="kind", tag="donors_purged", kw_only=True):
+    """All donors of a scope are gone."""
+
     scope: PurgeScope
     provider_generation: int | str
 
@@ -127,6 +139,8 @@ DonorEventData = DonorRegistered | DonorEvicted | DonorRelocated | DonorsPurged 
 
 
 class DonorEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream; a stream is one (worker, rank), and `event_id` counts up by one in it."""
+
     schema_version: int
     event_id: int
     worker_id: int

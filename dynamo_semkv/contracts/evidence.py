@@ -22,6 +22,8 @@ _NUMBER = (int, float, np.integer, np.floating)
 
 
 class MatchType(str, Enum):
+    """What a match can be good for."""
+
     EXACT_EQUIVALENT = "exact_equivalent"
     """The block key chain of the reusable prefix is the same: the engine may load it if it still has it."""
     SEMANTIC_CANDIDATE = "semantic_candidate"
@@ -39,6 +41,7 @@ class Bucket(str, Enum):
 
     @classmethod
     def of(cls, share: float) -> Bucket:
+        """The bucket of a share in [0, 1]; `none` for what is not above 0."""
         if not share > 0.0:
             return cls.NONE
         if share < 0.25:
@@ -117,10 +120,12 @@ class SemanticTrtMatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overlap_bucket(self) -> Bucket:
+        """The overlap in quarters."""
         return Bucket.of(self.overlap)
 
     @property
     def confidence_bucket(self) -> Bucket:
+        """The confidence in quarters."""
         return Bucket.of(self.confidence)
 
 
@@ -130,6 +135,7 @@ def are_signals(values: object) -> bool:
 
 
 def check_signals(field: str, values: Mapping[str, float]) -> None:
+    """Raises ContractError for what `are_signals` does not accept."""
     if not are_signals(values):
         allowed = f"at most {MAX_SIGNALS} finite numbers under ASCII names of 1 to {MAX_SIGNAL_NAME} characters"
         raise ContractError(field, len(values), allowed)

@@ -30,6 +30,8 @@ EXTRA_ARGS_KEY = "semkv"
 
 
 class KvHintAction(msgspec.Struct, frozen=True, kw_only=True):
+    """One action of an envelope (RFC KV hints); `payload` is the action type's own."""
+
     action_id: str
     action_type: str
     action_version: str
@@ -37,6 +39,8 @@ class KvHintAction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvHintsEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels with a request (RFC KV hints); receivers ignore actions that they do not know."""
+
     protocol_version: str
     message_id: str
     actions: list[KvHintAction]

@@ -48,28 +48,34 @@ class StableReplica(NamedTuple):
 
 
 def new_route_id() -> RouteId:
+    """A random id for one route, 32 hex digits."""
     return RouteId(os.urandom(16).hex())
 
 
 def new_donor_id() -> DonorId:
+    """A random id for one donor, 32 hex digits."""
     return DonorId(secrets.token_hex(16))
 
 
 def new_generation() -> Generation:
+    """A random id for one generation of a cache, 16 hex digits."""
     return Generation(secrets.token_hex(8))
 
 
 def check_route_id(value: str) -> RouteId:
+    """The id itself; ContractError if it is none."""
     if not _HEX32.fullmatch(value):
         raise ContractError("route_id", value, "32 lower-case hex digits")
     return RouteId(value)
 
 
 def is_donor_id(value: str) -> bool:
+    """Whether the text can be a donor's id: 1 to 128 printable ASCII characters without blanks."""
     return _DONOR_ID.fullmatch(value) is not None
 
 
 def check_donor_id(value: str) -> DonorId:
+    """The id itself; ContractError if it is none."""
     if not is_donor_id(value):
         raise ContractError("donor_id", value, "1 to 128 printable ASCII characters without blanks")
     return DonorId(value)
@@ -83,6 +89,7 @@ def check_stable_routing_id(value: str, field: str = "stable_routing_id") -> str
 
 
 def check_u64(field: str, value: int) -> int:
+    """The value itself; ContractError if it does not fit into 64 bits."""
     if not 0 <= value <= U64_MAX:
         raise ContractError(field, value, f"an integer in [0, {U64_MAX}]")
     return value

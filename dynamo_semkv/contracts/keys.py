@@ -125,6 +125,7 @@ class BlockChain(Sequence[BlockKey]):
 
 
 def root_key(namespace_digest: bytes) -> BlockKey:
+    """The key that the first block of a namespace follows."""
     return BlockKey(hashlib.blake2b(namespace_digest, digest_size=KEY_BYTES, person=b"semkv-root").digest())
 
 
@@ -160,6 +161,7 @@ def block_keys(
 
 
 def prompt_key(namespace_digest: bytes, tokens: Sequence[int] | TokenArray) -> PromptKey:
+    """The key of a whole prompt in its namespace: equal for equal prompts, whatever the block size."""
     array = as_tokens(tokens)
     h = hashlib.blake2b(digest_size=KEY_BYTES, person=b"semkv-prompt")
     h.update(namespace_digest)

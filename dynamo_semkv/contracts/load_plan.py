@@ -10,6 +10,8 @@ from dynamo_semkv.contracts.evidence import SemanticTrtBlockRef
 
 
 class ExpectedMode(str, Enum):
+    """How the KV of a plan may be used (RFC semantic KV cache reuse, modes)."""
+
     EXACT_EQUIVALENT = "exact_equivalent"
     SEMANTIC_EXPERIMENTAL = "semantic_experimental"
 

@@ -27,12 +27,16 @@ KV_EVENT_MEDIUM: dict[Tier, str] = {
 
 
 class WorkerLocation(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="worker"):
+    """In the memory, or on the disk, of one rank of a worker."""
+
     worker_id: int
     dp_rank: int
     tier: Tier
 
 
 class SharedLocation(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="shared"):
+    """In a store that several workers read."""
+
     backend: str
     tier: Tier
     locator: str

@@ -296,6 +296,7 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def pack(cls, token_count: int, samples: Samples, checkpoints: Sequence[tuple[int, BlockKey]]) -> DonorSketch:
+        """The sketch of these samples and (ordinal, key) checkpoints."""
         parts = [_HEADER.pack(ALGORITHM, token_count, len(checkpoints), len(samples.fingerprints))]
         parts += [_ORDINAL.pack(ordinal) + key for ordinal, key in checkpoints]
         width = "<u2" if token_count <= _NARROW_TOKENS else "<u4"
@@ -307,22 +308,27 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
         return cls(b"".join(parts))
 
     def to_bytes(self) -> bytes:
+        """Its wire form."""
         return self.raw
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> DonorSketch:
+        """The sketch of a wire form; ContractError as the constructor."""
         return cls(bytes(raw))
 
     @property
     def token_count(self) -> int:
+        """Tokens of the donor."""
         return self._header()[1]
 
     @property
     def sample_count(self) -> int:
+        """How many samples it has."""
         return self._header()[3]
 
     @property
     def spacing(self) -> int:
+        """Mean distance of its samples in tokens."""
         return spacing_of(self.token_count)
 
     @property
@@ -340,6 +346,7 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def links(self) -> U16Array:
+        """u16 of shape [samples], a view."""
         _, _, _, samples = self._header()
         return np.frombuffer(self.raw, "<u2", samples, len(self.raw) - 2 * samples)
 
@@ -357,6 +364,7 @@ class DonorSketch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def checkpoints(self) -> list[tuple[int, BlockKey]]:
+        """The (ordinal, key) pairs, by ordinal."""
         end = _HEADER.size + self._header()[2] * _STRIDE
         return list(_CHECKPOINT.iter_unpack(self.raw[_HEADER.size : end]))
 

@@ -64,20 +64,25 @@ def speaker(subject: str) -> StableReplica | None:
 
 
 def donor_events(replica: StableReplica) -> str:
+    """Where a replica's donor events go."""
     return f"{DONOR_EVENTS}.{_replica(replica)}"
 
 
 def reports(replica: StableReplica) -> str:
+    """Where a replica's materialization reports go."""
     return f"{REPORTS}.{_replica(replica)}"
 
 
 def announcements(replica: StableReplica) -> str:
+    """Where a replica announces itself."""
     return f"{ANNOUNCEMENTS}.{_replica(replica)}"
 
 
 def hints(replica: StableReplica) -> str:
+    """Where hints for a replica go."""
     return f"{HINTS}.{_replica(replica)}"
 
 
 def routes(router_name: str) -> str:
+    """Where a router's route events go."""
     return f"{ROUTES}.{_escape(router_name)}"

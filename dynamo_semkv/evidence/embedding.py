@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from dynamo_semkv.config.schema import EmbeddingConfig
+from dynamo_semkv.config.evidence import EmbeddingConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.donor import CatalogDonor

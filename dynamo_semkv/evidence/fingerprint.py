@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.ma  # np.unique imports it at its first call, which would cost a lookup tens of milliseconds
 
-from dynamo_semkv.config.schema import FingerprintConfig
+from dynamo_semkv.config.evidence import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
 from dynamo_semkv.contracts.sketch import (
     MAX_SAMPLES,

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dynamo_semkv.config.schema import SemBlendConfig
+from dynamo_semkv.config.evidence import SemBlendConfig
 from dynamo_semkv.contracts.evidence import MatchType, SemanticTrtMatch, SemanticTrtSegment
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.donor import CatalogDonor

@@ -39,11 +39,14 @@ OTHER = "other"
 
 
 class ConnectorCollector(Collector):
+    """The metrics of the connectors of one process, read when they are asked for."""
+
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = list(sources)
         self.failures = 0
 
     def collect(self) -> Iterator[Metric]:
+        """One family for each metric; a source that fails is left out and counted."""
         shots = [shot for shot in map(self._ask, self._sources) if shot is not None]
         for spec, read in _PLAIN:
             yield _family(spec, shots, read)
@@ -61,12 +64,14 @@ class ConnectorCollector(Collector):
 
 
 def registry(sources: Sequence[Source]) -> CollectorRegistry:
+    """A Prometheus registry with the metrics of these sources only."""
     made = CollectorRegistry(auto_describe=False)
     made.register(ConnectorCollector(sources))
     return made
 
 
 def exposition(sources: Sequence[Source]) -> str:
+    """The metrics in Prometheus's text form."""
     return generate_latest(registry(sources)).decode()
 
 
@@ -78,6 +83,7 @@ class MetricsServer:
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def close(self, timeout: float = 5.0) -> None:
+        """Ends the server; waits for its thread `timeout` seconds at most."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout)

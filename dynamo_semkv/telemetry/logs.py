@@ -51,6 +51,7 @@ def bind(
 def about(
     *, request_id: str | None = None, traceparent: str | None = None, route_id: str | None = None
 ) -> Iterator[None]:
+    """Log lines of this task carry these fields inside the block."""
     given = {"request_id": request_id, "traceparent": traceparent, "route_id": route_id}
     token = _bound.set({**_bound.get(), **_sound(given)})
     try:
@@ -76,12 +77,16 @@ class Bound(logging.Filter):
     """Puts what is bound where the line is written onto the record: a handler may format it in another thread."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Adds the fields that `about` has bound; keeps every record."""
         record.semkv = _fields(_bound.get())
         return True
 
 
 class JsonLines(logging.Formatter):
+    """One JSON object a line, with the names of Dynamo's own JSON logs."""
+
     def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
         line: dict[str, Any] = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{_micros(record):06d}Z",
             "level": _NAMES.get(record.levelno, record.levelname),
@@ -95,10 +100,13 @@ class JsonLines(logging.Formatter):
 
 
 class Readable(logging.Formatter):
+    """A line for people, with the bound fields behind the message."""
+
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        """The message and the fields."""
         fields: Mapping[str, str] = getattr(record, "semkv", _NOTHING)
         return super().formatMessage(record) + "".join(f" {name}={value}" for name, value in fields.items())
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 
 class MetricSpec(NamedTuple):
+    """What one metric is: the code that exposes it and docs/metrics.md read it here."""
+
     name: str
     kind: str
     """`counter`, `gauge` or `histogram`."""

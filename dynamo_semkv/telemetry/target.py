@@ -23,6 +23,8 @@ _HTTP = "http/protobuf"
 
 
 class Target(NamedTuple):
+    """Where spans go, and how many are made."""
+
     url: str | None
     """Of the collector's trace path; None: no spans are made."""
     warning: str | None = None

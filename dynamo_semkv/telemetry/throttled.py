@@ -47,12 +47,15 @@ class Throttled:
         return count
 
     def info(self, message: str, *args: object, key: str = "", exc_info: Any = None) -> int:
+        """As `log`, at level INFO."""
         return self.log(logging.INFO, message, *args, key=key, exc_info=exc_info, depth=2)
 
     def warning(self, message: str, *args: object, key: str = "", exc_info: Any = None) -> int:
+        """As `log`, at level WARNING."""
         return self.log(logging.WARNING, message, *args, key=key, exc_info=exc_info, depth=2)
 
     def error(self, message: str, *args: object, key: str = "", exc_info: Any = None) -> int:
+        """As `log`, at level ERROR."""
         return self.log(logging.ERROR, message, *args, key=key, exc_info=exc_info, depth=2)
 
     def exception(self, message: str, *args: object, key: str = "") -> int:
@@ -60,6 +63,7 @@ class Throttled:
         return self.log(logging.ERROR, message, *args, key=key, exc_info=True, depth=2)
 
     def forget(self) -> None:
+        """Every message of this logger is new again."""
         with self._lock:
             self._counts.clear()
 

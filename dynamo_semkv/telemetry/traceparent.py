@@ -15,16 +15,20 @@ _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2
 
 
 class TraceContext(NamedTuple):
+    """The ids of a W3C traceparent."""
+
     trace_id: int
     span_id: int
     flags: int
 
     @property
     def trace_hex(self) -> str:
+        """32 hex digits."""
         return f"{self.trace_id:032x}"
 
     @property
     def span_hex(self) -> str:
+        """16 hex digits."""
         return f"{self.span_id:016x}"
 
 
@@ -38,6 +42,7 @@ def parse(text: object) -> TraceContext | None:
 
 
 def form(context: TraceContext) -> str:
+    """The context as a traceparent header."""
     return f"00-{context.trace_hex}-{context.span_hex}-{context.flags:02x}"
 
 

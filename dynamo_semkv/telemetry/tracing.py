@@ -100,6 +100,8 @@ class Tracing:
     def end(
         self, span: Span, attributes: Attributes | None = None, *, error: str | None = None, end_ns: int | None = None
     ) -> None:
+        """Ends a span, with attributes, and as failed where there is an `error`. `end_ns` in Unix nanoseconds; None:
+        now."""
         from opentelemetry.trace import Status, StatusCode
 
         if span.is_recording():
@@ -119,6 +121,7 @@ class Tracing:
 
 
 def start_tracing(target: Target, service: str, instance: str) -> Tracing | None:
+    """Sends spans to the target from now on; None where there is none, or where what that takes is not installed."""
     if target.warning is not None:
         _log.warning("tracing: %s", target.warning)
     if target.url is None:
@@ -139,6 +142,7 @@ def start_tracing(target: Target, service: str, instance: str) -> Tracing | None
 
 
 def traceparent_of(span: Span) -> str:
+    """The span as a traceparent header."""
     context = span.get_span_context()
     return form(TraceContext(context.trace_id, context.span_id, int(context.trace_flags) & 1))
 

@@ -152,7 +152,7 @@ _GPU = Group(
     plan=_everything,
     characters=8_000 * 68 + 24 * 500,
     max_num_tokens=8_192,
-    slab_bytes=8 * MIB,
+    slab_bytes=64 * MIB,
 )
 _LONG = Group(
     name="long",

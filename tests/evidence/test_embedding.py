@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from dynamo_semkv.config.schema import EmbeddingConfig
+from dynamo_semkv.config.evidence import EmbeddingConfig
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.keys import TokenArray

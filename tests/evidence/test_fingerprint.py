@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dynamo_semkv.config.schema import FingerprintConfig
+from dynamo_semkv.config.evidence import FingerprintConfig
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.location import Tier, WorkerLocation

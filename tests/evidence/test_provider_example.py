@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_semkv.config.schema import EvidenceConfig
+from dynamo_semkv.config.evidence import EvidenceConfig
 from dynamo_semkv.contracts.evidence import MatchType
 from dynamo_semkv.contracts.namespace import CacheNamespace, tenant_scope
 from dynamo_semkv.evidence.catalog import DonorCatalog

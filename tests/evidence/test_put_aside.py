@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamo_semkv.config.schema import EmbeddingConfig, SemBlendConfig
+from dynamo_semkv.config.evidence import EmbeddingConfig, SemBlendConfig
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus
 from dynamo_semkv.evidence.embedding import EmbeddingProvider

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamo_semkv.config.schema import SemBlendConfig
+from dynamo_semkv.config.evidence import SemBlendConfig
 from dynamo_semkv.contracts.keys import TokenArray
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from dynamo_semkv.evidence.donor import Epoch

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo_semkv.config.schema import EmbeddingConfig, SemBlendConfig
+from dynamo_semkv.config.evidence import EmbeddingConfig, SemBlendConfig
 from dynamo_semkv.contracts.namespace import tenant_scope
 from dynamo_semkv.evidence.catalog import DonorCatalog
 from dynamo_semkv.evidence.deadline import DeadlineRunner, LookupStatus

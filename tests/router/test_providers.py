@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_semkv.config.schema import Config, EmbeddingConfig, EvidenceConfig, ModelConfig, SemBlendConfig
+from dynamo_semkv.config.evidence import EmbeddingConfig, EvidenceConfig, SemBlendConfig
+from dynamo_semkv.config.schema import Config, ModelConfig
 from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.evidence.provider import Closes
 from dynamo_semkv.router.providers import providers

@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.bus.access_files import unusable
+from dynamo_semkv.config.evidence import EvidenceConfig
 from dynamo_semkv.config.files import missing_everywhere
 from dynamo_semkv.config.host_memory import Available, total_memory
 from dynamo_semkv.config.load import load_config, read_fetch_secret, read_salt_key
-from dynamo_semkv.config.schema import (
-    BusConfig,
-    ConnectorConfig,
-    EvidenceConfig,
-    Materialization,
-    require_request_local_kv,
-)
+from dynamo_semkv.config.schema import BusConfig, ConnectorConfig, Materialization, require_request_local_kv
 from dynamo_semkv.contracts.errors import ContractError, ContractErrors
 from dynamo_semkv.contracts.identity import check_stable_routing_id
 from dynamo_semkv.contracts.namespace import DEFAULT_SALT_KEY

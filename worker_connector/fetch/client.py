@@ -82,12 +82,15 @@ class TcpTransport:
 
 
 class TcpSource:
+    """One connection to a worker that has blocks; a BlockSource over TCP."""
+
     def __init__(self, connection: socket.socket, channel: wire.Channel, drop: Callable[[socket.socket], None]) -> None:
         self._connection = connection
         self._channel = channel
         self._drop = drop
 
     def read(self, wanted: Wanted, into: Rows, deadline: float) -> Answer:
+        """Asks for blocks and reads them into `into`, as BlockSource.read says."""
         channel = self._channel
         channel.send(wire.Get(*wanted), deadline)
         blocks: list[Sent] = []
@@ -104,4 +107,5 @@ class TcpSource:
             blocks.append(Sent(said.tokens, said.seal))
 
     def close(self) -> None:
+        """Ends the connection."""
         self._drop(self._connection)

@@ -36,6 +36,7 @@ class Held(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Names the cache: another name means that what was promised before is gone."""
         return f"{self.slab.incarnation}.{self.content}"
 
 
@@ -50,11 +51,13 @@ class SlabExport:
         """`damaged`: blocks that did not hold what was sealed."""
 
     def life(self) -> str:
+        """The name of the cache that is there now; empty without one."""
         with self._lock:
             held = self._held()
             return held.name if held is not None else ""
 
     def foreign(self, wanted: Wanted) -> str | None:
+        """What keeps the asker's KV apart from ours, in words; None where blocks may go."""
         with self._lock:
             held = self._held()
         if held is None:
@@ -69,6 +72,8 @@ class SlabExport:
         return next((name for name, value in ours.items() if getattr(wanted, name) != value), None)
 
     def read(self, wanted: Wanted, key: BlockKey, into: Rows) -> Sent | None:
+        """Copies one block's bytes into `into`, u8 of shape [rows, bytes of a row]; None where it is not here, or not
+        the asker's."""
         with self._lock:
             held = self._held()
             if held is None or into.shape[1] != held.slab.row_bytes:

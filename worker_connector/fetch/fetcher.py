@@ -55,6 +55,7 @@ class Order:
 
     @property
     def name(self) -> tuple[bytes, int, bytes]:
+        """Equal for orders that would fetch the same."""
         return self.digest, self.limit, self.tokens[-256:]
 
 

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 class PeerFetch:
+    """Fetching from other workers, as the leader sees it: which hints are followed, and whom this worker serves."""
+
     def __init__(
         self,
         leader: Leader,
@@ -184,6 +186,7 @@ class PeerFetch:
         }
 
     def close(self, timeout: float = 5.0) -> None:
+        """Ends what is in hand, the threads and the server; waits for each of them `timeout` seconds at most."""
         self._transport.close()
         self.fetcher.close(timeout)
         with self._opening:

@@ -21,6 +21,8 @@ _REMEMBERED = 1_024
 
 
 class Address(NamedTuple):
+    """Where a worker offers its blocks."""
+
     host: str
     port: int
 
@@ -86,5 +88,6 @@ class Peers:
                 self._resting.popitem(last=False)
 
     def worked(self, address: Address) -> None:
+        """The peer answered: it is asked again without a pause."""
         with self._lock:
             self._resting.pop(address, None)

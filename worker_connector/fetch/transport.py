@@ -74,6 +74,8 @@ class Sent(NamedTuple):
 
 
 class Answer(NamedTuple):
+    """What a peer sent of the blocks that it was asked for."""
+
     life: str
     """Of the cache that all of these blocks were in when the last of them had been read. Another one than before: its
     cache was reset."""
@@ -88,10 +90,13 @@ class BlockSource(Protocol):
         """Brings as many of these blocks as there are, block i into row i, before `deadline` (`time.monotonic()`).
         Raises FetchFailed; rows may hold anything then."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the connection; no read after it."""
 
 
 class BlockTransport(Protocol):
+    """Connects to other workers."""
+
     def connect(self, host: str, port: int, deadline: float) -> BlockSource:
         """Raises FetchFailed."""
 

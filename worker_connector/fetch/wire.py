@@ -44,14 +44,20 @@ class Hello(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The server's answer to `Hello`: what the client is to prove that it knows the secret for."""
+
     nonce: bytes
 
 
 class Proof(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The client's answer to the challenge."""
+
     proof: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The server's own proof; requests may follow."""
+
     proof: bytes
 
 
@@ -69,16 +75,22 @@ class Get(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Block(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """One block, whose KV comes in the next frame; `tokens` are packed u32, `seal` is the checksum of its bytes."""
+
     key: bytes
     tokens: bytes
     seal: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """No more blocks come; `life` names the cache that they were in."""
+
     life: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The request is not answered, and why."""
+
     why: Why
     detail: str
 
@@ -94,6 +106,7 @@ G = TypeVar("G", bound=Greeting)
 
 
 def malformed(detail: str) -> FetchFailed:
+    """The error for what breaks the protocol."""
     return FetchFailed(Why.MALFORMED, detail)
 
 
@@ -117,11 +130,14 @@ def check_get(get: Get) -> None:
 
 
 def send_greeting(connection: socket.socket, message: Greeting, deadline: float) -> None:
+    """Sends a message before there are keys; FetchFailed at the deadline."""
     payload = _ENCODER.encode(message)
     _sendall(connection, _LENGTH.pack(len(payload)) + payload, deadline)
 
 
 def receive_greeting(connection: socket.socket, kind: type[G], deadline: float) -> G:
+    """Reads one message before there are keys; FetchFailed for another kind, one that is too large, and at the
+    deadline."""
     (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
     if size > MAX_GREETING:
         raise malformed(f"a greeting of {size} bytes, at most {MAX_GREETING} are allowed")
@@ -149,6 +165,7 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, message: Message, deadline: float) -> None:
+        """Sends a message with its MAC; FetchFailed at the deadline."""
         self.send_bytes(_ENCODER.encode(message), deadline)
 
     def send_bytes(self, payload: bytes | memoryview, deadline: float) -> None:
@@ -163,6 +180,7 @@ class Channel:
             _sendall(self._connection, part, deadline)
 
     def receive(self, decoder: msgspec.msgpack.Decoder[T], deadline: float) -> T:
+        """Reads a message and checks its MAC; FetchFailed where it is wrong, too large or late."""
         size = self._size(deadline)
         if size > MAX_MESSAGE:
             raise malformed(f"a message of {size} bytes, at most {MAX_MESSAGE} are allowed")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo_semkv.bench.report.statistics import Figure, Figures, growth, upper_bound
-from dynamo_semkv.config.schema import EvidenceConfig, FingerprintConfig
+from dynamo_semkv.config.evidence import EvidenceConfig, FingerprintConfig
 
 VERBATIM = ("other instruction", "reordered chunks", "5 of 10 chunks shared", "sibling", "template")
 EDITED = ("1 in", "numbers changed")
