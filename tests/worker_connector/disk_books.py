@@ -12,7 +12,7 @@ from tests.worker_connector.harness import MIB
 from worker_connector.disk.index import DiskBlock
 from worker_connector.disk.messages import DiskOrder, DiskResult
 from worker_connector.disk.store import DiskStore
-from worker_connector.disk.tier import DiskTier
+from worker_connector.disk.tier import DiskTier, TierListeners
 from worker_connector.engine_api.request_view import pack_tokens
 from worker_connector.ledger.block import BlockEntry
 from worker_connector.ledger.ledger import Ledger
@@ -34,12 +34,10 @@ class Books:
         self.tier = DiskTier(
             self.ledger,
             64,
+            TierListeners(staged=self.staged.extend, gone=self.gone.extend, found=lambda found: None),
             send=self.sent.append,
             submit=lambda job: self.jobs.append(job) is None,
             lock=threading.RLock(),
-            on_staged=self.staged.extend,
-            on_gone=self.gone.extend,
-            on_found=lambda found: None,
             ranks=ranks,
         )
 

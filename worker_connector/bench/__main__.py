@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -77,61 +77,49 @@ def _measure(part: str, quick: bool, device: str | None) -> list[Any]:
     return [one for model in throughput.MODELS for one in throughput.measure(model)]
 
 
+Columns = dict[str, Callable[[Any], object]]
+"""Head of each column -> what stands in it, from a row of the part."""
+
+_COLUMNS: dict[str, Columns] = {
+    "lookup": {
+        "tokens": lambda r: r.tokens,
+        "resident": lambda r: r.resident_prompts,
+        "tokens as": lambda r: r.tokens_as,
+        "p50 us": lambda r: f"{r.p50 * 1e6:.0f}",
+        "p99 us": lambda r: f"{r.p99 * 1e6:.0f}",
+        "own p50": lambda r: f"{r.own_p50 * 1e6:.0f}",
+        "own p99": lambda r: f"{r.own_p99 * 1e6:.0f}",
+    },
+    "copy": {
+        "device": lambda r: r.device,
+        "block KiB": lambda r: r.block_bytes // 1024,
+        "pattern": lambda r: r.pattern,
+        "plain GB/s": lambda r: f"{r.plain_gb_per_s:.1f}",
+        "load": lambda r: f"{r.load_ratio:.2f}",
+        "save": lambda r: f"{r.save_ratio:.2f}",
+    },
+    "pull": {
+        "block KiB": lambda r: r.block_bytes // 1024,
+        "MiB/s": lambda r: f"{r.mib_per_s:.0f}",
+        "MiB/s of a core": lambda r: f"{r.mib_per_cpu_s:.0f}",
+        "to a bare socket": lambda r: f"{r.ratio:.2f}",
+    },
+    "throughput": {
+        "model": lambda r: r.model,
+        "phase": lambda r: r.phase,
+        "pass ms": lambda r: f"{r.pass_seconds * 1e3:.1f}",
+        "tokens/s without": lambda r: f"{r.tokens_per_second:.0f}",
+        "with / without": lambda r: f"{r.ratio:.3f}",
+        "by CPU time": lambda r: f"{r.cpu_ratio:.3f}",
+        "engine's thread": lambda r: f"{r.engine_ratio:.3f}",
+        "blocks saved": lambda r: r.saved_blocks,
+    },
+}
+
+
 def _text(part: str, rows: Sequence[Any]) -> str:
-    if part == "lookup":
-        head: tuple[str, ...] = ("tokens", "resident", "tokens as", "p50 us", "p99 us", "own p50", "own p99")
-        cells = [
-            (
-                r.tokens,
-                r.resident_prompts,
-                r.tokens_as,
-                *(f"{s * 1e6:.0f}" for s in (r.p50, r.p99, r.own_p50, r.own_p99)),
-            )
-            for r in rows
-        ]
-    elif part == "copy":
-        head = ("device", "block KiB", "pattern", "plain GB/s", "load", "save")
-        cells = [
-            (
-                r.device,
-                r.block_bytes // 1024,
-                r.pattern,
-                f"{r.plain_gb_per_s:.1f}",
-                f"{r.load_ratio:.2f}",
-                f"{r.save_ratio:.2f}",
-            )
-            for r in rows
-        ]
-    elif part == "pull":
-        head = ("block KiB", "MiB/s", "MiB/s of a core", "to a bare socket")
-        cells = [
-            (r.block_bytes // 1024, f"{r.mib_per_s:.0f}", f"{r.mib_per_cpu_s:.0f}", f"{r.ratio:.2f}") for r in rows
-        ]
-    else:
-        head = (
-            "model",
-            "phase",
-            "pass ms",
-            "tokens/s without",
-            "with / without",
-            "by CPU time",
-            "engine's thread",
-            "blocks saved",
-        )
-        cells = [
-            (
-                r.model,
-                r.phase,
-                f"{r.pass_seconds * 1e3:.1f}",
-                f"{r.tokens_per_second:.0f}",
-                f"{r.ratio:.3f}",
-                f"{r.cpu_ratio:.3f}",
-                f"{r.engine_ratio:.3f}",
-                r.saved_blocks,
-            )
-            for r in rows
-        ]
-    return _table(part, head, cells)
+    columns = _COLUMNS[part]
+    return _table(part, tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows])
 
 
 def _table(title: str, head: Sequence[str], cells: Sequence[Sequence[object]]) -> str:

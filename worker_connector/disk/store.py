@@ -201,29 +201,16 @@ class DiskStore:
         unchanged until the call returns."""
         if payload.nbytes != self._format.payload:
             raise ValueError(f"payload of {payload.nbytes} bytes, expected {self._format.payload}")
-        size = self._format.size_of(block)
+        size, name = self._format.size_of(block), self._name(block.namespace, block.key)
         with self._lock:
             if epoch is not None and epoch != self._format.epoch:
                 return False
-            name = self._name(block.namespace, block.key)
             if name in self._files:
                 self.counts["already_there"] += 1
                 self._files.move_to_end(name)
                 return True
-            if name in self._writing:
+            if not self._reserve(block, name, size):
                 return False
-            if not self._continues(block):
-                self.counts["no_parent"] += 1
-                return False
-            # The parent counts as continued while this is written, or it could be removed to make room for its own
-            # child.
-            self._children.setdefault(block.parent, set()).add(name)
-            if not self._make_room(size):
-                self.counts["no_room"] += 1
-                self._forget_child(block.parent, name)
-                return False
-            self._writing[name] = size
-            self._size += size
             life = self._life
         unfinished = self._directory / f"{name}.{next(self._numbers)}.unfinished"
         try:
@@ -250,6 +237,24 @@ class DiskStore:
                 self._gone.remove(block.key)  # nobody was told of it
                 return False
             self.counts["written"] += 1
+        return True
+
+    def _reserve(self, block: BlockRecord, name: str, size: int) -> bool:
+        """Room for a block that is not here. False: another thread is writing it, what it continues is not here, or no
+        room can be made. Under the lock."""
+        if name in self._writing:
+            return False
+        if not self._continues(block):
+            self.counts["no_parent"] += 1
+            return False
+        # The parent counts as continued while this is written, or it could be removed to make room for its own child.
+        self._children.setdefault(block.parent, set()).add(name)
+        if not self._make_room(size):
+            self.counts["no_room"] += 1
+            self._forget_child(block.parent, name)
+            return False
+        self._writing[name] = size
+        self._size += size
         return True
 
     def read_into(self, block: BlockRecord, target: memoryview) -> bool:

@@ -24,6 +24,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import count
 
 from dynamo_semkv.contracts.keys import BlockKey, root_key
@@ -69,6 +70,20 @@ _ORDER_IDS = count(1)
 """Counted over all generations of the cache: a late answer to an older order must not be taken for another's."""
 
 
+@dataclass(frozen=True)
+class TierListeners:
+    """Who is told what the tier does."""
+
+    staged: Callable[[Sequence[BlockEntry]], None]
+    """Consecutive blocks of one chain became resident in the slab."""
+    gone: Callable[[Sequence[DiskBlock]], None]
+    """Blocks left some rank's disk, children first."""
+    found: Callable[[Sequence[tuple[CacheNamespace, DiskBlock]]], None]
+    """The ends of the chains that an earlier process left."""
+    flush: Callable[[], None] = lambda: None
+    """Publishes what had to leave the slab."""
+
+
 class DiskTier:
     """Not thread-safe: the leader's lock covers it, but for `hinted`, `hold`, `give_up` and what `missed` submits,
     which take it themselves."""
@@ -77,20 +92,15 @@ class DiskTier:
         self,
         ledger: Ledger,
         bytes_per_block: int,
+        listeners: TierListeners,
         *,
         send: Callable[[DiskOrder], None],
         submit: Callable[[Job], bool],
         lock: AbstractContextManager[object],
-        on_staged: Callable[[Sequence[BlockEntry]], None],
-        on_gone: Callable[[Sequence[DiskBlock]], None],
-        on_found: Callable[[Sequence[tuple[CacheNamespace, DiskBlock]]], None],
-        flush: Callable[[], None] = lambda: None,
         ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`submit`: to the background thread; `lock`: the leader's. `on_staged`: consecutive blocks of one chain became
-        resident; `on_gone`: blocks left some rank's disk, children first; `on_found`: the ends of the chains that an
-        earlier process left; `flush`: publishes what had to leave the slab."""
+        """`send`: to the stores of all `ranks`; `submit`: to the background thread; `lock`: the leader's."""
         self.index = DiskIndex(ranks)
         self._ledger = ledger
         self._ranks = ranks
@@ -98,10 +108,10 @@ class DiskTier:
         self._send = send
         self._submit = submit
         self._lock = lock
-        self._on_staged = on_staged
-        self._on_gone = on_gone
-        self._on_found = on_found
-        self._flush = flush
+        self._on_staged = listeners.staged
+        self._on_gone = listeners.gone
+        self._on_found = listeners.found
+        self._flush = listeners.flush
         self._words = KnownWords()
         self._found: set[int] = set()
         self._telling = next(_ORDER_IDS)

@@ -322,6 +322,14 @@ class DonorRegistry:
         donor = Donor(
             donor_id, namespace, digest, chain[-1], len(chain), tip, below, device, by_engine, event, len(chain)
         )
+        self._enter(donor, chain)
+        self.counts["registered"] += 1
+        self._announce(donor)
+        return donor_id
+
+    def _enter(self, donor: Donor, chain: list[BlockKey]) -> None:
+        """Takes the donor in, and takes those out whose prompts its own continues, and the oldest where there are too
+        many."""
         with self._lock:
             older = self._index.ends_in(chain)
             for found in older:
@@ -331,17 +339,12 @@ class DonorRegistry:
                 oldest = next(iter(self._donors.values()))
                 self._drop(oldest)
                 crowded.append(oldest)
-            self._donors[donor_id] = donor
+            self._donors[donor.donor_id] = donor
             self._index.enter(donor)
-        for found in older:
-            self.counts["superseded"] += 1
+        self.counts["superseded"] += len(older)
+        self.counts["crowded_out"] += len(crowded)
+        for found in (*older, *crowded):
             self._emit_evicted(found)
-        for found in crowded:
-            self.counts["crowded_out"] += 1
-            self._emit_evicted(found)
-        self.counts["registered"] += 1
-        self._announce(donor)
-        return donor_id
 
     def _drop(self, donor: Donor) -> None:
         self._donors.pop(donor.donor_id, None)

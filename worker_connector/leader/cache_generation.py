@@ -18,7 +18,7 @@ from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.report import Reason
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.disk.messages import DiskOrder
-from worker_connector.disk.tier import DiskTier
+from worker_connector.disk.tier import DiskTier, TierListeners
 from worker_connector.engine_api.request_view import is_cancelled, matched_tokens, served_position
 from worker_connector.engine_api.settings import Settings
 from worker_connector.leader.active_requests import ActiveRequests
@@ -40,10 +40,10 @@ from worker_connector.link.metadata import Orders
 from worker_connector.requests.async_loads import AsyncLoads, Grouped
 from worker_connector.requests.attempt import Attempt, ClosedAttempt
 from worker_connector.requests.attempts import AttemptBook
+from worker_connector.requests.ending import Ending
 from worker_connector.requests.engine_namespace import RequestNamespaces
 from worker_connector.requests.load_decision import Decline
-from worker_connector.requests.prefix_lookup import PrefixLookup, Verify
-from worker_connector.requests.report import Ending
+from worker_connector.requests.prefix_lookup import LookupLimits, PrefixLookup, Verify
 from worker_connector.requests.save_planner import SavePlanner
 
 _log = logging.getLogger(__name__)
@@ -108,10 +108,12 @@ class CacheGeneration:
             self.ledger,
             namespaces,
             event_publisher.hints,
-            tokens_per_block=pool.tokens_per_block,
-            min_offer_tokens=settings.connector.min_offer_tokens,
-            async_load_min_tokens=settings.connector.async_load_min_tokens,
-            max_leases=settings.connector.max_leases,
+            LookupLimits(
+                pool.tokens_per_block,
+                settings.connector.min_offer_tokens,
+                settings.connector.async_load_min_tokens,
+                settings.connector.max_leases,
+            ),
             verify=verify,
             on_damaged=self._damaged_entry,
         )
@@ -130,13 +132,15 @@ class CacheGeneration:
         self.disk = DiskTier(
             self.ledger,
             self.pool.bytes_per_block,
+            TierListeners(
+                staged=self.running.staged,
+                gone=self._event_publisher.disk_gone,
+                found=self._event_publisher.donors_on_disk,
+                flush=self.running.flush,
+            ),
             send=send,
             submit=self._event_publisher.submit,
             lock=lock,
-            on_staged=self.running.staged,
-            on_gone=self._event_publisher.disk_gone,
-            on_found=self._event_publisher.donors_on_disk,
-            flush=self.running.flush,
             ranks=ranks,
             clock=clock,
         )

@@ -390,12 +390,8 @@ class EventPublisher:
             ending = self._explain(closed, ending, hints, expired)
         report = build_report(
             replica=identity.replica,
-            generation=closed.generation,
-            key=closed.key,
+            closed=closed,
             prompt_key=key,
-            namespace_hex=closed.digest.hex(),
-            prompt_tokens=closed.question.prompt_tokens,
-            local_tokens=closed.question.local_tokens,
             ending=ending,
             hints=hints,
             route_is_ours=ours,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.ledger.plan import LoadPlan, PlanKey, PlanState
+from worker_connector.requests.ending import Ending
 from worker_connector.requests.hints import ParsedHints
 from worker_connector.requests.load_decision import Decline, Question
-from worker_connector.requests.report import Ending
 from worker_connector.timings import Timings
 
 

@@ -15,8 +15,8 @@ from dynamo_semkv.telemetry.catalogue import LOAD_SECONDS
 from worker_connector.ledger.ledger import Ledger
 from worker_connector.ledger.plan import PlanKey, PlanState
 from worker_connector.requests.attempt import Attempt
+from worker_connector.requests.ending import Ending, ending_of
 from worker_connector.requests.load_decision import Decline
-from worker_connector.requests.report import Ending, ending_of
 from worker_connector.timings import Durations
 
 _BROKEN = (Reason.COPY_FAILED, Reason.CHECKSUM_MISMATCH, Reason.LOAD_TIMEOUT)

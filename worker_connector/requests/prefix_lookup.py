@@ -6,6 +6,7 @@ of checksums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dynamo_semkv.contracts.keys import BlockKey
@@ -27,6 +28,16 @@ OnMiss = Callable[[bytes, bytes, int, int, BlockKey], None]
 """(namespace digest, packed tokens, ordinal of the missing block, blocks that may be served, its key)"""
 
 
+@dataclass(frozen=True)
+class LookupLimits:
+    """What bounds an offer; tokens as in the configuration's section `connector`."""
+
+    tokens_per_block: int
+    min_offer_tokens: int
+    async_load_min_tokens: int | None
+    max_leases: int
+
+
 class PrefixLookup:
     """Not thread-safe: the leader's lock covers it."""
 
@@ -35,11 +46,8 @@ class PrefixLookup:
         ledger: Ledger | None,
         namespaces: RequestNamespaces,
         hints: HintReader,
+        limits: LookupLimits,
         *,
-        tokens_per_block: int,
-        min_offer_tokens: int,
-        async_load_min_tokens: int | None,
-        max_leases: int,
         verify: Verify,
         on_damaged: Callable[[BlockEntry], None],
     ) -> None:
@@ -47,10 +55,10 @@ class PrefixLookup:
         self._ledger = ledger
         self._namespaces = namespaces
         self._hints = hints
-        self._tokens_per_block = tokens_per_block
-        self._min_offer_tokens = min_offer_tokens
-        self._async_load_min_tokens = async_load_min_tokens
-        self._max_leases = max_leases
+        self._tokens_per_block = limits.tokens_per_block
+        self._min_offer_tokens = limits.min_offer_tokens
+        self._async_load_min_tokens = limits.async_load_min_tokens
+        self._max_leases = limits.max_leases
         self._verify = verify
         self._on_damaged = on_damaged
         self.on_miss: OnMiss | None = None

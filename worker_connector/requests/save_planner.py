@@ -86,13 +86,8 @@ class SavePlanner:
                 chain.append(entry)
                 parent = entry
                 continue
-            if self._window is not None and self._passed(request, (ordinal + 1) * size):
-                self.counts["window_passed"] += 1
-                request.saving = False
-                break
-            pages = slots[ordinal - before] if ordinal - before < len(slots) else None
-            if pages is None or NO_PAGE in pages:
-                self.counts["no_page"] += 1
+            pages = self._lasting_pages(request, slots[ordinal - before : ordinal - before + 1], (ordinal + 1) * size)
+            if pages is None:
                 request.saving = False
                 break
             entry = ledger.enter(digest, parent, tokens)
@@ -105,14 +100,28 @@ class SavePlanner:
             moves.append(Move(entry.slot, pages))
         if len(chain) > before:
             ledger.touch(chain[-1])
-        if not fresh:
-            return None
+        return self._order(request, fresh, moves) if fresh else None
+
+    def _order(self, request: RequestState, fresh: list[PendingSave], moves: list[Move]) -> SaveOrder:
         request.pending.extend(fresh)
         self.counts["ordered"] += len(fresh)
         save_id = next(_SAVE_IDS)
         self._orders[save_id] = (request, fresh)
         self._ordered_at[save_id] = time.perf_counter()
         return SaveOrder(save_id, tuple(moves), request.request_id)
+
+    def _lasting_pages(
+        self, request: RequestState, reported: Sequence[tuple[int, ...]], end: int
+    ) -> tuple[int, ...] | None:
+        """The pages of the block that ends at token `end`, `reported` as one entry or none; None where it has none, or
+        will have none at the time of the copy."""
+        if self._window is not None and self._passed(request, end):
+            self.counts["window_passed"] += 1
+            return None
+        if not reported or NO_PAGE in reported[0]:
+            self.counts["no_page"] += 1
+            return None
+        return reported[0]
 
     def _passed(self, request: RequestState, end: int) -> bool:
         """Would a page of the block that ends here be free by the time of the copy? With a block to spare: with overlap

@@ -11,7 +11,7 @@ from dynamo_semkv.contracts.keys import root_key
 from dynamo_semkv.contracts.report import Outcome, Reason
 from worker_connector.ledger.block import BlockEntry
 from worker_connector.ledger.plan import ENDED, LoadPlan, PlanError, PlanKey, PlanState
-from worker_connector.requests.report import ending_of
+from worker_connector.requests.ending import ending_of
 
 SIZE = 4
 

@@ -15,7 +15,7 @@ from dynamo_semkv.contracts.hints import KvHintsEnvelope
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.reference_engine.dynamo_worker.request import BadRequest, Submission
 from worker_connector.reference_engine.engine.engine import Engine, EngineDeadError, RequestHandle
-from worker_connector.reference_engine.engine.outcome import CANCELLED, ERROR, LENGTH, STOP, RequestStats
+from worker_connector.reference_engine.engine.outcome import CANCELLED, ERROR, LENGTH, STOP, OnOutput, RequestStats
 
 logger = logging.getLogger(__name__)
 _throttled = Throttled(logger)
@@ -66,22 +66,7 @@ async def chunks(
     def on_output(token_ids: list[int], finish_reason: str | None, stats: RequestStats) -> None:
         loop.call_soon_threadsafe(outputs.put_nowait, (token_ids, finish_reason, stats))
 
-    try:
-        handle = engine.submit(
-            asked.token_ids,
-            max_new_tokens=asked.max_new_tokens,
-            sampling=asked.sampling,
-            # The engine cannot pass over an end token before min_tokens: then this function ends the request.
-            eos_token_ids=() if asked.min_tokens else asked.stop_token_ids,
-            dp_rank=asked.dp_rank,
-            cache_salt=asked.cache_salt,
-            kv_hints=hints,
-            on_output=on_output,
-        )
-    except EngineDeadError as error:
-        raise EngineGone(str(error)) from error
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+    handle = _submit(engine, asked, hints, on_output)
     watch = asyncio.ensure_future(_cancel_with(context, handle))
     generated = 0
     try:
@@ -108,6 +93,25 @@ async def chunks(
     finally:
         watch.cancel()
         handle.cancel()  # does nothing to a request that has ended
+
+
+def _submit(engine: Engine, asked: Submission, hints: KvHintsEnvelope | None, on_output: OnOutput) -> RequestHandle:
+    try:
+        return engine.submit(
+            asked.token_ids,
+            max_new_tokens=asked.max_new_tokens,
+            sampling=asked.sampling,
+            # The engine cannot pass over an end token before min_tokens: then `chunks` ends the request.
+            eos_token_ids=() if asked.min_tokens else asked.stop_token_ids,
+            dp_rank=asked.dp_rank,
+            cache_salt=asked.cache_salt,
+            kv_hints=hints,
+            on_output=on_output,
+        )
+    except EngineDeadError as error:
+        raise EngineGone(str(error)) from error
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 async def push(stream: AsyncGenerator[Chunk, None], sender: Sender) -> None:

@@ -12,7 +12,7 @@ from worker_connector.reference_engine.engine.connector_manager import Connector
 from worker_connector.reference_engine.engine.events import KvEventBuffer
 from worker_connector.reference_engine.engine.executor import Executor, Probe
 from worker_connector.reference_engine.engine.fair_lock import FairLock
-from worker_connector.reference_engine.engine.forward_pass import warm_up
+from worker_connector.reference_engine.engine.forward_pass import Device, warm_up
 from worker_connector.reference_engine.models.kv_pool import KvPool
 from worker_connector.reference_engine.models.layer_groups import layer_groups
 from worker_connector.reference_engine.models.presets import LoadedModel
@@ -55,5 +55,5 @@ def assemble_rank(
     manager = None
     if connector is not None:
         manager = bring_up(connector, build_llm_args(config, model, connector, rank), pool, config, timer)
-    executor = Executor(rank, config, model.model, pool, events, manager, forward_lock, probe, dice, timer)
+    executor = Executor(rank, config, Device(model.model, pool, forward_lock, timer), events, manager, probe, dice)
     return RankParts(pool, events, manager, executor)

@@ -127,7 +127,7 @@ class Engine:
         """What ended the engine, or None. It is set before the failed requests are delivered."""
         return self._fatal or next((rank.fatal_error for rank in self._ranks if rank.fatal_error is not None), None)
 
-    def submit(
+    def submit(  # noqa: PLR0913 - the fields of a request, by the names that TensorRT-LLM's submit has
         self,
         tokens: Sequence[int],
         *,
@@ -162,7 +162,10 @@ class Engine:
             kv_hints=kv_hints,
         )
         lora = None if lora_task_id is None else self._loras[lora_task_id]
-        handle = RequestHandle(request_id, rank.rank, rank.cancel)
+        return self._hand_over(rank, LlmRequest(request_id, prompt, options, lora), on_output)
+
+    def _hand_over(self, rank: Rank, request: LlmRequest, on_output: OnOutput | None) -> RequestHandle:
+        handle = RequestHandle(request.request_id, rank.rank, rank.cancel)
 
         def deliver(token_ids: list[int], finish_reason: str | None, stats: RequestStats) -> None:
             try:
@@ -174,7 +177,7 @@ class Engine:
                 handle._take(token_ids, finish_reason, stats)
 
         try:
-            rank.submit(LlmRequest(request_id, prompt, options, lora), deliver, handle._end)
+            rank.submit(request, deliver, handle._end)
         except EngineDeadError:
             self._leave_rank(rank.rank)
             raise

@@ -30,15 +30,11 @@ from worker_connector.reference_engine.engine.config import EngineConfig
 from worker_connector.reference_engine.engine.connector_manager import Batch, ConnectorManager
 from worker_connector.reference_engine.engine.dummy import close_dummy, open_dummy
 from worker_connector.reference_engine.engine.events import KvEventBuffer
-from worker_connector.reference_engine.engine.fair_lock import FairLock
-from worker_connector.reference_engine.engine.forward_pass import Computed, ForwardPass
+from worker_connector.reference_engine.engine.forward_pass import Computed, Device, ForwardPass
 from worker_connector.reference_engine.engine.outcome import CANCELLED, ERROR, LENGTH, STOP, OnOutput, RankStats
 from worker_connector.reference_engine.engine.prefix import PagePreparation
 from worker_connector.reference_engine.engine.request import LlmRequest, RequestState
 from worker_connector.reference_engine.engine.scheduler import BatchScheduler
-from worker_connector.reference_engine.models.kv_pool import KvPool
-from worker_connector.reference_engine.models.model import ForwardModel
-from worker_connector.reference_engine.timing.pass_timer import PassTimer
 
 _log = logging.getLogger(__name__)
 _throttled = Throttled(_log)
@@ -70,25 +66,22 @@ class Executor:
         self,
         rank: int,
         config: EngineConfig,
-        model: ForwardModel,
-        pool: KvPool,
+        device: Device,
         events: KvEventBuffer,
         connector: ConnectorManager | None,
-        forward_lock: FairLock,
         probe: Probe | None = None,
         dice: Dice | None = None,
-        timer: PassTimer | None = None,
     ) -> None:
         self._rank = rank
         self._config = config
         self._behaviours = config.behaviours
         self._dice: Dice = dice or SeededDice(config.behaviours.seed + rank)
-        self._pool = pool
+        self._pool = device.pool
         self._events = events
         self._connector = connector
         self._probe: Probe = probe or _no_probe
         self._blocks = BlockManager(
-            pool,
+            device.pool,
             events,
             enable_block_reuse=config.enable_block_reuse,
             enable_partial_reuse=config.enable_partial_reuse,
@@ -102,10 +95,10 @@ class Executor:
         self._unknown: list[Computed] = []
         self._cancelled: set[int] = set()
         self._counters = _Counters()
-        self._stream = _engine_stream(pool.device)
-        self._timer = timer
+        self._stream = _engine_stream(device.pool.device)
+        self._timer = device.timer
         self._ran = False
-        self._forward = ForwardPass(config, model, pool, connector, forward_lock, self._stream, timer)
+        self._forward = ForwardPass(config, device, connector, self._stream)
 
     @property
     def has_runnable(self) -> bool:

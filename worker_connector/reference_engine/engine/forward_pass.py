@@ -40,27 +40,36 @@ class Computed:
         return self.allocation == self.request.allocation and self.request.blocks is not None
 
 
+@dataclass(frozen=True)
+class Device:
+    """What the passes of one rank run on."""
+
+    model: ForwardModel
+    pool: KvPool
+    #: Ranks of a process take turns by it.
+    lock: FairLock
+    #: The clock of another GPU; None: a pass takes what it takes.
+    timer: PassTimer | None = None
+
+
 class ForwardPass:
     """The forward passes of one rank; ranks of a process take turns by `lock`."""
 
     def __init__(
         self,
         config: EngineConfig,
-        model: ForwardModel,
-        pool: KvPool,
+        device: Device,
         connector: ConnectorManager | None,
-        lock: FairLock,
         stream: Any,
-        timer: PassTimer | None = None,
     ) -> None:
         self._config = config
-        self._model = model
-        self._pool = pool
+        self._model = device.model
+        self._pool = device.pool
         self._connector = connector
         self._worker = connector.worker if connector is not None else None
-        self._lock = lock
+        self._lock = device.lock
         self._stream = stream
-        self._timer = timer
+        self._timer = device.timer
         self._after = connector.worker.register_forward_pass_callable() if connector is not None else None
 
     def run(self, batch: Batch) -> list[Computed]:
