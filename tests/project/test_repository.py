@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 450
+MAX_FUNCTION_LINES = 50
+PACKAGES = ("dynamo_semkv", "worker_connector", "graphs", "scripts")
 SOURCE_SUFFIXES = {".py", ".js", ".css", ".html", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".md", ".toml", ".txt", ".in", ".yaml", ".yml", ".json", ".svg", ".cfg"}
 SKIPPED_FOLDERS = {
@@ -72,6 +75,19 @@ def test_files_are_small() -> None:
         if path.suffix in SOURCE_SUFFIXES and (count := len(path.read_text().splitlines())) > MAX_LINES
     }
     assert not long, f"over {MAX_LINES} lines: {long}"
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}: {node.name}": length
+        for package in PACKAGES
+        for path in files(ROOT / package)
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert not long, f"over {MAX_FUNCTION_LINES} lines: {long}"
 
 
 def test_no_machine_paths() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 from dynamo_semkv.contracts.namespace import CacheNamespace
 from tests.worker_connector.harness import MIB
 from worker_connector.disk.index import DiskBlock
+from worker_connector.disk.listeners import TierListeners
 from worker_connector.disk.messages import DiskOrder, DiskResult
 from worker_connector.disk.store import DiskStore
-from worker_connector.disk.tier import DiskTier, TierListeners
+from worker_connector.disk.tier import DiskTier
 from worker_connector.engine_api.request_view import pack_tokens
 from worker_connector.ledger.block import BlockEntry
 from worker_connector.ledger.ledger import Ledger

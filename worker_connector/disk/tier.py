@@ -24,7 +24,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import count
 
 from dynamo_semkv.contracts.keys import BlockKey, root_key
@@ -33,6 +32,7 @@ from dynamo_semkv.contracts.namespace import CacheNamespace
 from worker_connector.background import Job
 from worker_connector.disk.block_file import BlockRecord
 from worker_connector.disk.index import DiskBlock, DiskIndex
+from worker_connector.disk.listeners import TierListeners
 from worker_connector.disk.messages import (
     Clear,
     DiskCleared,
@@ -68,20 +68,6 @@ millisecond."""
 
 _ORDER_IDS = count(1)
 """Counted over all generations of the cache: a late answer to an older order must not be taken for another's."""
-
-
-@dataclass(frozen=True)
-class TierListeners:
-    """Who is told what the tier does."""
-
-    staged: Callable[[Sequence[BlockEntry]], None]
-    """Consecutive blocks of one chain became resident in the slab."""
-    gone: Callable[[Sequence[DiskBlock]], None]
-    """Blocks left some rank's disk, children first."""
-    found: Callable[[Sequence[tuple[CacheNamespace, DiskBlock]]], None]
-    """The ends of the chains that an earlier process left."""
-    flush: Callable[[], None] = lambda: None
-    """Publishes what had to leave the slab."""
 
 
 class DiskTier:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from dynamo_semkv.contracts.identity import Generation
 from dynamo_semkv.contracts.report import Reason
 from dynamo_semkv.telemetry.throttled import Throttled
+from worker_connector.disk.listeners import TierListeners
 from worker_connector.disk.messages import DiskOrder
-from worker_connector.disk.tier import DiskTier, TierListeners
+from worker_connector.disk.tier import DiskTier
 from worker_connector.engine_api.request_view import is_cancelled, matched_tokens, served_position
 from worker_connector.engine_api.settings import Settings
 from worker_connector.leader.active_requests import ActiveRequests

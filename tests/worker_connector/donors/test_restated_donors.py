@@ -22,7 +22,7 @@ def catalog_of(events: list[DonorEvent]) -> DonorCatalog:
 
 def trusted(catalog: DonorCatalog, donor_ids: set[str]) -> set[str]:
     """Those that the catalog knows and gives credit."""
-    return {d for d in donor_ids if (donor := catalog.get(d)) is not None and donor.life.creditable}
+    return {d for d in donor_ids if (donor := catalog.get(d)) is not None and donor.creditable}
 
 
 def test_a_router_that_starts_after_the_bus_forgot_learns_of_all_donors() -> None:
