@@ -27,7 +27,6 @@ from dynamo_semkv.router.fallback import FallbackReason, Fallbacks, Late, within
 from dynamo_semkv.router.pipeline import (
     Advice,
     DecisionContext,
-    Exact,
     Lookup,
     Prompt,
     covers,
@@ -36,7 +35,7 @@ from dynamo_semkv.router.pipeline import (
     weigh,
 )
 from dynamo_semkv.router.replicas import ModelView, ReplicaDirectory
-from dynamo_semkv.router.runtime_types import Edge, ReplicaCard, Request
+from dynamo_semkv.router.runtime_types import Edge, Exact, ReplicaCard, Request
 from dynamo_semkv.scoring.credit import Credit
 from dynamo_semkv.scoring.extra import GuardedScorer
 

@@ -59,6 +59,21 @@ class RankLoad(NamedTuple):
     active_requests: int
 
 
+NOTHING = RankOverlap(0, 0, 0)
+"""The overlap of a replica that holds nothing of a prompt."""
+
+
+class Exact(msgspec.Struct, frozen=True):
+    """What Dynamo says that the replicas hold of the prompt, and how loaded they are."""
+
+    overlap: Overlap
+    loads: Mapping[ReplicaKey, RankLoad]
+
+    def of(self, replica: ReplicaKey) -> RankOverlap:
+        """The replica's overlap; zeros where Dynamo lists none."""
+        return self.overlap.ranks.get(replica, NOTHING)
+
+
 class WorkerRole(str, Enum):
     """Which part of a request a worker does, as its model card says (`worker_type`). Closed: any other word is
     UNKNOWN."""

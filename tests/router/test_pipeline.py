@@ -19,19 +19,17 @@ from dynamo_semkv.router.facts import request_facts
 from dynamo_semkv.router.pipeline import (
     Advice,
     DecisionContext,
-    Exact,
     Lookup,
     Prompt,
     covers,
     host_evidence,
     narrow,
-    queues,
     reachable,
-    views,
     weigh,
 )
 from dynamo_semkv.router.replicas import ReplicaDirectory
-from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap
+from dynamo_semkv.router.runtime_types import Exact, Overlap, RankLoad, RankOverlap
+from dynamo_semkv.router.sheet_rows import queues, views
 from dynamo_semkv.scoring.extra import GuardedScorer
 from tests.router.fakes import A0, A1, B0, B1, BLOCK, NAMESPACE, a_request, announcement, card, match
 
@@ -149,7 +147,7 @@ def test_views_are_in_tokens_and_queues_are_dynamos() -> None:
     found = exact(ranks={A1: RankOverlap(4, 8, 2)}, queued={A1: 500, B0: 100})
     assert queues(LIVE, found) == {A0: 0, A1: 500, B0: 100, B1: 0}
     assert queues([A0], Exact(found.overlap, {})) == {A0: None}
-    rows = {view.replica: view for view in views(directory(), found, prompt(), 32_768)}
+    rows = {view.replica: view for view in views(directory(), found, prompt().length, 32_768)}
     assert set(rows) == set(LIVE)
     view = rows[A1]
     assert (view.device_tokens, view.host_tokens, view.disk_tokens) == (128, 256, 64)
@@ -159,7 +157,7 @@ def test_views_are_in_tokens_and_queues_are_dynamos() -> None:
 
 
 def test_a_queue_far_behind_the_idlest_counts_as_overloaded() -> None:
-    rows = {v.replica: v for v in views(directory(), exact(queued={A0: 5000, B0: 4000}), prompt(), 4500)}
+    rows = {v.replica: v for v in views(directory(), exact(queued={A0: 5000, B0: 4000}), prompt().length, 4500)}
     assert {replica for replica, view in rows.items() if view.overloaded} == {A0}
 
 

@@ -27,9 +27,9 @@ from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.closed import ClosedRoute
 from dynamo_semkv.outcome.route_tracker import RouteTracker
 from dynamo_semkv.router.opened_event import Attempt, opened_event
-from dynamo_semkv.router.pipeline import Advice, DecisionContext, Exact, Lookup, Prompt, weigh
+from dynamo_semkv.router.pipeline import Advice, DecisionContext, Lookup, Prompt, weigh
 from dynamo_semkv.router.replicas import ReplicaDirectory
-from dynamo_semkv.router.runtime_types import Overlap, RankLoad, RankOverlap, ReplicaCard
+from dynamo_semkv.router.runtime_types import Exact, Overlap, RankLoad, RankOverlap, ReplicaCard
 
 MODEL = "replay"
 DYNAMO_HOST_WEIGHT = 0.75

@@ -18,7 +18,8 @@ from dynamo_semkv.contracts.keys import BlockChain
 from dynamo_semkv.evidence.provider import LookupQuery
 from dynamo_semkv.router.facts import request_facts
 from dynamo_semkv.router.ingress import strip_client_hints
-from dynamo_semkv.router.pipeline import DecisionContext, Exact, Lookup, Prompt, narrow, weigh
+from dynamo_semkv.router.pipeline import DecisionContext, Lookup, Prompt, narrow, weigh
+from dynamo_semkv.router.runtime_types import Exact
 from dynamo_semkv.router.service import RouterService
 
 GOAL_P50_MS, GOAL_P99_MS = 1.0, 3.0
