@@ -76,6 +76,3 @@ def _line_after(marker: str, lines: list[str]) -> str:
     if at is None or at + 1 >= len(lines):
         raise ValueError(f"no {marker}")
     return lines[at + 1]
-
-
-__all__ = ["credentials", "tls_context", "unusable"]

@@ -149,7 +149,7 @@ class Connection:
 
     def _log_outage(self, what: str) -> None:
         if not self._outage_logged:
-            _log.warning("bus %s: %s at %s (%s); trying on", self._name, what, self._shown_urls(), self.last_error)
+            _log.warning("bus %s: %s at %s (%s); trying again", self._name, what, self._shown_urls(), self.last_error)
         self._outage_logged = True
 
     async def _connect(self, client: Client, ended: asyncio.Event) -> None:

@@ -81,7 +81,7 @@ class DonorCatalog:
         self._on_use = self.touch  # one bound method for all donors
         self._bytes = 0
         self.counts: Counter[str] = Counter()
-        """Events by Verdict, and `evicted_full`, `expired`, `quarantined`, `unknown_segment`, `listener_error`."""
+        """Events by Verdict, and `evicted_full`, `expired`, `unknown_segment`, `listener_error`."""
 
     def __len__(self) -> int:
         return self._count
@@ -98,14 +98,6 @@ class DonorCatalog:
             self._counted(self._apply(stream, waiting, at))
         self.sweep(16)
         return self._counted(outcome)
-
-    def quarantine(self, worker_id: int, dp_rank: int) -> None:
-        """No credit until the emitter resets: for a consumer that knows it lost events (a message that could not be
-        decoded)."""
-        stream = self._streams.get(StreamKey(worker_id, dp_rank))
-        if stream is not None:
-            self._streams.mark_lost(stream)
-            self.counts["quarantined"] += 1
 
     def purge_replica(self, worker_wire_id: int, dp_rank: int) -> int:
         """The worker is gone from discovery: no credit, and late events of its last generation cannot bring it back.

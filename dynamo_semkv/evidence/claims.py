@@ -147,6 +147,3 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
         name: value if type(value) in (int, float) else str(value) if isinstance(value, str) else float(value)
         for name, value in values.items()
     }
-
-
-__all__ = ["MAX_CLAIMS", "MAX_SEGMENTS", "Claims", "checked"]

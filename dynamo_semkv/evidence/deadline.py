@@ -187,7 +187,7 @@ class DeadlineRunner:
                     logger.exception("provider %s could not be closed", slot.worker.name)
             if not slot.worker.join(max(0.0, until - time.monotonic())):
                 logger.warning(
-                    "provider %s is still inside a lookup; its thread is left to the process", slot.worker.name
+                    "provider %s is still inside a lookup; its thread ends with the process", slot.worker.name
                 )
 
     def snapshot(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class DonorLearner:
         try:
             self._jobs.put(None, timeout=timeout)
         except queue.Full:
-            logger.warning("%s is stuck with a donor; its thread is left to the process", self.name)
+            logger.warning("%s is stuck with a donor; its thread ends with the process", self.name)
             return
         self._thread.join(timeout)
 
@@ -111,7 +111,7 @@ class DonorLearner:
                 self._index_donor(*job)
             except Exception:  # noqa: BLE001 - the thread must live on: one donor that cannot be taken in is one donor less
                 self.counts["failed"] += 1
-                _throttled.exception("%s could not take in a donor", self.name)
+                _throttled.exception("%s could not index a donor", self.name)
 
     def _index_donor(self, donor: CatalogDonor, tokens: TokenArray) -> None:
         """Indexes one donor, whose text `tokens` is. Runs in the learner's thread."""

@@ -350,7 +350,7 @@ STANDINGS = (
     "namespace_differs",
     "role_differs",
 )
-CATALOG_NOTES = ("evicted_full", "expired", "quarantined", "unknown_segment", "listener_error")
+CATALOG_NOTES = ("evicted_full", "expired", "unknown_segment", "listener_error")
 """What DonorCatalog counts besides the verdict of each event."""
 
 _REPLICA = ("worker_id", "dp_rank")

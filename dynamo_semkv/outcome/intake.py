@@ -22,10 +22,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dynamo_semkv.bus.publishing import Publisher
-from dynamo_semkv.bus.subscription import Known, Message, Start
+from dynamo_semkv.bus.subscriber import BusSubscriber
+from dynamo_semkv.bus.subscription import Message
 from dynamo_semkv.contracts import subjects
 from dynamo_semkv.contracts.announcement import ReplicaAnnouncement
 from dynamo_semkv.contracts.codec import (
@@ -65,33 +66,12 @@ Received = tuple[JoinedEvent, str | None]
 _JOINED = (subjects.ROUTE_STREAM, subjects.REPORT_STREAM)
 
 
-class Subscriber(Protocol):
-    """The part of BusSubscriber that is used here."""
-
-    def subscribe_stream(
-        self,
-        stream: str,
-        subject_filter: str,
-        handler: Callable[[Message], None],
-        *,
-        start: Start = "all",
-        on_caught_up: Callable[[], None] | None = None,
-        known: Known | None = None,
-    ) -> None:
-        """Calls `handler` with each message, stored ones first, and `on_caught_up` after those."""
-        ...
-
-    def caught_up(self, stream: str) -> bool:
-        """Whether all that the stream has stored was delivered."""
-        ...
-
-
 class Intake:
     """One event loop. `subscriber` is started and closed by whoever made it; `start` subscribes and ticks."""
 
     def __init__(
         self,
-        subscriber: Subscriber,
+        subscriber: BusSubscriber,
         tracker: RouteTracker,
         *,
         apply_donor_event: Callable[[DonorEvent, float], object],
@@ -339,7 +319,7 @@ class Intake:
                 self.tick()
             except Exception:  # noqa: BLE001 - a tick that fails may not end all later ones; counted and logged
                 self.counts["tick_errors"] += 1
-                _throttled.exception("outcome tick failed")
+                _throttled.exception("closing overdue routes failed; the next tick tries again")
 
 
 class RouteJournal:
@@ -369,6 +349,6 @@ class RouteJournal:
             accepted = self._publisher.publish(self._subject, encode_route_event(event), content_type=MSGPACK)
         except Exception:  # noqa: BLE001 - whatever is wrong here, the request goes on; counted and logged
             self.counts["errors"] += 1
-            _throttled.exception("route event not written")
+            _throttled.exception("a route event could not be published")
             return
         self.counts["published" if accepted else "not_published"] += 1

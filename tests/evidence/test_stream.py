@@ -225,19 +225,6 @@ def test_an_absent_worker_is_forgotten_after_a_while_and_stays_dead() -> None:
     assert target.readmit_replica(1, 0, "g1") is False
 
 
-def test_a_consumer_that_knows_of_a_loss_can_quarantine() -> None:
-    target, _, _ = catalog()
-    tape = tape_of("a")
-    feed(target, tape)
-    target.quarantine(1, 0)
-    target.quarantine(5, 5)
-    assert creditable(target) == set()
-    assert target.counts["quarantined"] == 1
-    target.apply(tape.reset("g1"))
-    target.apply(tape.register("b", TEXT, NS))
-    assert creditable(target) == {"b"}
-
-
 def test_streams_are_bounded_and_silent_ones_make_room() -> None:
     target, _, _ = catalog(max_streams=3)
     for worker in range(3):
