@@ -198,6 +198,11 @@ class Connection:
             transport.close()
         await asyncio.sleep(0)  # the client cancels the tasks of its subscriptions: now they end
 
+    def record(self, what: str, error: BaseException) -> None:
+        """Keeps the error for `last_error`: it was met while doing `what`, such as a subject or a stream."""
+        self.last_error = f"{what}: {type(error).__name__}: {error}"
+        _log.debug("bus %s: %s", self._name, self.last_error)
+
     def _record(self, error: BaseException) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
 

@@ -210,7 +210,7 @@ class BusPublisher:
         try:
             refused = await ensure_streams(js, self._settings)
         except (nats.errors.Error, asyncio.TimeoutError) as error:
-            self._record("streams", error)
+            self._connection.record("streams", error)
             return
         for stream in STREAMS:
             if stream in refused:
@@ -224,7 +224,7 @@ class BusPublisher:
             try:
                 await client.publish(subject, message.payload, headers=message.headers or None)
             except nats.errors.Error as error:
-                self._record(subject, error)
+                self._connection.record(subject, error)
                 self._outbox.count(dropped=1)
             else:
                 self._outbox.count(published=1)
@@ -290,7 +290,7 @@ class BusPublisher:
         subject, left = self._batches.pop(batch)
         error = batch.exception()
         if error is not None:
-            self._record(subject, error)
+            self._connection.record(subject, error)
             _throttled.error("bus %s: sending on %s failed", self._name, subject, exc_info=error)
             self._outbox.put_back(subject, left)
             self._wake.set()
@@ -303,7 +303,7 @@ class BusPublisher:
             if error is None:
                 self._refusals.stored(stream)
             else:
-                self._record(subject, error)
+                self._connection.record(subject, error)
                 if not client.is_closed:
                     self._refusals.refused(stream, words_of(error))
                 if not isinstance(error, (nats.errors.MaxPayloadError, js_errors.BadRequestError)):
@@ -330,7 +330,3 @@ class BusPublisher:
             except Exception:  # noqa: BLE001 - the owner's fault, which may not end the thread that serves all subjects
                 self._outbox.count(callback_errors=1)
                 _throttled.exception("bus %s: on_loss(%r) failed", self._name, subject)
-
-    def _record(self, what: str, error: BaseException) -> None:
-        self._connection.last_error = f"{what}: {type(error).__name__}: {error}"
-        _log.debug("bus %s: %s", self._name, self._connection.last_error)

@@ -168,12 +168,12 @@ class BusSubscriber:
                 await self._follow(client, js, subscription)
             except ConsumerUnreliable as error:
                 self._counts.resumed += 1
-                self._record(subscription.stream, error)
+                self._connection.record(subscription.stream, error)
             except js_errors.NotFoundError as error:
-                self._record(subscription.stream, error)
+                self._connection.record(subscription.stream, error)
                 await self._ensure(js)
             except Exception as error:  # noqa: BLE001 - may not end the others; recorded, retried
-                self._record(subscription.stream, error)
+                self._connection.record(subscription.stream, error)
             if self._counts.delivered > before:
                 backoff.reset()
             await backoff.pause()
@@ -182,7 +182,7 @@ class BusSubscriber:
         try:
             await ensure_streams(js, self._settings)
         except (nats.errors.Error, asyncio.TimeoutError) as error:
-            self._record("streams", error)
+            self._connection.record("streams", error)
 
     async def _follow(self, client: Client, js: JetStreamContext, subscription: StreamSubscription) -> None:
         """Makes one consumer and follows it until it fails; never returns without an exception."""
@@ -324,7 +324,3 @@ class BusSubscriber:
             self._counts.handler_errors += 1
             _throttled.error("bus %s: a handler failed", self._name, exc_info=error)
             return None
-
-    def _record(self, what: str, error: BaseException) -> None:
-        self._connection.last_error = f"{what}: {type(error).__name__}: {error}"
-        _log.debug("bus %s: %s", self._name, self._connection.last_error)

@@ -52,12 +52,6 @@ def unposted_bits(thinned: int) -> np.uint32:
     return bits
 
 
-def posted(sketch: DonorSketch) -> U32Array:
-    """Each once, ascending."""
-    fingerprints, _ = posted_by([(0, sketch)])
-    return fingerprints
-
-
 def posted_by(donors: Sequence[tuple[int, DonorSketch]]) -> tuple[U32Array, U32Array]:
     """Fingerprints to post, ascending, and the row of each, for several (row, sketch) at once."""
     parts = [sketch.fingerprints for _, sketch in donors]

@@ -8,15 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_semkv.contracts.sketch import SampledText, U32Array, sketch_key
+from dynamo_semkv.contracts.sketch import DonorSketch, SampledText, U32Array, sketch_key
 from dynamo_semkv.evidence import partition as partitions
 from dynamo_semkv.evidence import postings
-from dynamo_semkv.evidence.partition import AT_ONCE, MOVED_PER_STEP, POSTINGS_PER_DONOR, Partition, posted
+from dynamo_semkv.evidence.partition import AT_ONCE, MOVED_PER_STEP, POSTINGS_PER_DONOR, Partition, posted_by
 from dynamo_semkv.evidence.postings import Hits, Postings
 from tests.evidence.documents import document, namespace, sketch_of
 from tests.evidence.donors import donor
 
 NS = namespace()
+
+
+def posted(sketch: DonorSketch) -> U32Array:
+    return posted_by([(0, sketch)])[0]
 
 
 def fingerprints(*values: int) -> U32Array:
