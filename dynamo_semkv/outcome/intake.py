@@ -22,6 +22,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from dynamo_semkv.bus.publishing import Publisher
@@ -131,10 +132,10 @@ class Intake:
             routes,
             f"{subjects.ROUTES}.>",
             self.on_route_event,
-            on_caught_up=self._catching_up(routes),
+            on_caught_up=partial(self.caught_up, routes),
             known=self.is_own_echo,
         )
-        subscribe(reports, f"{subjects.REPORTS}.>", self.on_report, on_caught_up=self._catching_up(reports))
+        subscribe(reports, f"{subjects.REPORTS}.>", self.on_report, on_caught_up=partial(self.caught_up, reports))
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
 
     async def close(self) -> None:
@@ -230,9 +231,6 @@ class Intake:
             self._tracker.rebase(now - self._paused_at)
             self._paused_at = None
         self._tracker.expire(now)
-
-    def _catching_up(self, stream: str) -> Callable[[], None]:
-        return lambda: self.caught_up(stream)
 
     def _arrived(self, stream: str, timestamp: float, received: Received) -> bool:
         """Whether the event counts, as far as is known yet."""

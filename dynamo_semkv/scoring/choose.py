@@ -136,10 +136,8 @@ def choose(
     by_scorer = [scorer.values(views, matched, situation) for scorer in extra]
     by_view = list(zip(*by_scorer, strict=True)) or [()] * len(views)
     rows = [
-        _row(view, exact, donor, situation, reason, config, names, extra_values)
-        for view, exact, donor, reason, extra_values in zip(
-            views, exact_values, strongest, filters, by_view, strict=True
-        )
+        _row(view, exact, donor, situation, reason, config, names, more)
+        for view, exact, donor, reason, more in zip(views, exact_values, strongest, filters, by_view, strict=True)
     ]
     _sort(rows, seed_material)
     if not rows:
