@@ -130,6 +130,13 @@ def _small(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]
     return [*found, Planned(replace(workload.negatives(library, sizes), name="language_negative"), ALL)]
 
 
+def _every_peer(library: Library, sizes: Sizes, seed: int, intervals: Sequence[float]) -> list[Planned]:
+    """The same scenarios, each with every peer: engines that take a GPU's time cost next to nothing here."""
+    peers = ("semkv", "kv", "kv_connector", "round_robin")
+    planned = _everything(library, sizes, seed, intervals)
+    return [replace(one, contenders=tuple(dict.fromkeys((*peers, *one.contenders)))) for one in planned]
+
+
 _RFC = Group(
     name="rfc",
     title="the RFC's scenarios, `tiny`, prompts of 1.5k tokens",
@@ -149,7 +156,7 @@ _GPU = Group(
     blocks_per_rank=500,
     sizes=Sizes(characters=8_000, gap=0.0, documents=8, passes=3, negatives=10),
     contenders=tuple(name for name in ALL if name not in ("semblend", "cold")),
-    plan=_everything,
+    plan=_every_peer,
     characters=8_000 * 68 + 24 * 500,
     max_num_tokens=8_192,
     slab_bytes=64 * MIB,

@@ -160,7 +160,7 @@ OURS_ONLY = frozenset({"materialized_share"})
 
 def figures(group: Mapping[str, Any]) -> Figures:
     """The figures per scenario and contender; a figure is there only if every repeat has a value. Ratios to RIVAL
-    follow as `.../ttft_mean_to_kv`, ours also to `no_lookup`."""
+    follow as `.../ttft_mean_to_kv`, ours also to `no_lookup` and to the `best` peer of each repeat."""
     found: Figures = {}
     for scenario in group["scenarios"]:
         mine = [record for record in group["records"] if record["scenario"] == scenario]
@@ -211,6 +211,10 @@ def _add(found: Figures, path: str, records: Sequence[Record], contender: str) -
             found[f"{path}/{name}"] = Figure(unit, tuple(float(v) for v in known), better)
 
 
+PEERS = (RIVAL, "kv_connector", "round_robin")
+"""What a user could run instead of our router."""
+
+
 def _ratios(found: Figures) -> Figures:
     ratios: Figures = {}
     for path, figure in found.items():
@@ -223,7 +227,16 @@ def _ratios(found: Figures) -> Figures:
                 continue
             if len(theirs.values) == len(figure.values) and all(theirs.values):
                 ratios[f"{path}_to_{other}"] = paired(figure, theirs)
+        if contender == "semkv" and name == "ttft_mean" and (best := _best_peer(found, scenario, len(figure.values))):
+            ratios[f"{path}_to_best"] = paired(figure, best)
     return ratios
+
+
+def _best_peer(found: Figures, scenario: str, repeats: int) -> Figure | None:
+    """The lowest mean time to first token of any peer, in each repeat; None where no peer was measured in all."""
+    peers = [found.get(f"{scenario}/{peer}/ttft_mean") for peer in PEERS]
+    values = [peer.values for peer in peers if peer is not None and len(peer.values) == repeats and all(peer.values)]
+    return Figure("s", tuple(min(each) for each in zip(*values, strict=True)), "lower") if values else None
 
 
 def _unused(route: Mapping[str, Any]) -> str | None:

@@ -41,6 +41,15 @@ def test_what_the_rfc_asks_for() -> None:
     assert reasons(made.group()) == {"none/semkv": {"not_identical": 2}}
 
 
+def test_the_best_peer_is_another_one_in_each_repeat() -> None:
+    """The connector under Dynamo's own router is faster than Dynamo alone in the first repeat only."""
+    group = made.group()
+    group["records"] += [made.record("set", "kv_connector", repeat, 0, ttft) for repeat, ttft in ((0, 0.2), (1, 2.0))]
+    found = figures(group)
+    ours = found["set/semkv/ttft_mean"].values
+    assert found["set/semkv/ttft_mean_to_best"].values == pytest.approx((ours[0] / 0.2, ours[1] / 0.8))
+
+
 def test_a_placement_is_not_reuse_and_others_have_no_zero_of_ours() -> None:
     found = figures(made.group())
     assert found["none/semkv/placement_rate"].values == (1.0, 1.0)

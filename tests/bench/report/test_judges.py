@@ -164,5 +164,20 @@ def test_times_beyond_the_working_set_are_judged_by_the_worst_scenario_and_repea
     assert judged(figures)[working_set].word == "**no**"
 
 
+def test_the_best_peer_is_beaten_in_every_scenario_and_repeat_or_not_at_all() -> None:
+    def verdict(**changed: tuple[float, ...]) -> str:
+        values = {"system_prompt": (0.9, 1.0), "partial_overlap": (1.0, 1.0), "agent": (1.01, 1.02)} | changed
+        made: Figures = {
+            f"scenarios/gpu/{name}/semkv/ttft_mean_to_best": Figure("ratio", value, "lower")
+            for name, value in values.items()
+            if value
+        }
+        return judged(made)["exact repeats and agent turns: <= 1.02 of the best peer"].word
+
+    assert verdict() == "yes"
+    assert verdict(system_prompt=(0.5, 1.03)) == "**no**"
+    assert verdict(agent=()) == "not measured"
+
+
 def test_every_goal_that_was_not_measured_says_so() -> None:
     assert [verdict.word for verdict in verdicts({})] == ["not measured"] * len(GOALS)
