@@ -153,7 +153,7 @@ def assemble_leader(llm_args: Any, env: Mapping[str, str]) -> LeaderParts:
     parts = LeaderParts(
         leader, event_publisher, background, background, tracing, _publisher=publisher, endpoint=endpoint
     )
-    parts.fetch = _fetch_desk(settings, llm_args, leader, event_publisher)
+    parts.fetch = _peer_fetch(settings, llm_args, leader, event_publisher)
     parts.door = _disk_door(settings, llm_args, leader)
     if parts.door is not None:
         offer(parts.door)
@@ -181,12 +181,12 @@ def assemble_leader_with(
         queue,
         background,
         endpoint=endpoint,
-        fetch=_fetch_desk(settings, llm_args, leader, event_publisher, manual=True),
+        fetch=_peer_fetch(settings, llm_args, leader, event_publisher, manual=True),
         door=_disk_door(settings, llm_args, leader),
     )
 
 
-def _fetch_desk(
+def _peer_fetch(
     settings: Settings, llm_args: Any, leader: Leader, event_publisher: EventPublisher, *, manual: bool = False
 ) -> PeerFetch | None:
     """It listens once it is known which rank this is. `manual`: its steps are called by a test."""

@@ -45,7 +45,7 @@ class SemkvConnectorScheduler(KvCacheConnectorScheduler):
         return assemble_leader(llm_args, os.environ)
 
     @property
-    def fetch_desk(self) -> PeerFetch | None:
+    def peer_fetch(self) -> PeerFetch | None:
         """Pulls blocks from other workers, for whoever takes requests in; None where `connector.fetch` is off or the
         weights cannot be read."""
         return self._parts.fetch

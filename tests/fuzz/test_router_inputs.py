@@ -35,7 +35,7 @@ from dynamo_semkv.telemetry import traceparent
 from dynamo_semkv.telemetry.target import otlp_target, shown
 from tests.fuzz import odd
 from tests.observe.fake_state import fake_history, fake_state
-from tests.router.fakes import Rig, a_request
+from tests.router.fakes import FakeRouter, a_request
 from tests.router.test_gateway_advice import gateway_of
 
 NAMES = (
@@ -84,9 +84,9 @@ def test_any_request_is_served(request: Any, role: WorkerRole) -> None:
     """Through the whole service: Dynamo gets it, whatever advice made of it, and the stream is whole."""
 
     async def serve() -> None:
-        rig = Rig(role=role, instance_id=5)
-        assert await rig.run(request)
-        assert len(rig.edge.dispatched) == (0 if is_spent(request) else 1)
+        fake = FakeRouter(role=role, instance_id=5)
+        assert await fake.run(request)
+        assert len(fake.edge.dispatched) == (0 if is_spent(request) else 1)
 
     asyncio.run(serve())
 
@@ -221,7 +221,7 @@ BODY = {
 @settings(max_examples=70)
 @given(odd.changed(BODY) | odd.values)
 def test_any_body_of_advise_has_an_answer(body: Any) -> None:
-    answer = asyncio.run(gateway_of(Rig()).answer_body(body))
+    answer = asyncio.run(gateway_of(FakeRouter()).answer_body(body))
     assert "route_id" in answer or len(answer["error"]) < 2_000
 
 

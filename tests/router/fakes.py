@@ -315,7 +315,7 @@ class FakeHints:
         return self.takes
 
 
-class Rig:
+class FakeRouter:
     """A service on fakes. `settings` is a tree as in the YAML file."""
 
     def __init__(

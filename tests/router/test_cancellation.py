@@ -32,7 +32,7 @@ from dynamo_semkv.router.runtime_egress import Inflight, adapter
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.telemetry.tracing import Tracing
 from tests.router.await_points import Point, Suspended, points
-from tests.router.fakes import FakeEdge, Rig, a_request, chunks, donor_on_a1
+from tests.router.fakes import FakeEdge, FakeRouter, a_request, chunks, donor_on_a1
 from tests.router.test_traced import Traced
 from tests.telemetry.memory import kept
 
@@ -104,16 +104,16 @@ class World:
         self.streams: list[weakref.ref[Stream]] = []
         lookup = donor_on_a1()
         lookup.gate = step
-        self.rig = Rig(edge=FakeEdge(gate=step), lookup=lookup)
-        self.rig.edge.dispatch = self.dispatch  # type: ignore[method-assign,assignment]
-        self.rig.edge.best_choice = self.best_choice  # type: ignore[method-assign]
-        self.traced = Traced(tracing, self.rig)
+        self.fake = FakeRouter(edge=FakeEdge(gate=step), lookup=lookup)
+        self.fake.edge.dispatch = self.dispatch  # type: ignore[method-assign,assignment]
+        self.fake.edge.best_choice = self.best_choice  # type: ignore[method-assign]
+        self.traced = Traced(tracing, self.fake)
         self.inflight = Inflight()
         self.sender, self.context = Sender(), Context()
 
     async def best_choice(self, *_: Any) -> Any:
         await step()
-        return await FakeEdge.best_choice(self.rig.edge, [])
+        return await FakeEdge.best_choice(self.fake.edge, [])
 
     async def generate(self, request: Any) -> Stream:
         await step()
@@ -199,10 +199,10 @@ async def cancelled_after(steps: int, tracing: Tracing, way: str, script: str, s
         await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, left
-    rig = world.rig
-    rig.journal.check()
-    assert len(rig.journal.opens) <= 1
-    assert world.traced.rig.records.open_routes == 0
+    fake = world.fake
+    fake.journal.check()
+    assert len(fake.journal.opens) <= 1
+    assert world.traced.fake.records.open_routes == 0
     assert world.inflight.count == 0
     del task
     assert not held(world), f"Dynamo has it booked still: {way}, {script}, step {steps}"
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_ends_the_pump_and_the_route(steps: int) -> N
     for _ in range(10):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    world.rig.journal.check()
+    world.fake.journal.check()
     assert world.inflight.count == 0
     assert world.sender.closed <= 1
     assert not held(world)
@@ -288,9 +288,9 @@ async def test_a_large_prompts_advice_that_is_cancelled_gives_its_place_back() -
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert world.rig.journal.opens == world.rig.journal.ends == []
+        assert world.fake.journal.opens == world.fake.journal.ends == []
         await world.advise_large()  # there is room, or it would be told `busy`
-    world.rig.journal.check()
+    world.fake.journal.check()
 
 
 async def test_hundreds_of_cancelled_streams_leave_nothing_behind() -> None:
@@ -313,12 +313,12 @@ async def test_hundreds_of_cancelled_streams_leave_nothing_behind() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
     opened = 0
     for world in worlds:
-        world.rig.journal.check()
-        opened += len(world.rig.journal.opens)
+        world.fake.journal.check()
+        opened += len(world.fake.journal.opens)
         assert world.inflight.count == 0
         assert not held(world)
     assert opened > 50
-    assert "cancelled" in {end.end for world in worlds for end in world.rig.journal.ends}
+    assert "cancelled" in {end.end for world in worlds for end in world.fake.journal.ends}
 
 
 def test_the_source_has_the_points_that_are_looked_for() -> None:

@@ -105,9 +105,9 @@ def loaded(open_graph: OpenGraph, request: pytest.FixtureRequest) -> Iterator[Lo
         router = graph.router("r0", "--kv-router", json.dumps(options))
         router.wait_log("is served by")
         wait_until("the card of the worker", lambda: len(graph.query(router, [1])["live"]) == 2)
-        rig = Loaded(graph, worker, router)
-        rig.run(request.param)
-        yield rig
+        fake = Loaded(graph, worker, router)
+        fake.run(request.param)
+        yield fake
 
 
 def test_a_replica_wins_from_the_block_on_that_outweighs_what_runs_there(loaded: Loaded) -> None:

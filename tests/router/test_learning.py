@@ -19,7 +19,7 @@ from dynamo_semkv.contracts.report import REPORT_VERSION, MaterializationReport,
 from dynamo_semkv.contracts.route_events import RouteOpened
 from dynamo_semkv.outcome.calibration import Calibration
 from dynamo_semkv.outcome.route_tracker import RouteTracker
-from tests.router.fakes import A0, A1, B0, B1, STABLE, FakeEdge, FakeLookup, Found, Rig, a_request, match
+from tests.router.fakes import A0, A1, B0, B1, STABLE, FakeEdge, FakeLookup, FakeRouter, Found, a_request, match
 
 TOKENS = 4096
 SETTINGS = {"scoring": {"calibration": {"half_life_routes": 50.0}}}
@@ -47,7 +47,7 @@ class World:
         self.closed: list[RouteOpened] = []
         self.tracker = RouteTracker(30.0, self.calibration.add, settle_seconds=0.0)
         self.edge = FakeEdge()
-        self.rig = Rig(
+        self.fake = FakeRouter(
             SETTINGS,
             edge=self.edge,
             lookup=FakeLookup(Found([match(("w-a", 1), 4000, kind=kind)])),
@@ -60,8 +60,8 @@ class World:
         self._requests += 1
         at = float(self._requests)
         self.edge.dynamos_choice = (A0, A1, B0, B1)[self._requests % 4]
-        asyncio.run(self.rig.run(a_request(TOKENS), request_id=f"req-{self._requests}"))
-        opened, observed = self.rig.journal.opens[-1], self.rig.journal.ends[-1]
+        asyncio.run(self.fake.run(a_request(TOKENS), request_id=f"req-{self._requests}"))
+        opened, observed = self.fake.journal.opens[-1], self.fake.journal.ends[-1]
         self.tracker.opened(opened, at)
         self.tracker.observed(observed, at)
         self.tracker.report(self._report(opened, engine), at)
@@ -138,7 +138,7 @@ def test_a_router_that_replays_the_routes_decides_the_same() -> None:
     world.run(60, loads_exact)
     again = Calibration(build(SETTINGS).scoring)
     tracker = RouteTracker(30.0, again.add, settle_seconds=0.0)
-    for number, (opened, observed) in enumerate(zip(world.rig.journal.opens, world.rig.journal.ends, strict=True)):
+    for number, (opened, observed) in enumerate(zip(world.fake.journal.opens, world.fake.journal.ends, strict=True)):
         tracker.opened(opened, float(number))
         tracker.observed(observed, float(number))
         confirmed = 0

@@ -13,7 +13,7 @@ from dynamo_semkv.contracts.errors import ContractError
 from dynamo_semkv.router.runtime_errors import FailureKind, RequestFailed
 from dynamo_semkv.router.runtime_types import CallContext
 from dynamo_semkv.telemetry.logs import Bound, JsonLines
-from tests.router.fakes import FakeEdge, FakeLookup, Rig, a_request, chunks, donor_on_a1
+from tests.router.fakes import FakeEdge, FakeLookup, FakeRouter, a_request, chunks, donor_on_a1
 from tests.router.test_traced import Traced
 from tests.telemetry.memory import kept
 
@@ -72,9 +72,9 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_line_and_no_span_holds_content(lines: list[str], fault: str) -> None:
     changes, parts = FAULTS[fault]
-    rig = Rig(**{"lookup": donor_on_a1(), **parts})
+    fake = FakeRouter(**{"lookup": donor_on_a1(), **parts})
     with kept() as spans:
-        made = Traced(spans.tracing, rig)
+        made = Traced(spans.tracing, fake)
         request = salted(**changes)
         call = CallContext("req-1", {}, f"00-{'ab' * 16}-{'cd' * 8}-01", lambda: False)
         try:
@@ -93,7 +93,7 @@ async def test_no_line_and_no_span_holds_content(lines: list[str], fault: str) -
 async def test_lines_about_a_route_name_it(lines: list[str], fault: str) -> None:
     changes, parts = FAULTS[fault]
     with kept() as spans:
-        made = Traced(spans.tracing, Rig(**{"lookup": donor_on_a1(), **parts}))
+        made = Traced(spans.tracing, FakeRouter(**{"lookup": donor_on_a1(), **parts}))
         call = CallContext("req-1", {}, f"00-{'ab' * 16}-{'cd' * 8}-01", lambda: False)
         async for _ in made.handle(salted(**changes), call):
             pass

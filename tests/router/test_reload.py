@@ -12,46 +12,46 @@ import pytest
 from dynamo_semkv.config.load import Loaded, build, config_hash, load_config
 from dynamo_semkv.config.watch import ConfigWatch
 from dynamo_semkv.router.reload import Reloader
-from tests.router.fakes import A1, Rig, a_request, donor_on_a1
+from tests.router.fakes import A1, FakeRouter, a_request, donor_on_a1
 
 PATIENT = {"deadline_ms": 1000, "exact_deadline_ms": 1000}
 ENFORCE = build({"placement": {"mode": "enforce"}, "evidence": PATIENT})
 SHADOW = build({"placement": {"mode": "shadow"}, "evidence": PATIENT})
 
 
-def take_over(rig: Rig, loaded: Loaded) -> None:
-    rig.advisor.reload(loaded.config)
-    rig.service.reload(loaded)
+def take_over(fake: FakeRouter, loaded: Loaded) -> None:
+    fake.advisor.reload(loaded.config)
+    fake.service.reload(loaded)
 
 
 async def test_the_next_request_has_the_new_mode_hash_and_hints() -> None:
-    rig = Rig(lookup=donor_on_a1())
-    await rig.run(a_request())
+    fake = FakeRouter(lookup=donor_on_a1())
+    await fake.run(a_request())
     no_hints = build({"placement": {"mode": "enforce"}, "evidence": PATIENT, "hints": {"enabled": False}})
     for config in (SHADOW, no_hints, build({"placement": {"mode": "off"}})):
-        take_over(rig, Loaded(config, config_hash(config), ""))
-        await rig.run(a_request())
-    placed, shadow, unhinted = rig.journal.opens  # off writes nothing
-    assert [o.decision_reason for o in rig.journal.opens] == ["placed", "shadow", "placed"]
-    assert (placed.config_hash, shadow.config_hash) == (config_hash(rig.config), config_hash(SHADOW))
-    assert [dispatch.pin for dispatch in rig.edge.dispatched] == [A1, None, A1, None]
+        take_over(fake, Loaded(config, config_hash(config), ""))
+        await fake.run(a_request())
+    placed, shadow, unhinted = fake.journal.opens  # off writes nothing
+    assert [o.decision_reason for o in fake.journal.opens] == ["placed", "shadow", "placed"]
+    assert (placed.config_hash, shadow.config_hash) == (config_hash(fake.config), config_hash(SHADOW))
+    assert [dispatch.pin for dispatch in fake.edge.dispatched] == [A1, None, A1, None]
     assert placed.hinted_tokens == placed.placed_tokens == 960
     assert unhinted.hinted_tokens == 0
-    rig.journal.check()
+    fake.journal.check()
 
 
 @pytest.mark.parametrize("stage", ["overlap", "loads"])
 async def test_a_request_that_is_being_weighed_keeps_the_configuration_that_it_began_with(stage: str) -> None:
-    rig = Rig(lookup=donor_on_a1())
+    fake = FakeRouter(lookup=donor_on_a1())
 
     async def gate(at: str) -> None:
         if at == stage:
-            take_over(rig, Loaded(SHADOW, config_hash(SHADOW), ""))
+            take_over(fake, Loaded(SHADOW, config_hash(SHADOW), ""))
 
-    rig.edge.gate = gate
-    await rig.run(a_request())
-    assert (rig.opened.mode, rig.opened.decision_reason) == ("enforce", "placed")
-    assert rig.opened.config_hash == config_hash(rig.config) != config_hash(SHADOW)
+    fake.edge.gate = gate
+    await fake.run(a_request())
+    assert (fake.opened.mode, fake.opened.decision_reason) == ("enforce", "placed")
+    assert fake.opened.config_hash == config_hash(fake.config) != config_hash(SHADOW)
 
 
 class File:

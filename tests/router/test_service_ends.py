@@ -11,7 +11,7 @@ import pytest
 from dynamo_semkv.router.runtime_errors import ClientGone, FailureKind, RequestFailed
 from tests.router.fakes import (
     FakeEdge,
-    Rig,
+    FakeRouter,
     a_call,
     a_request,
     chunks,
@@ -40,20 +40,20 @@ async def test_a_failing_stream_is_recorded_once_and_its_failure_is_passed_on(
 ) -> None:
     """`before`: how it ends before its first chunk, `after`: behind one."""
     end = after if sent else before
-    rig = Rig(edge=FakeEdge(script=[*chunks(3)[:sent], failure]), lookup=donor_on_a1())
+    fake = FakeRouter(edge=FakeEdge(script=[*chunks(3)[:sent], failure]), lookup=donor_on_a1())
     got: list[Any] = []
 
     async def consume() -> None:
-        async for chunk in rig.service.handle(a_request(), a_call()):
+        async for chunk in fake.service.handle(a_request(), a_call()):
             got.append(chunk)
 
     with pytest.raises(type(failure), match=str(failure)):
         await consume()
     assert len(got) == sent
-    rig.journal.check()
-    assert rig.ended.end == end
-    assert (rig.ended.ttft_seconds is None) == (sent == 0)
-    assert rig.ended.output_tokens == sent
+    fake.journal.check()
+    assert fake.ended.end == end
+    assert (fake.ended.ttft_seconds is None) == (sent == 0)
+    assert fake.ended.output_tokens == sent
 
 
 @pytest.mark.parametrize(
@@ -69,37 +69,37 @@ async def test_a_failing_stream_is_recorded_once_and_its_failure_is_passed_on(
 async def test_a_stream_that_just_ends_is_complete_only_with_a_finish_reason(
     last: dict[str, Any], stopped: bool, end: str
 ) -> None:
-    rig = Rig(edge=FakeEdge(script=[{"token_ids": [1]}, {"token_ids": [2], **last}]))
-    _ = [chunk async for chunk in rig.service.handle(a_request(), a_call(stopped=stopped))]
-    assert rig.ended.end == end
+    fake = FakeRouter(edge=FakeEdge(script=[{"token_ids": [1]}, {"token_ids": [2], **last}]))
+    _ = [chunk async for chunk in fake.service.handle(a_request(), a_call(stopped=stopped))]
+    assert fake.ended.end == end
 
 
 async def test_a_refusal_that_comes_as_a_chunk_is_no_first_token() -> None:
     """dynamo.trtllm tells of a refused request in a chunk with an error and no tokens, not with an exception."""
-    rig = Rig(edge=FakeEdge(script=[{"finish_reason": "error", "token_ids": []}]), lookup=donor_on_a1())
-    assert [chunk async for chunk in rig.service.handle(a_request(), a_call())]
-    assert (rig.ended.end, rig.ended.ttft_seconds, rig.ended.output_tokens) == ("error", None, 0)
-    assert rig.ended.served_stable_routing_id == "w-a"
+    fake = FakeRouter(edge=FakeEdge(script=[{"finish_reason": "error", "token_ids": []}]), lookup=donor_on_a1())
+    assert [chunk async for chunk in fake.service.handle(a_request(), a_call())]
+    assert (fake.ended.end, fake.ended.ttft_seconds, fake.ended.output_tokens) == ("error", None, 0)
+    assert fake.ended.served_stable_routing_id == "w-a"
 
 
 async def test_a_pinned_worker_that_was_lost_may_have_run_what_then_no_worker_takes() -> None:
     edge = FakeEdge(script=[RequestFailed(FailureKind.NO_WORKER, "none")], refuse="worker_lost")
-    rig = Rig(edge=edge, lookup=donor_on_a1())
+    fake = FakeRouter(edge=edge, lookup=donor_on_a1())
     with pytest.raises(RequestFailed):
-        await rig.run()
-    assert rig.ended.end == "worker_lost"
+        await fake.run()
+    assert fake.ended.end == "worker_lost"
 
 
 async def test_dynamo_12315_a_client_that_leaves_mid_stream_ends_its_route_once() -> None:
-    rig = Rig(lookup=donor_on_a1())
-    stream = rig.service.handle(a_request(), a_call())
+    fake = FakeRouter(lookup=donor_on_a1())
+    stream = fake.service.handle(a_request(), a_call())
     assert await stream.__anext__()
     await stream.aclose()
-    rig.journal.check()
-    assert rig.ended.end == "cancelled"
-    assert rig.ended.served_stable_routing_id == "w-a"
-    assert rig.records.open_routes == 0
-    assert rig.dispatch.closed
+    fake.journal.check()
+    assert fake.ended.end == "cancelled"
+    assert fake.ended.served_stable_routing_id == "w-a"
+    assert fake.records.open_routes == 0
+    assert fake.dispatch.closed
 
 
 @pytest.mark.parametrize("stage", ["overlap", "loads", "lookup", "first_chunk", "next_chunk"])
@@ -113,19 +113,19 @@ async def test_dynamo_12315_cancelled_at_each_await_nothing_stays_open(stage: st
 
     lookup = donor_on_a1()
     lookup.gate = gate
-    rig = Rig(edge=FakeEdge(gate=gate), lookup=lookup)
-    task = asyncio.ensure_future(rig.run())
+    fake = FakeRouter(edge=FakeEdge(gate=gate), lookup=lookup)
+    task = asyncio.ensure_future(fake.run())
     await asyncio.wait_for(entered.wait(), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    rig.journal.check()
-    assert rig.records.open_routes == 0
-    assert all(d.closed for d in rig.edge.dispatched)
+    fake.journal.check()
+    assert fake.records.open_routes == 0
+    assert all(d.closed for d in fake.edge.dispatched)
     if stage in ("first_chunk", "next_chunk"):
-        assert rig.ended.end == "cancelled"
+        assert fake.ended.end == "cancelled"
     else:
-        assert rig.journal.opens == []
+        assert fake.journal.opens == []
 
 
 async def test_dynamo_12315_cancelled_after_any_number_of_steps_nothing_stays_open() -> None:
@@ -136,47 +136,47 @@ async def test_dynamo_12315_cancelled_after_any_number_of_steps_nothing_stays_op
     for steps in range(60):
         lookup = donor_on_a1()
         lookup.gate = gate
-        rig = Rig(
+        fake = FakeRouter(
             {"evidence": {"deadline_ms": 1000, "exact_deadline_ms": 1000}}, edge=FakeEdge(gate=gate), lookup=lookup
         )
-        task = asyncio.ensure_future(rig.run())
+        task = asyncio.ensure_future(fake.run())
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        rig.journal.check()
-        assert rig.records.open_routes == 0
-        ends.add(rig.ended.end if rig.journal.ends else "not opened")
+        fake.journal.check()
+        assert fake.records.open_routes == 0
+        ends.add(fake.ended.end if fake.journal.ends else "not opened")
     assert ends == {"not opened", "cancelled", "complete"}
 
 
 async def test_dynamo_13191_a_migrated_request_is_another_attempt_with_a_route_of_its_own() -> None:
     edge = FakeEdge(script=[*chunks(3)[:2], LOST])
-    rig = Rig(edge=edge, lookup=donor_on_a1())
+    fake = FakeRouter(edge=edge, lookup=donor_on_a1())
     with pytest.raises(RequestFailed):
-        await rig.run()
+        await fake.run()
     edge.script = chunks(3)
-    await rig.run(a_request(1026))
-    await rig.run(request_id="another")
-    first, second, other = rig.journal.opens
+    await fake.run(a_request(1026))
+    await fake.run(request_id="another")
+    first, second, other = fake.journal.opens
     assert (first.attempt, second.attempt, other.attempt) == (0, 1, 0)
     assert first.request_id == second.request_id
     assert first.route_id != second.route_id
-    assert [e.end for e in rig.journal.ends] == ["worker_lost", "complete", "complete"]
-    rig.journal.check()
+    assert [e.end for e in fake.journal.ends] == ["worker_lost", "complete", "complete"]
+    fake.journal.check()
 
 
 async def test_chunks_are_sent_where_the_call_says_and_none_is_yielded() -> None:
-    rig, sent = Rig(edge=FakeEdge(script=chunks(4))), []
+    fake, sent = FakeRouter(edge=FakeEdge(script=chunks(4))), []
     call = msgspec.structs.replace(a_call(), send=sent.append)
-    assert [chunk async for chunk in rig.service.handle(a_request(), call)] == []
+    assert [chunk async for chunk in fake.service.handle(a_request(), call)] == []
     assert [chunk["token_ids"] for chunk in sent] == [[0], [1], [2], [3]]
-    assert (rig.ended.end, rig.dispatch.chunks, rig.dispatch.closed) == ("complete", 4, True)
+    assert (fake.ended.end, fake.dispatch.chunks, fake.dispatch.closed) == ("complete", 4, True)
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
 async def test_a_chunk_that_cannot_be_sent_ends_the_route_as_left_by_its_client(before: int) -> None:
-    rig, sent = Rig(edge=FakeEdge(script=chunks(4))), []
+    fake, sent = FakeRouter(edge=FakeEdge(script=chunks(4))), []
 
     def send(chunk: Any) -> None:
         if len(sent) == before:
@@ -185,7 +185,7 @@ async def test_a_chunk_that_cannot_be_sent_ends_the_route_as_left_by_its_client(
 
     call = msgspec.structs.replace(a_call(), send=send)
     with pytest.raises(ClientGone, match="nobody listens"):
-        _ = [chunk async for chunk in rig.service.handle(a_request(), call)]
-    rig.journal.check()
-    assert (rig.ended.end, rig.dispatch.closed, rig.records.open_routes) == ("cancelled", True, 0)
-    assert rig.ended.output_tokens == before + 1
+        _ = [chunk async for chunk in fake.service.handle(a_request(), call)]
+    fake.journal.check()
+    assert (fake.ended.end, fake.dispatch.closed, fake.records.open_routes) == ("cancelled", True, 0)
+    assert fake.ended.output_tokens == before + 1

@@ -31,7 +31,7 @@ from dynamo_semkv.router.traced import (
 )
 from dynamo_semkv.telemetry.tracing import Tracing
 from tests.outcome.build import report
-from tests.router.fakes import A1, FakeEdge, FakeLookup, Found, Rig, a_request, chunks, donor_on_a1
+from tests.router.fakes import A1, FakeEdge, FakeLookup, FakeRouter, Found, a_request, chunks, donor_on_a1
 from tests.telemetry.memory import Kept, kept
 
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
@@ -45,34 +45,36 @@ def spans() -> Iterator[Kept]:
 
 
 class Traced:
-    """A Rig with every wrapper on, as the process puts them."""
+    """A FakeRouter with every wrapper on, as the process puts them."""
 
-    def __init__(self, tracing: Tracing, rig: Rig) -> None:
-        self.rig = rig
-        edge = TracedEdge(rig.edge, tracing)
+    def __init__(self, tracing: Tracing, fake: FakeRouter) -> None:
+        self.fake = fake
+        edge = TracedEdge(fake.edge, tracing)
         self.advisor = Advisor(
             edge=edge,
-            directory=rig.directory,
-            lookup=ObservedLookup(rig.lookup, Metrics(), tracing),
-            config=rig.config,
-            fallbacks=rig.fallbacks,
+            directory=fake.directory,
+            lookup=ObservedLookup(fake.lookup, Metrics(), tracing),
+            config=fake.config,
+            fallbacks=fake.fallbacks,
         )
-        journal = ObservedJournal(rig.journal, Metrics(), tracing)
-        kv_router = rig.config.dynamo.kv_router
-        self.records = RouteRecords(journal, rig.directory, Attempts(), rig.fallbacks, router="r1", kv_router=kv_router)
+        journal = ObservedJournal(fake.journal, Metrics(), tracing)
+        kv_router = fake.config.dynamo.kv_router
+        self.records = RouteRecords(
+            journal, fake.directory, Attempts(), fake.fallbacks, router="r1", kv_router=kv_router
+        )
         service = RouterService(
             edge,
             TracedAdvisor(self.advisor, tracing),
-            TracedHints(rig.hints, tracing),
+            TracedHints(fake.hints, tracing),
             self.records,
-            rig.directory,
-            rig.fallbacks,
-            rig.loaded,
-            rig.identity,
+            fake.directory,
+            fake.fallbacks,
+            fake.loaded,
+            fake.identity,
         )
         self.handle = TracedHandler(service.handle, tracing)
         self.gateway = GatewayAdvice(
-            service, TracedAdvisor(self.advisor, tracing), edge, rig.loaded, model="m", tracing=tracing
+            service, TracedAdvisor(self.advisor, tracing), edge, fake.loaded, model="m", tracing=tracing
         )
 
     def call(self, traceparent: str | None = PARENT, **routing: Any) -> AsyncIterator[Chunk]:
@@ -85,7 +87,7 @@ class Traced:
 
 async def test_one_trace_holds_every_stage_under_the_frontends_context(spans: Kept) -> None:
     edge = FakeEdge(script=chunks(3, cached=960, prompt=1024), ranks={A1: RankOverlap(1, 0, 0)})
-    made = Traced(spans.tracing, Rig(edge=edge, lookup=donor_on_a1()))
+    made = Traced(spans.tracing, FakeRouter(edge=edge, lookup=donor_on_a1()))
     assert [chunk["token_ids"] for chunk in await made.run(cache_salt=CANARY)] == [[0], [1], [2]]
     found = spans.by_name()
     assert set(found) == {
@@ -105,7 +107,7 @@ async def test_one_trace_holds_every_stage_under_the_frontends_context(spans: Ke
         assert not span.failed
     order = ["semkv.exact", "semkv.lookup", "semkv.score", "semkv.hint", "semkv.dispatch"]
     assert [s.name for s in sorted((found[n] for n in order), key=lambda s: s.end)] == order
-    opened, said = made.rig.opened, route.attributes
+    opened, said = made.fake.opened, route.attributes
     assert said["semkv.route.id"] == opened.route_id
     assert said["semkv.request.id"] == "req-1"
     assert (said["semkv.placement.mode"], said["semkv.placement.reason"]) == ("enforce", "placed")
@@ -127,7 +129,7 @@ async def test_one_trace_holds_every_stage_under_the_frontends_context(spans: Ke
 
 
 async def test_without_a_context_the_route_begins_a_trace(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig())
+    made = Traced(spans.tracing, FakeRouter())
     await made.run(None)
     await made.run("not a context")
     routes = [span for span in spans.all() if span.name == "semkv.route"]
@@ -136,7 +138,7 @@ async def test_without_a_context_the_route_begins_a_trace(spans: Kept) -> None:
 
 
 async def test_a_pin_given_up_is_an_event(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig(edge=FakeEdge(refuse="overloaded"), lookup=donor_on_a1()))
+    made = Traced(spans.tracing, FakeRouter(edge=FakeEdge(refuse="overloaded"), lookup=donor_on_a1()))
     await made.run()
     dispatch = spans.by_name()["semkv.dispatch"]
     assert dispatch.events["semkv.pin_given_up"] == {"semkv.dispatch.fallback": "overloaded"}
@@ -145,7 +147,7 @@ async def test_a_pin_given_up_is_an_event(spans: Kept) -> None:
 
 async def test_a_failed_request_is_a_failed_span_and_fails_as_before(spans: Kept) -> None:
     failure = RequestFailed(FailureKind.WORKER_LOST, "gone")
-    made = Traced(spans.tracing, Rig(edge=FakeEdge(script=[*chunks(2)[:1], failure])))
+    made = Traced(spans.tracing, FakeRouter(edge=FakeEdge(script=[*chunks(2)[:1], failure])))
     with pytest.raises(RequestFailed):
         await made.run()
     found = spans.by_name()
@@ -158,7 +160,7 @@ async def test_a_failed_request_is_a_failed_span_and_fails_as_before(spans: Kept
     ("lookup", "error"), [(Found(status="timeout"), "timeout"), (RuntimeError(CANARY), "RuntimeError")]
 )
 async def test_a_failed_lookup_is_a_failed_span_without_its_text(spans: Kept, lookup: Any, error: str) -> None:
-    made = Traced(spans.tracing, Rig(lookup=FakeLookup(lookup)))
+    made = Traced(spans.tracing, FakeRouter(lookup=FakeLookup(lookup)))
     assert len(await made.run()) == 3
     found = spans.by_name()["semkv.lookup"]
     assert found.failed
@@ -170,22 +172,22 @@ async def test_a_lookup_given_up_at_its_deadline_is_unfinished(spans: Kept) -> N
     async def never(_: str) -> None:
         await asyncio.Event().wait()
 
-    rig = Rig({"evidence": {"deadline_ms": 1.0, "exact_deadline_ms": 1000}}, lookup=FakeLookup(gate=never))
-    assert len(await Traced(spans.tracing, rig).run()) == 3
+    fake = FakeRouter({"evidence": {"deadline_ms": 1.0, "exact_deadline_ms": 1000}}, lookup=FakeLookup(gate=never))
+    assert len(await Traced(spans.tracing, fake).run()) == 3
     await asyncio.sleep(0)  # the lookup that was given up hears of it
     assert spans.by_name()["semkv.lookup"].attributes["error.type"] == "unfinished"
-    assert rig.opened.lookup == "timeout"
+    assert fake.opened.lookup == "timeout"
 
 
 async def test_a_client_that_leaves_ends_every_span_of_its_own_route(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig())
+    made = Traced(spans.tracing, FakeRouter())
     stream = made.call()
     await stream.__anext__()
     await stream.aclose()  # type: ignore[attr-defined]
     found = spans.by_name()
     assert found["semkv.dispatch"].attributes["semkv.dispatch.end"] == "cancelled"
     assert found["semkv.dispatch"].parent_id == found["semkv.route"].span_id
-    made.rig.journal.check()
+    made.fake.journal.check()
 
 
 async def test_requests_side_by_side_keep_their_own_traces(spans: Kept) -> None:
@@ -194,7 +196,7 @@ async def test_requests_side_by_side_keep_their_own_traces(spans: Kept) -> None:
 
     lookup = donor_on_a1()
     lookup.gate = wait
-    made = Traced(spans.tracing, Rig(edge=FakeEdge(gate=wait), lookup=lookup))
+    made = Traced(spans.tracing, FakeRouter(edge=FakeEdge(gate=wait), lookup=lookup))
     parents = [f"00-{number + 1:032x}-{'cd' * 8}-01" for number in range(8)]
     await asyncio.gather(*(made.run(parent) for parent in parents))
     by_trace: dict[str, list[str]] = {}
@@ -207,12 +209,12 @@ async def test_requests_side_by_side_keep_their_own_traces(spans: Kept) -> None:
 
 
 async def test_without_evidence_nothing_is_weighed(spans: Kept) -> None:
-    await Traced(spans.tracing, Rig()).run()
+    await Traced(spans.tracing, FakeRouter()).run()
     assert set(spans.by_name()) == {"semkv.dispatch", "semkv.exact", "semkv.lookup", "semkv.route"}
 
 
 async def test_off_mode_is_a_route_and_nothing_else(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig({"placement": {"mode": "off"}}))
+    made = Traced(spans.tracing, FakeRouter({"placement": {"mode": "off"}}))
     await made.run()
     assert set(spans.by_name()) == {"semkv.route"}
 
@@ -223,7 +225,7 @@ def test_off_is_the_part_itself() -> None:
 
 
 async def test_advice_for_a_gateway_is_a_route_without_a_dispatch(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
+    made = Traced(spans.tracing, FakeRouter(lookup=donor_on_a1()))
     answer = await made.gateway.answer_body(
         {"token_ids": list(range(1, 1025)), "cache_salt": CANARY, "request_id": "req-1", "traceparent": PARENT}
     )
@@ -231,16 +233,16 @@ async def test_advice_for_a_gateway_is_a_route_without_a_dispatch(spans: Kept) -
     assert set(found) == {"semkv.route", "semkv.exact", "semkv.lookup", "semkv.score", "semkv.hint"}
     route = found["semkv.route"]
     assert (route.trace_id, route.parent_id) == ("ab" * 16, "cd" * 8)
-    assert route.attributes["semkv.route.id"] == answer["route_id"] == made.rig.opened.route_id
+    assert route.attributes["semkv.route.id"] == answer["route_id"] == made.fake.opened.route_id
     assert CANARY not in spans.text()
 
 
 async def test_a_gateways_trace_context_is_a_trace_context_or_nothing(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
-    rig = made.rig  # without spans the context would be handed on as it came
-    gateway = GatewayAdvice(rig.service, rig.advisor, rig.edge, rig.loaded, model="m")
+    made = Traced(spans.tracing, FakeRouter(lookup=donor_on_a1()))
+    fake = made.fake  # without spans the context would be handed on as it came
+    gateway = GatewayAdvice(fake.service, fake.advisor, fake.edge, fake.loaded, model="m")
     await gateway.answer_body({"token_ids": list(range(1, 1025)), "traceparent": f"{CANARY}\n"})
-    assert made.rig.opened.traceparent is None
+    assert made.fake.opened.traceparent is None
     assert (await made.gateway.answer_body({"token_ids": "text"}))["error"].startswith("token_ids")
 
 
@@ -267,20 +269,20 @@ class HalfFaulty(Faulty):
 @pytest.mark.parametrize("half", [False, True])
 async def test_a_fault_of_tracing_reaches_no_request(spans: Kept, half: bool) -> None:
     faulty = HalfFaulty(spans.tracing) if half else Faulty()
-    made = Traced(faulty, Rig(lookup=donor_on_a1()))  # type: ignore[arg-type]
+    made = Traced(faulty, FakeRouter(lookup=donor_on_a1()))  # type: ignore[arg-type]
     assert len(await made.run()) == 3
-    made.rig.journal.check()
-    assert made.rig.opened.decision_reason == "placed"
-    assert made.rig.fallbacks.counts == {}
+    made.fake.journal.check()
+    assert made.fake.opened.decision_reason == "placed"
+    assert made.fake.fallbacks.counts == {}
 
 
-def closed_by(rig: Rig, history: Any, told: MaterializationReport) -> None:
+def closed_by(fake: FakeRouter, history: Any, told: MaterializationReport) -> None:
     tracker = RouteTracker(30.0, history.add, history.add_orphan)
-    opened = rig.opened
+    opened = fake.opened
     tracker.opened(opened, opened.opened_at)
-    tracker.observed(rig.ended, rig.ended.observed_at)
-    tracker.report(told, rig.ended.observed_at)
-    tracker.expire(rig.ended.observed_at + 100.0)
+    tracker.observed(fake.ended, fake.ended.observed_at)
+    tracker.report(told, fake.ended.observed_at)
+    tracker.expire(fake.ended.observed_at + 100.0)
 
 
 @pytest.mark.parametrize(
@@ -289,14 +291,14 @@ def closed_by(rig: Rig, history: Any, told: MaterializationReport) -> None:
 async def test_the_outcome_is_told_in_the_routes_trace_by_its_own_router(
     spans: Kept, router: str, live: bool, told: bool
 ) -> None:
-    made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
+    made = Traced(spans.tracing, FakeRouter(lookup=donor_on_a1()))
     await made.run()
-    opened = made.rig.opened
+    opened = made.fake.opened
     connector = f"00-{'12' * 16}-{'34' * 8}-01"
     inner = History(10)
     history = ObservedHistory(inner, Metrics(), spans.tracing, router=router, is_live=lambda: live)
     answer = replace_report(report(), opened, traceparent=connector)
-    closed_by(made.rig, history, answer)
+    closed_by(made.fake, history, answer)
     assert len(inner) == 1
     found = spans.by_name()
     assert ("semkv.outcome" in found) is told
@@ -310,11 +312,11 @@ async def test_the_outcome_is_told_in_the_routes_trace_by_its_own_router(
 
 
 async def test_a_report_that_gives_back_what_it_was_sent_is_no_link(spans: Kept) -> None:
-    made = Traced(spans.tracing, Rig(lookup=donor_on_a1()))
+    made = Traced(spans.tracing, FakeRouter(lookup=donor_on_a1()))
     await made.run()
-    opened = made.rig.opened
+    opened = made.fake.opened
     history = ObservedHistory(History(10), Metrics(), spans.tracing, router="r1", is_live=lambda: True)
-    closed_by(made.rig, history, replace_report(report(), opened, traceparent=opened.traceparent))
+    closed_by(made.fake, history, replace_report(report(), opened, traceparent=opened.traceparent))
     assert spans.by_name()["semkv.outcome"].links == []
 
 

@@ -3,7 +3,7 @@ the parts together.
 
 A hint comes in twice: from whoever takes requests in, before the engine sees them (`fetch`), so that its blocks can be
 there in time; and on the request itself, where the engine carries hints (`asked`), for the requests that come after it.
-Under tensor parallelism there is no desk (engine_api/settings.py): a block is then spread over the slabs of several
+Under tensor parallelism there is none (engine_api/settings.py): a block is then spread over the slabs of several
 processes, which would have to pull and enter it in step.
 """
 

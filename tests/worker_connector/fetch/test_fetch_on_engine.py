@@ -31,7 +31,7 @@ def bench(slab_bytes: int) -> Bench:
 
 
 def desks(it: Bench) -> list[PeerFetch]:
-    found = [scheduler.fetch_desk for scheduler in it.schedulers]
+    found = [scheduler.peer_fetch for scheduler in it.schedulers]
     return [desk for desk in found if desk is not None]
 
 

@@ -27,15 +27,15 @@ OPEN_SECONDS = 20.0
 """How long a rank may take until it listens."""
 
 
-def desks_of(schedulers: Sequence[Any]) -> list[PeerFetch]:
+def peer_fetches(schedulers: Sequence[Any]) -> list[PeerFetch]:
     """The `PeerFetch` of every rank; empty unless every rank has one."""
-    found = [getattr(scheduler, "fetch_desk", None) for scheduler in schedulers]
-    return [desk for desk in found if desk is not None] if all(found) else []
+    found = [getattr(scheduler, "peer_fetch", None) for scheduler in schedulers]
+    return [fetch for fetch in found if fetch is not None] if all(found) else []
 
 
-async def endpoints_of(desks: Sequence[PeerFetch]) -> dict[int, str]:
+async def endpoints_of(fetches: Sequence[PeerFetch]) -> dict[int, str]:
     """The endpoint of each rank. Empty unless every rank listens: a worker pulls and serves, or does neither."""
-    waits = [asyncio.to_thread(desk.wait_open, OPEN_SECONDS) for desk in desks]
+    waits = [asyncio.to_thread(fetch.wait_open, OPEN_SECONDS) for fetch in fetches]
     endpoints = dict(enumerate(await asyncio.gather(*waits)))
     if not all(endpoints.values()):
         logger.error(
@@ -49,25 +49,25 @@ class FetchAhead:
     """Lets requests wait for the blocks that their hints name, each for `wait_seconds` at most. `counted`: the engine
     gets the hints on the request too and counts what is in them, so they are not counted here."""
 
-    def __init__(self, desks: Sequence[PeerFetch], wait_seconds: float, *, counted: bool = False) -> None:
-        self._desks = desks
+    def __init__(self, fetches: Sequence[PeerFetch], wait_seconds: float, *, counted: bool = False) -> None:
+        self._fetches = fetches
         self._wait = wait_seconds
         self._uncounted = HintReader(fetches=True) if counted else None
         self.waited: dict[str, int] = {"arrived": 0, "late": 0, "failed": 0}
 
     async def before(self, asked: Submission, hints: KvHintsEnvelope | None) -> None:
         """Returns when the blocks that can come in time have come. Raises nothing but cancellation."""
-        rank = asked.rank_of(len(self._desks))
+        rank = asked.rank_of(len(self._fetches))
         if hints is None or rank is None:
             return
         # Donor hints are not for this place: they reach the connector by the hint table, or on the request.
         others = [action for action in hints.actions if action.action_type != DONOR_ACTION]
-        reader = self._uncounted or self._desks[rank].reader
+        reader = self._uncounted or self._fetches[rank].reader
         fetch = reader.parse(replace(hints, actions=others), by_dynamo=True).fetch
         if fetch is None:
             return
         try:
-            pull = self._desks[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
+            pull = self._fetches[rank].fetch(asked.token_ids, fetch, salt=asked.cache_salt)
         except Exception:  # noqa: BLE001 - a fault of the pull may not fail the request: it is computed
             self.waited["failed"] += 1
             _throttled.exception("a pull could not be begun")

@@ -38,7 +38,7 @@ from dynamo_semkv.telemetry.connector_metrics import registry
 from dynamo_semkv.telemetry.throttled import Throttled
 from worker_connector.fetch.router_hint import publish_router_hint
 from worker_connector.reference_engine.dynamo_worker.disk import DiskAhead
-from worker_connector.reference_engine.dynamo_worker.fetch import FetchAhead, desks_of, endpoints_of
+from worker_connector.reference_engine.dynamo_worker.fetch import FetchAhead, endpoints_of, peer_fetches
 from worker_connector.reference_engine.dynamo_worker.handoff import (
     Role,
     context_only,
@@ -262,11 +262,11 @@ class DynamoWorker:
     async def _offer_blocks(self, card: ModelRuntimeConfig) -> None:
         """Where `connector.fetch` is on, the card tells Dynamo's router where this worker's blocks can be pulled."""
         ranks = range(self._settings.engine.data_parallel_size)
-        desks = desks_of([self.engine.connector_scheduler(rank) for rank in ranks])
-        endpoints = await endpoints_of(desks) if desks else {}
+        fetches = peer_fetches([self.engine.connector_scheduler(rank) for rank in ranks])
+        endpoints = await endpoints_of(fetches) if fetches else {}
         if endpoints:
             publish_router_hint(card, endpoints, _HINT_ROLES[self._settings.role])
-            self._ahead = FetchAhead(desks, desks[0].wait_seconds, counted=self._settings.native_hints)
+            self._ahead = FetchAhead(fetches, fetches[0].wait_seconds, counted=self._settings.native_hints)
 
     async def _publish(self, endpoint: Any) -> None:
         """Starts to publish KV events and load, before the first request can come."""

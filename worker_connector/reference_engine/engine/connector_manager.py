@@ -163,7 +163,7 @@ class ConnectorManager:
             raise RuntimeError(f"get_num_new_matched_tokens answered {num_tokens} tokens")
         return num_tokens, load_async
 
-    def cut_head(self, request: LlmRequest, start: int, end: int) -> None:
+    def trim_offer(self, request: LlmRequest, start: int, end: int) -> None:
         """Tell that the local cache has the tokens [start, end) of an offer by now; the rest still counts as served."""
         self._hooks.cancel_load(request, start, end)
 

@@ -114,7 +114,7 @@ class PagePreparation:
             local_end = self._dice.below("overtaken_offer", local_end // size) * size
         offered, load_async = connector.query(request, local_end)
         if offered and caught_up > local_end:
-            connector.cut_head(request, local_end, min(caught_up, local_end + offered))
+            connector.trim_offer(request, local_end, min(caught_up, local_end + offered))
         offered = max(local_end + offered - caught_up, 0)
         position, end = min(caught_up + offered, request.prompt_len - 1), scheduled_end
         if position >= scheduled_end:

@@ -12,7 +12,7 @@ import pytest
 
 from dynamo_semkv.contracts.hints import FetchHint
 from worker_connector.fetch import router_hint
-from worker_connector.reference_engine.dynamo_worker.fetch import FetchAhead, desks_of, endpoints_of
+from worker_connector.reference_engine.dynamo_worker.fetch import FetchAhead, endpoints_of, peer_fetches
 from worker_connector.reference_engine.dynamo_worker.request import Submission, merged_hints
 from worker_connector.reference_engine.models.sampling import SamplingParams
 from worker_connector.requests.hints import HintReader
@@ -28,7 +28,7 @@ def envelope(*types: str, payload: dict[str, Any] | None = None) -> dict[str, An
     return {"protocol_version": "0.1", "message_id": "m", "actions": actions}
 
 
-class Desk:
+class Fetch:
     def __init__(self, future: Future[int] | None = None, endpoint: str | None = "tcp://127.0.0.1:1") -> None:
         self.future = future
         self.asked: list[tuple[list[int], FetchHint, str | None]] = []
@@ -53,20 +53,20 @@ def asked(rank: int | None = None, salt: str | None = None) -> Submission:
     return Submission([1, 2, 3], 4, SamplingParams(), frozenset(), 0, rank, salt)
 
 
-async def before(desks: list[Desk], request: dict[str, Any], what: Submission, wait: float = 5.0) -> FetchAhead:
-    ahead = FetchAhead(desks, wait)  # type: ignore[arg-type]
+async def before(fetches: list[Fetch], request: dict[str, Any], what: Submission, wait: float = 5.0) -> FetchAhead:
+    ahead = FetchAhead(fetches, wait)  # type: ignore[arg-type]
     await ahead.before(what, merged_hints(request)[0])
     return ahead
 
 
 async def test_dynamos_hint_is_followed_with_the_requests_own_salt_and_rank() -> None:
-    desks = [Desk(done(0)), Desk(done(2))]
-    ahead = await before(desks, {"kv_hint": envelope("kv.later", "kv.fetch")}, asked(1, "tenant"))
-    assert desks[0].asked == []
-    ((tokens, hint, salt),) = desks[1].asked
+    fetches = [Fetch(done(0)), Fetch(done(2))]
+    ahead = await before(fetches, {"kv_hint": envelope("kv.later", "kv.fetch")}, asked(1, "tenant"))
+    assert fetches[0].asked == []
+    ((tokens, hint, salt),) = fetches[1].asked
     assert (tokens, hint.block_hashes, salt) == ([1, 2, 3], [5000, 5001], "tenant")
     assert ahead.waited == {"arrived": 1, "late": 0, "failed": 0}
-    assert desks[1].reader.counts == {"unknown_action": 1, "fetch": 1}
+    assert fetches[1].reader.counts == {"unknown_action": 1, "fetch": 1}
 
 
 FROM_A_CLIENT = [
@@ -81,9 +81,9 @@ FROM_A_CLIENT = [
 
 @pytest.mark.parametrize("request_", FROM_A_CLIENT)
 async def test_an_address_that_a_client_could_write_is_never_used(request_: dict[str, Any]) -> None:
-    desks = [Desk(done(1))]
-    await before(desks, request_, asked())
-    assert desks[0].asked == []
+    fetches = [Fetch(done(1))]
+    await before(fetches, request_, asked())
+    assert fetches[0].asked == []
 
 
 def test_a_fetch_in_our_own_envelope_is_said_to_be_refused_and_the_rest_counts() -> None:
@@ -98,21 +98,21 @@ def test_a_fetch_in_our_own_envelope_is_said_to_be_refused_and_the_rest_counts()
 
 async def test_a_request_waits_for_its_budget_and_the_pull_goes_on() -> None:
     slow: Future[int] = Future()
-    ahead = await before([Desk(slow)], {"kv_hint": envelope("kv.fetch")}, asked(), wait=0.01)
+    ahead = await before([Fetch(slow)], {"kv_hint": envelope("kv.fetch")}, asked(), wait=0.01)
     assert ahead.waited == {"arrived": 0, "late": 1, "failed": 0}
     assert not slow.cancelled()
     slow.set_result(3)
 
 
 async def test_no_wait_is_no_wait() -> None:
-    desks = [Desk(Future())]
-    ahead = await before(desks, {"kv_hint": envelope("kv.fetch")}, asked(), wait=0.0)
-    assert len(desks[0].asked) == 1
+    fetches = [Fetch(Future())]
+    ahead = await before(fetches, {"kv_hint": envelope("kv.fetch")}, asked(), wait=0.0)
+    assert len(fetches[0].asked) == 1
     assert ahead.waited == {"arrived": 0, "late": 0, "failed": 0}
 
 
 async def test_a_fault_of_the_desk_costs_the_request_nothing() -> None:
-    class Broken(Desk):
+    class Broken(Fetch):
         def fetch(self, *_: object, **__: object) -> Future[int] | None:
             raise RuntimeError("a fault of ours")
 
@@ -121,14 +121,14 @@ async def test_a_fault_of_the_desk_costs_the_request_nothing() -> None:
 
 
 async def test_of_several_ranks_the_request_must_name_its_own() -> None:
-    desks = [Desk(done(1)), Desk(done(1))]
-    await before(desks, {"kv_hint": envelope("kv.fetch")}, asked())
-    assert [desk.asked for desk in desks] == [[], []]
+    fetches = [Fetch(done(1)), Fetch(done(1))]
+    await before(fetches, {"kv_hint": envelope("kv.fetch")}, asked())
+    assert [fetch.asked for fetch in fetches] == [[], []]
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_leaves_the_pull_alone() -> None:
     slow: Future[int] = Future()
-    task = asyncio.ensure_future(before([Desk(slow)], {"kv_hint": envelope("kv.fetch")}, asked(), wait=60.0))
+    task = asyncio.ensure_future(before([Fetch(slow)], {"kv_hint": envelope("kv.fetch")}, asked(), wait=60.0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
@@ -139,16 +139,16 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_the_pull_alone(
 
 @pytest.mark.parametrize("bad", [{"block_hashes": "x"}, {"source_control_endpoint": 7, "block_hashes": []}])
 async def test_a_payload_that_is_none_costs_only_itself(bad: dict[str, Any]) -> None:
-    desks = [Desk(done(1))]
-    await before(desks, {"kv_hint": envelope("kv.fetch", payload=bad)}, asked())
-    assert desks[0].asked == []
+    fetches = [Fetch(done(1))]
+    await before(fetches, {"kv_hint": envelope("kv.fetch", payload=bad)}, asked())
+    assert fetches[0].asked == []
 
 
 async def test_a_worker_of_which_a_rank_does_not_listen_offers_nothing() -> None:
-    good, bad = Desk(), Desk(endpoint=None)
+    good, bad = Fetch(), Fetch(endpoint=None)
     assert await endpoints_of([good, good]) == {0: "tcp://127.0.0.1:1", 1: "tcp://127.0.0.1:1"}  # type: ignore[list-item]
     assert await endpoints_of([good, bad]) == {}  # type: ignore[list-item]
-    assert desks_of([object()]) == []
+    assert peer_fetches([object()]) == []
 
 
 class Card:
