@@ -12,7 +12,7 @@ class BreakerState(str, Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
-    """One lookup is on trial; the others are still kept away."""
+    """One lookup is on trial; all others are still skipped."""
 
 
 class Breaker:
@@ -38,7 +38,7 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     def abandon(self) -> None:
-        """The lookup on trial was cancelled: nothing was learned, the next one is the trial."""
+        """The lookup on trial was cancelled, which shows nothing: the next lookup is the trial."""
         if self.state is BreakerState.HALF_OPEN:
             self.state = BreakerState.OPEN
 

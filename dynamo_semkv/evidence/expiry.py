@@ -9,11 +9,12 @@ from dynamo_semkv.evidence.chains import NOBODY, Chains, Slots
 
 
 class Expiry:
-    """Members, slots of `slots`, by the span of time in which they end. Adding one costs the same however many there
-    are."""
+    """Members, which are slots of `slots`, grouped by the span of time in which they end. Adding one is O(1), or
+    O(log n) in the number of spans for the first of a span."""
 
     def __init__(self, slots: Slots, max_age: float) -> None:
-        """`max_age`: how many seconds ahead members end, may be infinite. A span is a second, or 1/4,096 of that."""
+        """`max_age`: the most seconds until a member ends; may be infinite. A span is one second, or `max_age` / 4,096
+        where that is longer."""
         self._chains = Chains(slots)
         self._span = max(1.0, max_age / 4_096) if max_age < math.inf else 1.0
         self._heads: dict[int, int] = {}
@@ -22,7 +23,7 @@ class Expiry:
         """The same spans, as a heap."""
 
     def add(self, member: int, ends_at: float) -> None:
-        """Instead of when it would have ended before. Infinite: never."""
+        """The member ends at `ends_at`, whenever it would have ended before. Infinite: never."""
         self.discard(member)
         if ends_at == math.inf:
             return
@@ -38,7 +39,7 @@ class Expiry:
         self._chains.remove(member)
 
     def due(self, now: float) -> int | None:
-        """One that has ended; the caller discards it. None: there is none."""
+        """A member whose span is over; the caller discards it. None: there is none."""
         while self._spans and self._spans[0] * self._span <= now:
             member = self._chains.first(self._heads[self._spans[0]])
             if member != NOBODY:

@@ -19,8 +19,8 @@ SECOND_CHANCES = 8
 
 
 class Retention:
-    """Members, slots of `slots`, by namespace and worker in order of age. Not thread-safe, but `touch` may be called
-    from any thread."""
+    """Members, which are slots of `slots`, by namespace and worker in order of age. Not thread-safe, but `touch` may be
+    called from any thread."""
 
     def __init__(self, slots: Slots) -> None:
         self._chains = Chains(slots)
@@ -46,7 +46,7 @@ class Retention:
         return len(self._sizes)
 
     def add(self, namespace: str, worker: int, member: int) -> None:
-        """The youngest of its worker in the namespace; one that is there already keeps its age."""
+        """Adds a member as the youngest of its worker in the namespace; one that is there already keeps its age."""
         if self._chains.linked(member):
             return
         head = self._heads.get((namespace, worker))

@@ -36,7 +36,7 @@ class Verdict(str, Enum):
     """After a gap that can no longer be filled (too much was held): dropped until a reset."""
     STALE_GENERATION = "stale_generation"
     FOREIGN_LOCATION = "foreign_location"
-    """Claims KV on a worker or rank that is not the emitter's own."""
+    """The event claims KV on a worker or rank that is not the emitter's own."""
     FOREIGN_DONOR = "foreign_donor"
     """About a donor that another stream registered."""
     FOREIGN_SCOPE = "foreign_scope"
@@ -46,7 +46,7 @@ class Verdict(str, Enum):
     BAD_SKETCH = "bad_sketch"
     TOO_MANY_STREAMS = "too_many_streams"
     UNLISTED_RANK = "unlisted_rank"
-    """Of a rank that the worker's model card does not have."""
+    """The event is of a rank that the worker's model card does not have."""
 
 
 def generation_of(event: DonorEvent) -> str:
@@ -121,14 +121,14 @@ class Stream:
         return True
 
     def begin_empty(self) -> None:
-        """The same generation goes on with nothing in it: all donors so far are gone."""
+        """The generation goes on without any donor: all donors so far are gone."""
         if self.epoch is not None:
             self.epoch.end()
             self.epoch = Epoch(self.epoch.generation)
             self._update_credit()
 
     def forget(self) -> None:
-        """The generation is not coming back: its late events are refused from now on."""
+        """The generation will not come back: its late events are refused from now on."""
         if self.epoch is not None:
             self.epoch.end()
             self._retire(self.epoch.generation)
@@ -142,8 +142,8 @@ class Stream:
         self._update_credit()
 
     def _enter_generation(self, event: DonorEvent, generation: str) -> bool:
-        """Makes `generation` the current one where this event may do so. False: it belongs to a generation that has not
-        begun."""
+        """Makes `generation` the current one where this event may do that. False: the event belongs to a generation
+        that has not begun."""
         reset = isinstance(event.data, GenerationReset)
         current = self.epoch is not None and self.epoch.generation == generation
         if reset and (not current or event.event_id >= self.expected):
