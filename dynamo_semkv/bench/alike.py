@@ -69,6 +69,3 @@ def _words() -> npt.NDArray[np.int64]:
     """The reference, as the numbers of its words."""
     _, numbers = np.unique(np.concatenate([tokens_of(text) for text in reference()]), return_inverse=True)
     return numbers.astype(np.int64).ravel()
-
-
-__all__ = ["FAMILY", "alike", "asked", "donors_of", "unknown"]

@@ -25,5 +25,3 @@ class _OneLine(logging.Filter):
 
 
 logger.addFilter(_OneLine())
-
-__all__ = ["logger"]

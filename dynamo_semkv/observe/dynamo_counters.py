@@ -89,17 +89,3 @@ def read(url: str) -> DynamoTokens | None:
     except (urllib.error.URLError, OSError, ValueError) as error:
         _log.debug("Dynamo's status server at %s did not answer: %s", url, error)
         return None
-
-
-__all__ = [
-    "BEST_ELIGIBLE",
-    "INPUT",
-    "PREFIX",
-    "SELECTED",
-    "SERIES",
-    "WORKER_REUSED",
-    "DynamoTokens",
-    "parse",
-    "read",
-    "status_url",
-]

@@ -54,6 +54,3 @@ def table() -> str:
     """The list as a Markdown table."""
     rows = [f"| {asked.what} | `{asked.series}`{f'; {asked.note}' if asked.note else ''} |" for asked in ASKED]
     return "\n".join(["| the RFC asks for | it is |", "|---|---|", *rows])
-
-
-__all__ = ["ASKED", "Asked", "table"]

@@ -126,27 +126,27 @@ class GatewayAdvice:
         return self._answer(prepared, choice)
 
     def _answer(self, prepared: Prepared | None, choice: ReplicaKey | None) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "route_id": new_route_id(),
+            "decision": "no_advice",
+            "mode": self._config.placement.mode.value,
+            "evidence_tokens": 0,
+            "replica": None,
+            "dynamo": _plain(choice),
+            "hint": None,
+        }
         if prepared is None:
-            return {
-                "route_id": new_route_id(),
-                "decision": "no_advice",
-                "mode": self._config.placement.mode.value,
-                "evidence_tokens": 0,
-                "replica": None,
-                "dynamo": _plain(choice),
-                "hint": None,
-            }
+            return answer
         decision = prepared.advice.decision
         replica = _plain(decision.placed)
         if replica is not None and prepared.pinned is not None:
             replica["stable_routing_id"] = prepared.pinned.stable_routing_id
-        return {
+        return answer | {
             "route_id": prepared.route_id,
             "decision": decision.reason.value,
             "mode": decision.mode.value,
             "evidence_tokens": decision.evidence_tokens,
             "replica": replica,
-            "dynamo": _plain(choice),
             "hint": envelope_to_plain(prepared.hint) if prepared.hint is not None else None,
         }
 

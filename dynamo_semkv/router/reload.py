@@ -63,6 +63,3 @@ class Reloader:
             logger.info("configuration %s stays: nothing changed that can change while running", loaded.hash)
         if found.restart:
             logger.warning("takes effect only after a restart: %s", ", ".join(found.restart))
-
-
-__all__ = ["Reloader"]
