@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynamo_semkv.bench.texts import Document, documents
 
@@ -123,6 +123,13 @@ def large_working_set(sources: Sequence[Document], passes: int) -> Scenario:
     return Scenario("working_set", "working set larger than the device pool", asks)
 
 
+def tenant_working_set(sources: Sequence[Document], passes: int) -> Scenario:
+    """The same of one tenant. Its salted blocks in host memory are not in Dynamo's index, so only a donor's place says
+    where they are."""
+    asks = tuple(replace(request, cache_salt="tenant-w") for request in large_working_set(sources, passes).requests)
+    return Scenario("tenant_set", "working set of one tenant, with a salt", asks)
+
+
 def two_tenants(sources: Sequence[Document]) -> Scenario:
     """Both tenants send the same documents once: whatever is reused here crossed a tenant."""
     asks = tuple(_ask(document, QUESTIONS[0], salt) for salt in ("tenant-a", "tenant-b") for document in sources)
@@ -139,14 +146,15 @@ def negative_controls(sources: Sequence[Document]) -> Scenario:
 
 
 def demo(seed: int = 7) -> list[Scenario]:
-    """The workload of `make demo`: about 60 requests of some 900 tokens."""
-    docs = documents(26, 3_400)
+    """The workload of `make demo`: 64 requests of some 900 tokens."""
+    docs = documents(35, 3_400)
     return [
         repeated_system_prompt(docs[0], 5),
         same_document_other_instruction(docs[1:3]),
         reordered_chunks(docs[3:6], 3, seed),
         agent_turns(docs[6:9], 4),
         large_working_set(docs[9:19], 2),
+        tenant_working_set(docs[25:35], 2),
         two_tenants(docs[19:21]),
         negative_controls(docs[21:25]),
     ]

@@ -46,6 +46,16 @@ def test_demo_scenarios_are_related_inside_and_disjoint_between() -> None:
         assert max(common_share(_text(control), text) for text in everything_else) < 0.02
 
 
+def test_the_tenants_working_set_is_the_public_ones_with_a_salt() -> None:
+    demo = {scenario.name: scenario for scenario in scenarios.demo()}
+    public, salted = demo["working_set"].requests, demo["tenant_set"].requests
+    assert len(public) == len(salted)
+    assert {request.cache_salt for request in salted} == {"tenant-w"}
+    assert not {_text(request) for request in salted} & {_text(request) for request in public}
+    half = len(salted) // 2
+    assert [r.messages[0] for r in salted[:half]] == [r.messages[0] for r in salted[half:]]
+
+
 def test_agent_turns_extend_each_other_and_tenants_send_the_same() -> None:
     demo = {scenario.name: scenario for scenario in scenarios.demo()}
     turns = demo["agent"].requests
