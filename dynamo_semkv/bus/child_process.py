@@ -19,14 +19,18 @@ from pathlib import Path
 # Runs in the child before the program itself: asks for SIGKILL at the parent's death, checks that the parent did not
 # die first, takes its niceness, then becomes the program. An exec of its own, and not a preexec_fn, because running
 # Python between fork and exec can deadlock a parent with threads. Where Linux groups processes by session
-# (sched_autogroup), a process's own niceness counts within its session only, so the session's is set too.
+# (sched_autogroup), a process's own niceness counts within its session only, so the session's is set too; the kernel
+# takes that from ordinary users once in 100 ms. Where it cannot be set the program runs as it is.
 _LAUNCHER = (
-    "import ctypes, os, sys\n"
+    "import ctypes, os, sys, time\n"
     "ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(125)\n"
-    "if int(sys.argv[2]):\n"
-    "    nice, group = os.nice(int(sys.argv[2])), '/proc/self/autogroup'\n"
-    "    if os.path.exists(group): open(group, 'w').write(str(nice))\n"
+    "nice = os.nice(int(sys.argv[2]))\n"
+    "for _ in range(50 if int(sys.argv[2]) else 0):\n"
+    "    try: os.write(os.open('/proc/self/autogroup', os.O_WRONLY), b'%d' % nice)\n"
+    "    except BlockingIOError: time.sleep(0.1)\n"
+    "    except OSError: break\n"
+    "    else: break\n"
     "os.execvp(sys.argv[3], sys.argv[3:])\n"
 )
 

@@ -7,6 +7,7 @@ takes as long as the slower of the two, and the fixed part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ class CostModel:
     """`slower`: every time is multiplied by it, so that a machine with few cores keeps up."""
 
     def __init__(self, profile: GpuProfile, slower: float = 1.0) -> None:
-        if not slower > 0:
-            raise ValueError(f"slower is {slower}; it must be positive")
+        if not 0 < slower < math.inf:
+            raise ValueError(f"slower is {slower}; it must be positive and finite")
         self.profile = profile
         self.slower = slower
         #: The fixed part of a pass.

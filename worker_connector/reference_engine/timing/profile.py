@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if name != "name" and not value > 0:
-                raise ValueError(f"{name} is {value!r}; it must be positive")
+            if name != "name" and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value!r}; it must be positive and finite")
             if name in _DIGITS_OF_A_SHARE and value > 1:
                 raise ValueError(f"{name} is {value!r}; it must be at most 1")
 

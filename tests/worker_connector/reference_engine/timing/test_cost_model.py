@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,9 @@ def test_slower_stretches_everything_alike() -> None:
     once, thrice = CostModel(ROUND), CostModel(ROUND, slower=3)
     assert thrice.pass_seconds([Rows(0, 100)]) == pytest.approx(3 * once.pass_seconds([Rows(0, 100)]))
     assert thrice.copy_seconds(10) == pytest.approx(3 * once.copy_seconds(10))
-    with pytest.raises(ValueError, match="slower is 0; it must be positive"):
-        CostModel(ROUND, slower=0)
+    for slower in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"slower is {slower}; it must be positive and finite"):
+            CostModel(ROUND, slower=slower)
 
 
 @pytest.mark.parametrize("name", known_profiles())
@@ -90,7 +92,8 @@ def test_an_8b_model_reads_its_weights_once_a_decode() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
-        ("layers", 0, "layers is 0; it must be positive"),
+        ("layers", 0, "layers is 0; it must be positive and finite"),
+        ("kv_memory_bytes", math.inf, "kv_memory_bytes is inf; it must be positive and finite"),
         ("bus_utilisation", 1.5, "bus_utilisation is 1.5; it must be at most 1"),
         ("layers", "many", "Expected `int`, got `str` - at `$.layers`"),
         ("colour", 1, "unknown field `colour`"),
