@@ -42,6 +42,11 @@ def missing(name: str) -> list[str]:
     return found if model_directory() is not None else [*found, MODEL_PACKAGE]
 
 
+def niceness(group: Group) -> int:
+    """How far the engines of a group give way to the other processes; those that take a GPU's time need not."""
+    return GIVES_WAY if group.profile is None else 0
+
+
 def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:
     """The graph of one contender. `model_dir` has the served model's tokenizer; `disk` is an empty directory for the
     disk tier, if the group has one."""
@@ -56,7 +61,7 @@ def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSetti
         blocks_per_rank=group.blocks_per_rank,
         max_num_tokens=group.max_num_tokens,
         threads=group.threads,
-        engine_niceness=GIVES_WAY if group.profile is None else 0,
+        engine_niceness=niceness(group),
         mode="off" if name == PASSING else "enforce",
         router_mode=None if ours or name == PASSING else "kv" if name in (KV, KV_CONNECTOR) else "round-robin",
         overrides=_overrides(name, group, model_dir, disk) if connector else {},

@@ -26,10 +26,11 @@ from dynamo_semkv.bench.client import Answer, ChatClient
 from dynamo_semkv.bench.corpus import installed
 from dynamo_semkv.bench.report import quality
 from dynamo_semkv.bench.report.library import Library
+from dynamo_semkv.bench.report.machine import commit
 from dynamo_semkv.bench.report.workload import Pass, Timed, shuffled
 from dynamo_semkv.bench.scenarios import ChatRequest
 from dynamo_semkv.bus.child_process import wait_until
-from graphs.bench.contenders import COLD, KV, OURS, settings
+from graphs.bench.contenders import COLD, KV, OURS, niceness, settings
 from graphs.bench.groups import Group, Planned
 from graphs.local.graph import LocalGraph
 from graphs.local.settings import MODELS, GraphSettings
@@ -93,6 +94,7 @@ def measure(
 ) -> dict[str, Any]:
     """Returns {"title", "gap", "scenarios": {name: {...}}, "records": [...], "trouble": [...], ...}. GraphError if a
     graph does not come up."""
+    at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     model_dir = write_model_directory(source(group), folder / "models")
     warm_up = len(group.contenders) * WARM_UPS * _warm_up_characters(group)
     library = Library(group.characters * repeats + warm_up, installed())
@@ -124,6 +126,7 @@ def measure(
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     return {
         "title": group.title,
+        "measured": {"at": at, "commit": commit(), "niceness": niceness(group)},
         "model": _served(group),
         "workers": group.workers,
         "device_tokens": group.blocks_per_rank * 32 * group.workers,

@@ -43,12 +43,17 @@ def page(run: Mapping[str, Any], figures: Figures, pictures: Mapping[str, str]) 
 def _about(run: Mapping[str, Any]) -> str:
     lines = [*machine.words(run["machine"]), f"{run['repeats']} repeats, seed {run['seed']}"]
     took = [
-        f"{name} {section['at']}, {section['seconds'] / 60:.1f} min, load average before it {section['load_before']}"
+        f"{name} {section['at']}{_of_commit(section)}, {section['seconds'] / 60:.1f} min, load average before it "
+        f"{section['load_before']}"
         for name, section in run["sections"].items()
     ]
     if took:
         lines.append("; ".join(took))
     return "\n".join(f"* {line}" for line in lines)
+
+
+def _of_commit(section: Mapping[str, Any]) -> str:
+    return f" ({section['commit']})" if section.get("commit") else ""
 
 
 def _goals(figures: Figures) -> str:
@@ -83,9 +88,9 @@ def _contenders() -> str:
         "frontend and workers takes. *Round robin*: as Dynamo kv, with `--router-mode round-robin`. *semkv with "
         "SemBlend*: our router with SemBlend's provider alone and a deadline of a second, since on a CPU it needs "
         "that. *Cold*: every prompt once under a salt of its own, so nothing can be reused; its answers are what the "
-        "others' are compared with. All run the same engine, Dynamo and requests. The engines run at a low priority "
-        "(niceness 15), those of every contender alike: they stand for GPUs, which do not compute on the processors of "
-        "router, broker and frontend."
+        "others' are compared with. All run the same engine, Dynamo and requests. Where a group says so, the engines of "
+        "every contender alike give way to the other processes: they stand for GPUs, which do not compute on the "
+        "processors of router, broker and frontend."
     )
 
 

@@ -34,7 +34,7 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "dynamo_semkv": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
     }
 
@@ -76,7 +76,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout that this runs from, with a `+` where files differ from it; None without a
     checkout."""
     root = Path(sys.modules["dynamo_semkv"].__file__ or "").resolve().parents[1]

@@ -50,7 +50,7 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
     failed = sum(not record["ok"] for record in group["records"])
     repeats = len({record["repeat"] for record in group["records"]})
     times = "measured once" if repeats == 1 else f"{repeats} repeats"
-    parts.append(f"{len(group['records']):,} requests, {failed} failed; {times}.")
+    parts.append(f"{len(group['records']):,} requests, {failed} failed; {times}{_when(group)}.")
     rows = []
     for scenario, described in [*scenarios.items(), *_sums(scenarios)]:
         cells = [milliseconds(of(scenario, contender, "ttft_mean")) for contender in contenders]
@@ -76,6 +76,14 @@ def _group(name: str, group: Mapping[str, Any], figures: Figures) -> str:
     )
     parts.append(_quality(scenarios, contenders, of))
     return "\n\n".join(parts)
+
+
+def _when(group: Mapping[str, Any]) -> str:
+    """When a group was measured, at which commit, and how far its engines gave way; empty for runs that do not say."""
+    measured = group.get("measured")
+    if measured is None:
+        return ""
+    return f"; {measured['at']}, commit {measured['commit'] or 'unknown'}, engines at niceness {measured['niceness']}"
 
 
 def _sums(scenarios: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:

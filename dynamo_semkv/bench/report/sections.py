@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dynamo_semkv.bench.report.machine import commit
+
 NAMES = ("scenarios", "scaling", "connector", "evidence", "replay", "router")
 """The sections in the order in which they run: what is measured by the clock first."""
 ROUTER_MODULE = "dynamo_semkv.bench.router"
@@ -66,6 +68,7 @@ class Sections:
         began, load = time.monotonic(), os.getloadavg()[0]
         about: dict[str, Any] = {
             "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "commit": commit(),
             "load_before": round(load, 2),
         }
         try:
