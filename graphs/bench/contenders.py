@@ -44,7 +44,7 @@ def missing(name: str) -> list[str]:
 
 def niceness(group: Group) -> int:
     """How far the engines of a group give way to the other processes; those that take a GPU's time need not."""
-    return GIVES_WAY if group.profile is None else 0
+    return GIVES_WAY if group.gives_way and group.profile is None else 0
 
 
 def settings(name: str, group: Group, model_dir: Path, disk: Path) -> GraphSettings:

@@ -43,6 +43,8 @@ class Group:
     """Characters of text that one repeat uses, at most."""
     profile: str | None = None
     """Of the model `timed`: the GPU whose time the engines take."""
+    gives_way: bool = True
+    """The engines give way to the other processes, as those that compute on a GPU do."""
     workers: int = 2
     threads: int = 1
     max_num_tokens: int = 512
@@ -234,6 +236,7 @@ def quick() -> dict[str, Group]:
             blocks_per_rank=24,
             sizes=sizes,
             contenders=("semkv", "kv", "cold"),
+            gives_way=False,  # beside other work engines that give way would hardly run
             plan=plan,
             characters=20 * 500,
         )

@@ -32,11 +32,13 @@ def test_each_section_is_a_program_and_a_failed_one_says_so(monkeypatch: pytest.
         return subprocess.CompletedProcess(command, status, stdout="noise\n{}")
 
     monkeypatch.setattr(sections.subprocess, "run", run)
+    monkeypatch.setattr(sections, "commit", lambda: "abc")
     monkeypatch.setattr(sections, "find_spec", lambda name: name != sections.ROUTER_MODULE or None)
     options = Options(quick=True, trace=Path("t.jsonl"), groups=("quick",))
     found = {name: Sections(options).run(name) for name in NAMES}
     assert "ended with status 3" in found["connector"]["missing"]
     assert "there is no" in found["router"]["missing"]
+    assert {one["commit"] for one in found.values()} == {"abc"}
     assert found["scenarios"]["found"] == found["scaling"]["found"] == {}
     assert set(found["replay"]["found"]) >= {"index_sees_host", "salted", "requests"}
     assert all("--quick" in command for command in asked if command[0] in ("graphs.bench", "worker_connector.bench"))
